@@ -1,0 +1,1 @@
+"""Pure functions over a trace: graph, durations, replay, scenarios, attribution."""

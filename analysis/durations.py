@@ -1,0 +1,151 @@
+"""What each op cost by itself: durations cleaned of waiting, launch delays, and the ideal.
+
+In: a `DependencyGraph`. Out: per block the cost of each op (`own`), its launch delay, and per kind the ideal cost.
+Waiting for peers is taken out of communication ops: transfer duration = recorded end - latest recorded start in the
+group. Launch delay = recorded start - latest recorded end of what the op waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numba as nb
+import numpy as np
+
+from tracekit.analysis.graph import Block, DependencyGraph
+from tracekit.analysis.structure import Floats
+from tracekit.model import KINDS, OpKind
+
+#: Clocks differ: a transfer or delay down to this much below zero is kept, so that the replay reproduces the
+#: recording; one further below is taken as 0 and counted.
+CLOCK_TOLERANCE_S = 10e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Costs of all ops of a graph, seconds; one [rows, lanes] matrix per block.
+
+    `own`: what each op costs by itself. `ideal`: per kind, the mean own cost of a compute kind, the median of a
+    communication kind, over all steps, DP ranks and stages. `clamped_transfers`, `clamped_delays`: how many values
+    lay more than 10 ms below zero and were taken as 0.
+    """
+
+    own: tuple[Floats, ...]
+    launch_delay: tuple[Floats, ...]
+    ideal: Mapping[OpKind, float]
+    clamped_transfers: int
+    clamped_delays: int
+
+
+def measure_durations(graph: DependencyGraph) -> Durations:
+    """Split every recorded duration of `graph` into own cost and waiting."""
+    own, delays = [], []
+    clamped_transfers = clamped_delays = 0
+    for block in graph.blocks:
+        block_own, transfers = _own_costs(block)
+        block_delay, late = _launch_delays(block)
+        own.append(block_own)
+        delays.append(block_delay)
+        clamped_transfers += transfers
+        clamped_delays += late
+    return Durations(
+        own=tuple(own),
+        launch_delay=tuple(delays),
+        ideal=MappingProxyType(ideal_costs(graph.blocks, own)),
+        clamped_transfers=clamped_transfers,
+        clamped_delays=clamped_delays,
+    )
+
+
+def ideal_costs(blocks: tuple[Block, ...], own: list[Floats]) -> dict[OpKind, float]:
+    """Mean (compute) or median (communication) cost per kind that occurs."""
+    ideal = {}
+    for kind in KINDS:
+        rows = [costs[block.template.kind == kind.code] for block, costs in zip(blocks, own, strict=True)]
+        parts = [part.ravel() for part in rows if part.size]
+        if not parts:
+            continue
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        ideal[kind] = float(np.median(values, overwrite_input=True) if kind.is_communication else values.mean())
+    return ideal
+
+
+def ideal_rows(block: Block, ideal: Mapping[OpKind, float]) -> Floats:
+    """The ideal cost of each row of a block, [rows]."""
+    table = np.array([ideal.get(kind, 0.0) for kind in KINDS])
+    rows: Floats = table[block.template.kind]
+    return rows
+
+
+def _own_costs(block: Block) -> tuple[Floats, int]:
+    template = block.template
+    own = block.duration.copy()
+    clamped = _transfer_durations(
+        template.order, template.first_of_group, template.joins_lanes, template.is_communication,
+        block.start, block.first_lane, -CLOCK_TOLERANCE_S, own,
+    )  # fmt: skip
+    return own, int(clamped)
+
+
+def _launch_delays(block: Block) -> tuple[Floats, int]:
+    template = block.template
+    delay = block.start.copy()
+    clamped = _delays(template.first_wait, template.waits_for, block.start, block.duration, -CLOCK_TOLERANCE_S, delay)
+    return delay, int(clamped)
+
+
+@nb.njit(cache=True, nogil=True)
+def _transfer_durations(  # type: ignore[no-untyped-def]
+    order, first_of_group, joins_lanes, is_communication, start, first_lane, lowest, own
+):
+    """Replace the durations of communication ops in `own` by transfer durations; how many were clamped."""
+    lanes = start.shape[1]
+    latest = np.empty(lanes)
+    clamped = 0
+    for group in range(len(first_of_group) - 1):
+        first, last = first_of_group[group], first_of_group[group + 1]
+        if not is_communication[order[first]] or (last - first == 1 and not joins_lanes[group]):
+            continue
+        latest[:] = start[order[first]]
+        for at in range(first + 1, last):
+            other = start[order[at]]
+            for i in range(lanes):
+                latest[i] = max(latest[i], other[i])
+        if joins_lanes[group]:
+            for step in range(len(first_lane) - 1):
+                begin, end = first_lane[step], first_lane[step + 1]
+                latest[begin:end] = latest[begin:end].max()
+        for at in range(first, last):
+            row = order[at]
+            for i in range(lanes):
+                transfer = start[row, i] + own[row, i] - latest[i]
+                if transfer < lowest:
+                    transfer = 0.0
+                    clamped += 1
+                own[row, i] = transfer
+    return clamped
+
+
+@nb.njit(cache=True, nogil=True)
+def _delays(first_wait, waits_for, start, duration, lowest, delay):  # type: ignore[no-untyped-def]
+    """Turn recorded starts in `delay` into launch delays; how many were clamped."""
+    rows, lanes = start.shape
+    ready = np.empty(lanes)
+    clamped = 0
+    for row in range(rows):
+        if first_wait[row] == first_wait[row + 1]:
+            continue
+        ready[:] = -np.inf
+        for wait in range(first_wait[row], first_wait[row + 1]):
+            before = waits_for[wait]
+            for i in range(lanes):
+                ready[i] = max(ready[i], start[before, i] + duration[before, i])
+        for i in range(lanes):
+            value = start[row, i] - ready[i]
+            if value < lowest:
+                value = 0.0
+                clamped += 1
+            delay[row, i] = value
+    return clamped

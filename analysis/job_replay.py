@@ -1,0 +1,66 @@
+"""A job ready to be replayed under any scenario.
+
+In: a `Trace` (or a graph with its durations). Out: step times or timelines per scenario.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.durations import Durations, measure_durations
+from tracekit.analysis.graph import DependencyGraph
+from tracekit.analysis.replay import Timeline, replay_lanes, replay_timeline
+from tracekit.analysis.scenario import Scenario, scenario_costs
+from tracekit.analysis.structure import Floats
+from tracekit.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class JobReplay:
+    """The graph of a job and what each op costs."""
+
+    graph: DependencyGraph
+    durations: Durations
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> JobReplay:
+        """Build the graph of `trace` and measure its durations. Raises GraphError where its ops do not fit together."""
+        graph = DependencyGraph.from_trace(trace)
+        return cls(graph, measure_durations(graph))
+
+    def recorded_step_times(self) -> Floats:
+        """When the last op of each step ended in the recording, seconds, [steps]."""
+        times = np.zeros(len(self.graph.steps))
+        for block in self.graph.blocks:
+            ends = block.start[0] + block.duration[0]
+            for start, duration in zip(block.start, block.duration, strict=True):
+                np.maximum(ends, start + duration, out=ends)
+            np.maximum.at(times, block.step, ends)
+        return times
+
+    def step_times(self, scenario: Scenario, *, threads: int | None = None) -> Floats:
+        """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
+        times = np.zeros(len(self.graph.steps))
+        for number, block in enumerate(self.graph.blocks):
+            costs = scenario_costs(scenario, self.graph, self.durations, number)
+            ends = replay_lanes(block.template, block.first_lane, costs, threads=threads)
+            np.maximum.at(times, block.step, ends)
+        return times
+
+    def mean_step_time(self, scenario: Scenario) -> float:
+        """T(scenario): the mean over the steps, seconds."""
+        return float(self.step_times(scenario).mean())
+
+    def timelines(self, scenario: Scenario, *, threads: int | None = None) -> tuple[Timeline, ...]:
+        """When every op runs under `scenario`, one timeline per block of the graph."""
+        return tuple(
+            replay_timeline(
+                block.template,
+                block.first_lane,
+                scenario_costs(scenario, self.graph, self.durations, number),
+                threads=threads,
+            )
+            for number, block in enumerate(self.graph.blocks)
+        )

@@ -1,0 +1,1 @@
+"""Every way a trace gets in: importers of files other tools wrote."""

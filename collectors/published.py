@@ -1,0 +1,93 @@
+"""Importer of the traces published with "Understanding Stragglers in Large Model Training" (OSDI'25).
+
+In: a Parquet file and the YAML file with the job's parallel sizes. Out: a `Trace`.
+Columns of the file: dp_rank, stage, rank, step, optype, start_ts, duration, seq_id, mc (model chunk), mb_id
+(microbatch), gmc (global model chunk); -1 where a column has no meaning. Seconds are float32.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit.errors import FormatError, LayoutError
+from tracekit.model import Layout
+from tracekit.trace import Trace, read_columns
+
+#: Published column -> canonical column.
+COLUMNS = {
+    "step": "step",
+    "rank": "rank",
+    "dp_rank": "dp_rank",
+    "stage": "pp_rank",
+    "optype": "kind",
+    "seq_id": "seq",
+    "mb_id": "microbatch",
+    "mc": "chunk",
+    "start_ts": "start",
+    "duration": "duration",
+}
+#: Size in the YAML file -> size of `Layout`. Files without one of the optional sizes have 1 of it.
+SIZES = {
+    "dp_size": "dp",
+    "pp_size": "pp",
+    "tp_size": "tp",
+    "cp_size": "cp",
+    "ep_size": "ep",
+    "vpp_size": "vpp",
+    "dsp_size": "dsp",
+    "world_size": "world_size",
+}
+REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
+
+
+def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[str]) -> Trace:
+    """Read a published trace. Raises FormatError, TraceError or LayoutError, each naming the file at fault."""
+    header = read_layout_file(layout_path)
+    layout = _layout(header, str(layout_path))
+    published = read_columns(path)
+    if missing := [name for name in COLUMNS if name not in published.columns]:
+        raise FormatError(
+            f"{path}: column {missing[0]!r} is missing; a published trace has {', '.join(COLUMNS)}."
+            " A canonical trace carries its layout inside: leave out --layout"
+        )
+    ops = published.select(pl.col(column).alias(name) for column, name in COLUMNS.items())
+    for name in ("microbatch", "chunk"):
+        if ops[name].dtype.is_integer():
+            ops = ops.with_columns(pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name))
+    return Trace.from_frame(
+        ops,
+        layout,
+        name=str(header.get("trial_name") or Path(os.fsdecode(path)).stem),
+        metadata={"format": "published", "run_id": header.get("run_id")},
+        source=str(path),
+    )
+
+
+def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The YAML mapping of parallel sizes. Raises FormatError where it cannot be read or is no mapping."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FormatError(
+            f"{path}: not YAML ({str(error).splitlines()[0]}); expected lines such as `dp_size: 4`"
+        ) from None
+    if not isinstance(content, dict):
+        raise FormatError(f"{path}: expected a YAML mapping with lines such as `dp_size: 4`, found {content!r:.60}")
+    return content
+
+
+def _layout(header: dict[str, Any], source: str) -> Layout:
+    if missing := [name for name in REQUIRED_SIZES if name not in header]:
+        raise LayoutError(f"{source}: {missing[0]} is missing; expected {', '.join(SIZES)}")
+    try:
+        return Layout(**{size: header[name] for name, size in SIZES.items() if name in header})
+    except LayoutError as error:
+        raise LayoutError(f"{source}: {error}") from None

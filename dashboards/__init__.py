@@ -1,0 +1,1 @@
+"""The browser dashboard: queries, figures, pages."""

@@ -1,0 +1,46 @@
+"""Every error tracekit raises on purpose.
+
+    TracekitError
+    ├── TraceError        the trace is not one tracekit can analyse
+    │   ├── FormatError   the file is not a trace at all: empty, truncated, another format
+    │   └── GraphError    the ops do not fit together: unpaired send, cycle
+    ├── LayoutError       the parallel layout is impossible or contradicts the trace
+    ├── StoreError        the store cannot be opened, read or written, or lacks the job
+    ├── SelectionError    a selection or scenario names something that does not exist
+    └── OutputError       a result cannot be written
+
+The command line catches `TracekitError` once and exits with 2. A message carries the offending value,
+what was expected and the next step.
+"""
+
+
+class TracekitError(Exception):
+    """Base of all errors that a user can act on."""
+
+
+class TraceError(TracekitError):
+    """The trace violates the data model."""
+
+
+class FormatError(TraceError):
+    """The input is not in a format tracekit reads."""
+
+
+class GraphError(TraceError):
+    """The ops of a trace do not form a dependency graph."""
+
+
+class LayoutError(TracekitError):
+    """The parallel layout is impossible or contradicts the trace."""
+
+
+class StoreError(TracekitError):
+    """The DuckDB store cannot be used as asked."""
+
+
+class SelectionError(TracekitError):
+    """A selection of ops, workers or steps cannot be understood or matches nothing."""
+
+
+class OutputError(TracekitError):
+    """A result cannot be written where it was asked for."""

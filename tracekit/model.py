@@ -1,0 +1,181 @@
+"""The words of tracekit: op kinds, the parallel layout, workers.
+
+Nothing flows in or out; every other module speaks in these types. Closed sets are StrEnums, identities are
+frozen dataclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from tracekit.errors import LayoutError, TraceError
+
+
+class OpKind(StrEnum):
+    """What an op does. The order of the members is their code in columns.
+
+    The first fourteen, forward-compute to gc, are those of a Megatron step trace. `all-reduce` is a gradient reduction
+    over the data-parallel ranks of a stage, as DistributedDataParallel does it; `all-to-all`, `data-load`,
+    `checkpoint` and `host-delay` take a worker's time between its computes.
+    """
+
+    FORWARD_COMPUTE = "forward-compute"
+    BACKWARD_COMPUTE = "backward-compute"
+    FORWARD_SEND = "forward-send"
+    FORWARD_RECV = "forward-recv"
+    BACKWARD_SEND = "backward-send"
+    BACKWARD_RECV = "backward-recv"
+    PARAMS_ALL_GATHER = "params-all-gather"
+    GRADS_REDUCE_SCATTER = "grads-reduce-scatter"
+    SEPARATE_GRADS_ALL_REDUCE = "separate-grads-all-reduce"
+    LAYERNORM_GRADS_ALL_REDUCE = "layernorm-grads-all-reduce"
+    EMBEDDING_GRADS_ALL_REDUCE = "embedding-grads-all-reduce"
+    OPTIMIZER_CLIP_MAIN_GRAD = "optimizer-clip-main-grad"
+    OPTIMIZER = "optimizer"
+    GC = "gc"
+    DATA_LOAD = "data-load"
+    CHECKPOINT = "checkpoint"
+    HOST_DELAY = "host-delay"
+    ALL_REDUCE = "all-reduce"
+    ALL_TO_ALL = "all-to-all"
+
+    @property
+    def code(self) -> int:
+        """Position in the enum: the integer that stands for the kind in arrays."""
+        return _CODES[self]
+
+    @property
+    def is_communication(self) -> bool:
+        """True where the op waits for peers, so that its own cost is its transfer duration."""
+        return self in COMMUNICATION
+
+    @property
+    def is_p2p(self) -> bool:
+        """True for the four kinds between neighbouring pipeline stages."""
+        return self in P2P
+
+
+KINDS: tuple[OpKind, ...] = tuple(OpKind)
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
+
+P2P = frozenset({OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV})
+#: Collectives over all data-parallel ranks of one stage.
+DP_COLLECTIVES = frozenset(
+    {OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.SEPARATE_GRADS_ALL_REDUCE, OpKind.ALL_REDUCE}
+)
+COMMUNICATION = (
+    P2P
+    | DP_COLLECTIVES
+    | {
+        OpKind.LAYERNORM_GRADS_ALL_REDUCE,
+        OpKind.EMBEDDING_GRADS_ALL_REDUCE,
+        OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
+        OpKind.ALL_TO_ALL,
+    }
+)
+
+
+class ReportedKind(StrEnum):
+    """Kinds that exist in reports only: a send and its recv cost one transfer, so they count together."""
+
+    FORWARD_PP_COMM = "forward-pp-comm"
+    BACKWARD_PP_COMM = "backward-pp-comm"
+
+
+def op_kind(value: str) -> OpKind:
+    """The kind of that name; raises TraceError that lists the known kinds."""
+    try:
+        return OpKind(value)
+    except ValueError:
+        raise TraceError(f"unknown op kind {value!r}; known kinds: {', '.join(KINDS)}") from None
+
+
+def kind_groups(kinds: Iterable[OpKind]) -> dict[str, tuple[OpKind, ...]]:
+    """Reported kind -> the op kinds it stands for: itself, or send and recv of a direction merged."""
+    merged = {
+        OpKind.FORWARD_SEND: ReportedKind.FORWARD_PP_COMM,
+        OpKind.FORWARD_RECV: ReportedKind.FORWARD_PP_COMM,
+        OpKind.BACKWARD_SEND: ReportedKind.BACKWARD_PP_COMM,
+        OpKind.BACKWARD_RECV: ReportedKind.BACKWARD_PP_COMM,
+    }
+    groups: dict[str, tuple[OpKind, ...]] = {}
+    for kind in sorted(set(kinds), key=lambda kind: kind.code):
+        name = str(merged.get(kind, kind))
+        groups[name] = (*groups.get(name, ()), kind)
+    return groups
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Worker:
+    """One dp_rank x pp_rank cell; its tensor- and context-parallel ranks run in lockstep."""
+
+    dp_rank: int
+    pp_rank: int
+
+    def __str__(self) -> str:
+        return f"({self.dp_rank},{self.pp_rank})"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Parallel sizes of a job.
+
+    `dsp` is an extra data-parallel-like degree of the published traces: with dp x dsp > 1 the data-parallel
+    collectives exist. `ep` ranks are part of the data-parallel ones and do not multiply the world size.
+    Raises LayoutError when a size is not a positive integer or the world size is no multiple of dp x pp x tp x cp.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    dsp: int = 1
+    world_size: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            size = getattr(self, field.name)
+            if field.name == "world_size" and size == 0:
+                continue
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise LayoutError(f"layout: {field.name} is {size!r}; expected an integer of at least 1")
+        product = self.dp * self.pp * self.tp * self.cp
+        if self.world_size == 0:
+            object.__setattr__(self, "world_size", product * self.dsp)
+        if self.world_size % product:
+            raise LayoutError(
+                f"layout: world_size {self.world_size} is no multiple of dp {self.dp} x pp {self.pp} x tp {self.tp}"
+                f" x cp {self.cp} = {product}; correct the sizes"
+            )
+
+    @property
+    def dp_ranks(self) -> int:
+        """How many dp_rank values there can be."""
+        return self.dp * self.dsp
+
+    @property
+    def workers(self) -> int:
+        """How many dp_rank x pp_rank cells a step has."""
+        return self.dp_ranks * self.pp
+
+    @property
+    def has_dp_collectives(self) -> bool:
+        """False where data-parallel collectives have one member and drop out of the graph."""
+        return self.dp * self.dsp > 1
+
+    def to_dict(self) -> dict[str, int]:
+        """The sizes as plain data, for metadata and JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, sizes: Mapping[str, Any]) -> Layout:
+        """The inverse of `to_dict`; raises LayoutError on unknown names."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(sizes) - known):
+            raise LayoutError(f"layout: unknown size {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        return cls(**sizes)

@@ -1,0 +1,415 @@
+"""The trace: one job's recorded ops as validated, read-only columns.
+
+In: a polars frame (from a canonical Parquet file, an importer, the store or `synth`) with layout and metadata.
+Out: `Trace`, which everything behind this door may trust. A trace is checked here, once; each violation is one
+error that names source, column, row, value, expectation and next step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.errors import FormatError, LayoutError, OutputError, TraceError
+from tracekit.model import KINDS, Layout, Worker
+
+SCHEMA_VERSION = 1
+#: Key of tracekit's JSON in the key-value metadata of a Parquet file.
+METADATA_KEY = "tracekit"
+
+KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
+#: Canonical columns. `start` and `duration` are seconds, `start` from the start of the step.
+SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "step": pl.Int32,
+    "rank": pl.Int32,
+    "dp_rank": pl.Int32,
+    "pp_rank": pl.Int16,
+    "kind": KIND_TYPE,
+    "seq": pl.Int32,
+    "microbatch": pl.Int32,
+    "chunk": pl.Int16,
+    "start": pl.Float64,
+    "duration": pl.Float64,
+}
+#: Columns with a meaning for some kinds only.
+NULLABLE = frozenset({"microbatch", "chunk"})
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the job the trace holds. A worker-step is one worker in one step."""
+
+    workers_expected: int
+    workers_traced: int
+    worker_steps_expected: int
+    worker_steps_traced: int
+    missing_workers: tuple[Worker, ...]
+
+    @property
+    def complete(self) -> bool:
+        """True when every worker of the layout is there in every traced step."""
+        return self.worker_steps_traced == self.worker_steps_expected
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One job: ops (canonical columns), parallel layout, name and free metadata.
+
+    `step_starts` maps a step to its absolute start in seconds since the epoch, where known. `metadata` is plain
+    JSON data (framework, GPU model, hosts, the labels of a synthetic trace ...). Build one with `Trace.from_frame`,
+    which validates; the constructor does not.
+    """
+
+    ops: pl.DataFrame
+    layout: Layout
+    name: str
+    step_starts: Mapping[int, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_frame(
+        cls,
+        ops: pl.DataFrame,
+        layout: Layout,
+        *,
+        name: str,
+        step_starts: Mapping[int, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        source: str = "trace",
+    ) -> Trace:
+        """Validate `ops` and freeze it. `source` (a file name, say) opens every error message.
+
+        Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
+        """
+        columns = _canonical_columns(ops, source)
+        _check_values(columns, source)
+        _check_layout(columns, layout, source)
+        _check_identity(columns, source)
+        return cls(
+            ops=columns,
+            layout=layout,
+            name=name,
+            step_starts=MappingProxyType(dict(step_starts or {})),
+            metadata=MappingProxyType(dict(metadata or {})),
+        )
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The traced step numbers, ascending, int32 [steps]."""
+        return self.ops["step"].unique().sort().to_numpy()
+
+    def kind_codes(self) -> np.ndarray:
+        """`OpKind.code` of each op, uint8 [ops]."""
+        return self.ops["kind"].cat.physical().to_numpy()
+
+    def worker_ranks(self) -> dict[Worker, int]:
+        """The recorded global rank of each traced worker."""
+        rows = self.ops.select("dp_rank", "pp_rank", "rank").unique(subset=["dp_rank", "pp_rank"])
+        return {Worker(dp_rank, pp_rank): rank for dp_rank, pp_rank, rank in sorted(rows.iter_rows())}
+
+    def coverage(self) -> Coverage:
+        """Which workers and worker-steps of the layout the trace holds."""
+        steps = self.ops["step"].to_numpy()
+        dp_rank, pp_rank = self.ops["dp_rank"].to_numpy(), self.ops["pp_rank"].to_numpy()
+        dp_ranks = traced_dp_ranks(self.layout, dp_rank)
+        workers = dp_ranks * self.layout.pp
+        present = np.zeros((len(self.steps), workers), dtype=bool)
+        present[step_positions(steps, self.steps), dp_rank.astype(np.int64) * self.layout.pp + pp_rank] = True
+        traced = present.any(axis=0)
+        return Coverage(
+            workers_expected=workers,
+            workers_traced=int(traced.sum()),
+            worker_steps_expected=present.size,
+            worker_steps_traced=int(present.sum()),
+            missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in np.flatnonzero(~traced)),
+        )
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the canonical Parquet file. Raises OutputError; never leaves half a file."""
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "layout": self.layout.to_dict(),
+            "step_starts": {str(step): start for step, start in self.step_starts.items()},
+            "metadata": dict(self.metadata),
+        }
+        with replacing(path) as temporary:
+            self.ops.write_parquet(temporary, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Trace:
+    """Read a canonical Parquet file. Raises FormatError where it is none, TraceError where its content is off."""
+    source = str(path)
+    header = read_header(path)
+    if header is None:
+        raise FormatError(
+            f"{source}: no tracekit metadata inside; for a published trace pass --layout meta.yaml,"
+            " otherwise bring it in with `tracekit import`"
+        )
+    version = header.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise FormatError(
+            f"{source}: schema version {version!r}; this tracekit reads version {SCHEMA_VERSION}, upgrade it"
+        )
+    try:
+        layout = Layout.from_dict(header["layout"])
+        name = str(header["name"])
+        step_starts = {int(step): float(start) for step, start in header.get("step_starts", {}).items()}
+        metadata = dict(header.get("metadata", {}))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{source}: damaged tracekit metadata ({error!r}); write the trace again") from None
+    except LayoutError as error:
+        raise LayoutError(f"{source}: {error}") from None
+    return Trace.from_frame(
+        read_columns(path), layout, name=name, step_starts=step_starts, metadata=metadata, source=source
+    )
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The JSON that tracekit keeps inside a Parquet file; None where the file has none. Raises FormatError for other files."""
+    text = _parquet(path, pl.read_parquet_metadata).get(METADATA_KEY)
+    if text is None:
+        return None
+    try:
+        header = json.loads(text)
+    except json.JSONDecodeError:
+        header = None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path}: its tracekit metadata is not a JSON object; write the trace again")
+    return header
+
+
+def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
+    """All columns of a Parquet file. Raises FormatError where it is empty, truncated or something else."""
+    frame: pl.DataFrame = _parquet(path, pl.read_parquet)
+    return frame
+
+
+def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
+    try:
+        if os.path.getsize(path) == 0:
+            raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
+        # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.
+        with open(path, "rb") as file:
+            return read(file)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0]
+        raise FormatError(
+            f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
+        ) from None
+
+
+class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as temporary
+    """Context manager: a temporary path beside `path` that becomes `path` on success and vanishes otherwise.
+
+    Raises OutputError where the file cannot be written (directory missing, no permission, disk full).
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __enter__(self) -> Path:
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        except OSError as error:
+            raise self._error(error) from None
+        os.close(handle)
+        self.temporary = Path(name)
+        return self.temporary
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if error is None:
+                mask = os.umask(0)
+                os.umask(mask)
+                self.temporary.chmod(0o666 & ~mask)
+                self.temporary.replace(self.path)
+                return
+        except OSError as failure:
+            raise self._error(failure) from None
+        finally:
+            self.temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise self._error(error) from None
+
+    def _error(self, error: OSError) -> OutputError:
+        return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
+
+
+def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
+    """How many dp_rank values a complete trace has: with dsp > 1 some recorders number dp only, some dp x dsp."""
+    return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks
+
+
+def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Position of each of `step` among the ascending step numbers `steps`, int32."""
+    first, last = int(steps[0]), int(steps[-1])
+    if last - first > 4 * len(step) + 1_000_000:
+        return np.searchsorted(steps, step).astype(np.int32)
+    table = np.zeros(last - first + 1, np.int32)
+    table[steps - first] = np.arange(len(steps), dtype=np.int32)
+    positions: npt.NDArray[np.int32] = table[step - first]
+    return positions
+
+
+def _canonical_columns(ops: pl.DataFrame, source: str) -> pl.DataFrame:
+    """The canonical columns of `ops` in canonical types, one contiguous chunk each."""
+    optional = {name for name in NULLABLE if name not in ops.columns}
+    if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
+        raise TraceError(
+            f"{source}: column {missing[0]!r} is missing; it has {', '.join(ops.columns)}; expected {', '.join(SCHEMA)}"
+        )
+    if ops.height == 0:
+        raise TraceError(f"{source}: no ops (0 rows); record at least one step")
+    columns = [
+        pl.Series(name, [None], dtype=dtype).extend_constant(None, ops.height - 1)
+        if name in optional
+        else _canonical(ops[name], dtype, source)
+        for name, dtype in SCHEMA.items()
+    ]
+    return pl.DataFrame([column.rechunk() for column in columns])
+
+
+def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: str) -> pl.Series:
+    """`column` as `dtype`, or the error that names the first value which is none."""
+    if dtype == KIND_TYPE:
+        return _kinds(column, source)
+    wanted = "a number" if dtype == pl.Float64 else "an integer"
+    fits = column.dtype.is_numeric() if dtype == pl.Float64 else column.dtype.is_integer()
+    if not fits and column.null_count() < len(column):
+        raise TraceError(f"{source}: column {column.name!r} has type {column.dtype}; expected {wanted}")
+    try:
+        converted = column.cast(dtype)
+    except pl.exceptions.InvalidOperationError:
+        row = int((column.cast(dtype, strict=False).is_null() & column.is_not_null()).arg_max() or 0)
+        raise _violation(source, column, row, f"expected {wanted} that fits {dtype}") from None
+    if column.name not in NULLABLE and converted.null_count():
+        row = int(converted.is_null().arg_max() or 0)
+        raise _violation(source, converted, row, f"expected {wanted}; drop or repair the row")
+    return converted
+
+
+def _kinds(column: pl.Series, source: str) -> pl.Series:
+    """The kind column as codes of `OpKind`."""
+    if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
+        raise TraceError(f"{source}: column 'kind' has type {column.dtype}; expected a string such as {KINDS[0]!r}")
+    if column.null_count():
+        raise _violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
+    if column.dtype == KIND_TYPE:
+        return column
+    known = set(KINDS)
+    if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
+        row = int((column.cast(pl.String) == unknown[0]).arg_max() or 0)
+        raise _violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
+    return column.cast(KIND_TYPE) if column.dtype != pl.String else column.cast(pl.Categorical).cast(KIND_TYPE)
+
+
+def _check_values(ops: pl.DataFrame, source: str) -> None:
+    """Ranges that hold for every trace, whatever its layout."""
+    for name in ("start", "duration"):
+        finite = ops[name].is_finite()
+        if not finite.all():
+            raise _violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
+    for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
+        smallest = ops[name].min()
+        if smallest is not None and smallest < 0:  # type: ignore[operator]
+            hint = "; null where it has no meaning" if name in NULLABLE else ""
+            raise _violation(source, ops[name], int(ops[name].arg_min() or 0), f"expected 0 or more{hint}")
+
+
+def _check_layout(ops: pl.DataFrame, layout: Layout, source: str) -> None:
+    """Every rank inside the layout, and no stage or chunk of the layout that never occurs."""
+    for name, size, parameter in (
+        ("dp_rank", layout.dp_ranks, "dp"),
+        ("pp_rank", layout.pp, "pp"),
+        ("rank", layout.world_size, "world_size"),
+        ("chunk", layout.vpp, "vpp"),
+    ):
+        largest = ops[name].max()
+        if largest is not None and largest >= size:  # type: ignore[operator]
+            error = _violation(
+                source,
+                ops[name],
+                int(ops[name].arg_max() or 0),
+                f"the layout says {parameter} {size}, so at most {size - 1}; correct the layout or the trace",
+            )
+            raise LayoutError(str(error))
+    chunks = ops["chunk"].drop_nulls().to_numpy()
+    if layout.vpp > 1 and len(chunks) and int(chunks.max()) + 1 < layout.vpp:
+        raise LayoutError(
+            f"{source}: the layout says vpp {layout.vpp}, but the largest chunk in the trace is {chunks.max()};"
+            " correct the layout or the trace"
+        )
+    stages = ops["pp_rank"].n_unique()
+    if stages < layout.pp:
+        absent = sorted(set(range(layout.pp)) - set(ops["pp_rank"].unique().to_list()))
+        raise LayoutError(
+            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {', '.join(map(str, absent))} is in the"
+            " trace; correct the layout, or record at least one DP rank with all its stages"
+        )
+
+
+def _check_identity(ops: pl.DataFrame, source: str) -> None:
+    """One rank per worker, and (step, worker, kind, seq) names one op with seq running from 0 without a gap."""
+    dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+    worker = dp_rank.astype(np.int64) * (int(pp_rank.max()) + 1) + pp_rank
+    rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
+    rank_of[worker] = rank
+    if (differs := rank_of[worker] != rank).any():
+        row = int(differs.argmax())
+        raise TraceError(
+            f"{source}: worker {Worker(int(dp_rank[row]), int(pp_rank[row]))} is recorded by rank {rank[row]} (row"
+            f" {row}) and by rank {rank_of[worker[row]]}; keep one rank per worker (tp and cp ranks run in lockstep)"
+        )
+    step, seq, kind = ops["step"].to_numpy(), ops["seq"].to_numpy(), ops["kind"].cat.physical().to_numpy()
+    step_index = step_positions(step, ops["step"].unique().sort().to_numpy())
+    stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
+    del worker, step_index
+    streams = int(stream.max()) + 1
+    if streams > 8 * len(seq) + 10_000_000:  # few ops spread thin: number the streams that exist
+        _, stream = np.unique(stream, return_inverse=True)
+        streams = int(stream.max()) + 1
+    count = np.bincount(stream, minlength=streams)
+    if (beyond := seq >= count[stream]).any():
+        row = int(beyond.argmax())
+        raise _violation(
+            source,
+            ops["seq"],
+            row,
+            f"{_describe(ops, row)}, but that worker has {count[stream[row]]} of them in that step; expected seq to"
+            " run from 0 without gaps or repeats",
+        )
+    cell = (np.cumsum(count) - count)[stream]
+    del stream
+    cell += seq
+    taken = np.zeros(len(seq), dtype=bool)
+    taken[cell] = True
+    if not taken.all():
+        seen = np.bincount(cell, minlength=len(seq))
+        row = int((seen[cell] > 1).argmax())
+        second = int(np.flatnonzero(cell == cell[row])[1])
+        raise TraceError(
+            f"{source}: rows {row} and {second} are the same op: {_describe(ops, row)}, seq {seq[row]};"
+            " expected each op once, remove the duplicate"
+        )
+
+
+def _describe(ops: pl.DataFrame, row: int) -> str:
+    op = ops.row(row, named=True)
+    return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
+
+
+def _violation(source: str, column: pl.Series, row: int, expectation: str) -> TraceError:
+    return TraceError(f"{source}: column {column.name!r}, row {row}: {column[row]!r}; {expectation}")
