@@ -176,7 +176,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Trace:
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The JSON that tracekit keeps inside a Parquet file; None where the file has none. Raises FormatError for other files."""
+    """The JSON that tracekit keeps inside a Parquet file, None without. Raises FormatError for other files."""
     text = _parquet(path, pl.read_parquet_metadata).get(METADATA_KEY)
     if text is None:
         return None
