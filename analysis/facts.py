@@ -1,0 +1,112 @@
+"""What all rules look at, computed once per job.
+
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Facts`, with clocks set right first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tracekit.analysis.attribution import Attribution
+from tracekit.analysis.changes import JobCosts, step_times
+from tracekit.analysis.clocks import ClockOffsets, clock_offsets, with_clocks_set
+from tracekit.analysis.compute_profile import ComputeProfile, profile_computes
+from tracekit.analysis.compute_table import ComputeTable
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
+from tracekit.analysis.structure import Floats
+from tracekit.model import DP_COLLECTIVES, OpKind, Worker
+from tracekit.trace import Trace
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One job as the rules see it. `replay` has its clocks set right; `offsets`: by how much they were off."""
+
+    trace: Trace
+    replay: JobReplay
+    attribution: Attribution
+    offsets: ClockOffsets
+
+    @classmethod
+    def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Facts:
+        """Measure the clocks and correct the replay where one is off."""
+        offsets = clock_offsets(replay)
+        corrected = with_clocks_set(replay, offsets.offset_s) if offsets.any else replay
+        return cls(trace, corrected, attribution, offsets)
+
+    @property
+    def dp_ranks(self) -> tuple[int, ...]:
+        """The DP ranks of the grids' last axis."""
+        return self.replay.graph.dp_ranks
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of the job."""
+        return self.replay.graph.layout.pp
+
+    @cached_property
+    def recorded(self) -> Floats:
+        """Step times as recorded, seconds, [steps]."""
+        return step_times(self.replay, JobCosts.recorded(self.replay))
+
+    @property
+    def recorded_s(self) -> float:
+        """Mean recorded step, seconds."""
+        return float(self.recorded.mean())
+
+    @cached_property
+    def table(self) -> ComputeTable:
+        """The computes of the job."""
+        return ComputeTable.of(self.replay)
+
+    @cached_property
+    def profile(self) -> ComputeProfile | None:
+        """What makes computes differ; None where the job lacks forwards or backwards."""
+        return None if self.table.empty else profile_computes(self.table)
+
+    @cached_property
+    def transfers(self) -> TransferGrid:
+        """The transfers between stages."""
+        return transfer_grid(self.replay)
+
+    @cached_property
+    def transfer_s(self) -> Floats:
+        """Seconds of each transfer, as `transfers`."""
+        return self.transfers.gather(self.replay.durations.own)
+
+    @cached_property
+    def collectives(self) -> OpGrid:
+        """The data-parallel collectives by stage."""
+        return op_grid(self.replay, DP_COLLECTIVES)
+
+    @cached_property
+    def optimizers(self) -> OpGrid:
+        """The optimizer of each stage."""
+        return op_grid(self.replay, (OpKind.OPTIMIZER,))
+
+    @cached_property
+    def first_forwards(self) -> OpGrid:
+        """The first forward of each stage."""
+        return op_grid(self.replay, (OpKind.FORWARD_COMPUTE,), first_only=True)
+
+    @cached_property
+    def hosts(self) -> dict[Worker, str]:
+        """The host of each traced worker, as far as the metadata says."""
+        hosts = self.trace.metadata.get("hosts") or {}
+        ranks = self.trace.worker_ranks()
+        if not isinstance(hosts, dict):
+            return {}
+        named = {worker: hosts.get(str(rank)) for worker, rank in ranks.items()}
+        return {worker: str(host) for worker, host in named.items() if host is not None}
+
+    def worker(self, stage: int, dp_index: int) -> Worker:
+        """The worker at a position of the grids."""
+        return Worker(self.dp_ranks[int(dp_index)], int(stage))
+
+    def workers_where(self, hit: np.ndarray) -> tuple[Worker, ...]:
+        """The workers where `hit` [stages, dp_ranks] holds, by DP rank, then stage."""
+        return tuple(sorted(self.worker(stage, dp_index) for stage, dp_index in zip(*np.nonzero(hit), strict=True)))
