@@ -177,4 +177,4 @@ class Cause:
 def sureness(evidence: tuple[Evidence, ...]) -> float:
     """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times."""
     ratios = [item.value / item.needed for item in evidence if item.needed > 0]
-    return round(1 - 0.5 ** min(ratios, default=1.0), 3)
+    return round(1 - float(0.5 ** min(ratios, default=1.0)), 3)

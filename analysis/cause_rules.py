@@ -299,7 +299,7 @@ class PythonGc(Rule):
         )
         workers = paused[FORWARD].any(axis=(1, 2, 3))
         where = Where(workers=facts.workers_where(workers)) if workers.sum() == 1 else Where()
-        series = 1 + pause.sum(axis=(0, 1, 2, 3, 5)) / facts.recorded_s
+        series = 1 + pause.sum(axis=(0, 1, 2, 3, 5)) / facts.unchanged_s
         yield Candidate(self.kind, where, evidence, sureness(evidence[:1]), RemovePauses(facts.table, pause), series)
 
 

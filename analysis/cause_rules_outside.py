@@ -144,7 +144,7 @@ class Congestion(Rule):
         )
         factor = np.ones_like(seconds)
         factor[hiccup] = usual / seconds[hiccup]
-        series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / facts.recorded_s
+        series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / facts.unchanged_s
         change = ScaleOps(facts.transfers, factor)
         yield Candidate(self.kind, Where(), evidence, sureness(evidence), change, series)
 
@@ -180,7 +180,7 @@ class LateData(Rule):
         dp_ranks = tuple(facts.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
         where = Where(dp_ranks=dp_ranks)
         change = ScaleDelays(facts.first_forwards, factor[:, None])
-        yield Candidate(self.kind, where, evidence, sureness(evidence), change, 1 + worst / facts.recorded_s)
+        yield Candidate(self.kind, where, evidence, sureness(evidence), change, 1 + worst / facts.unchanged_s)
 
 
 class HostBound(Rule):

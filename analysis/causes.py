@@ -35,7 +35,7 @@ from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.patterns import pattern_of_series
 from tracekit.trace import Trace
 
-#: A cause that costs less than this share of the recorded step, gone alone or with all others gone, is not named.
+#: A cause that costs less than this share of the step, gone alone or with all others gone, is not named.
 SMALLEST_COST_SHARE = 0.02
 RULES: tuple[Rule, ...] = (
     BadWorker(),
@@ -66,7 +66,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     named = [
         cause
         for cause in _priced(facts, candidates)
-        if cause.change is None or max(cause.saved_s, cause.alone_s) >= SMALLEST_COST_SHARE * facts.recorded_s
+        if cause.change is None or max(cause.saved_s, cause.alone_s) >= SMALLEST_COST_SHARE * facts.unchanged_s
     ]
     named.sort(key=lambda cause: -max(cause.saved_s, cause.alone_s))
     if not any(cause.change for cause in named):
@@ -83,7 +83,7 @@ def _priced(facts: Facts, candidates: Sequence[Candidate]) -> list[Cause]:
     for candidate in candidates:
         saved_s = alone_s = 0.0
         if candidate.change is not None:
-            saved_s = facts.recorded_s - float(step_times_with(facts.replay, (candidate.change,)).mean())
+            saved_s = facts.unchanged_s - float(step_times_with(facts.replay, (candidate.change,)).mean())
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(step_times_with(facts.replay, others).mean()) - floor_s if others else saved_s
         causes.append(_cause(facts, candidate, saved_s, alone_s))

@@ -1,8 +1,9 @@
 """What a fix changes in the costs of a job, and what the job then takes.
 
-In: a `JobReplay` and `Change`s. Out: `JobCosts`, step times. Everything is replayed with launch delays kept, so that
-the job without a change takes exactly as long as it was recorded to take. A what-if `Scenario` idealises ops; a
-`Change` gives them the cost their healthy peers have, which is what a repair brings.
+In: a `JobReplay` and `Change`s. Out: `JobCosts`, step times. A what-if `Scenario` idealises ops; a `Change` gives them
+the cost their healthy peers have, which is what a repair brings. Launch delays of ops that compute are kept: they are
+the host's. Those of communication are not: a recv is posted when the framework gets to it, so most of its "delay" is
+waiting, and would go with the straggler.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ class JobCosts:
 
 
 class Change(Protocol):
-    """One change to the costs of a job. `order`: changes of lower order are made first."""
+    """One change to the costs of a job."""
 
-    order: int
+    @property
+    def order(self) -> int:
+        """Changes of lower order are made first."""
+        ...
 
     def apply(self, costs: JobCosts) -> JobCosts:
         """The costs after the change; the ones given stay as they are."""
@@ -130,7 +134,10 @@ def step_times(replay: JobReplay, costs: JobCosts) -> Floats:
     """The duration of each step at these costs, seconds, [steps]."""
     times = np.zeros(len(replay.graph.steps))
     for block, own, delay in zip(replay.graph.blocks, costs.own, costs.delay, strict=True):
-        ends = replay_lanes(block.template, block.first_lane, Costs.of_matrix(own, delay))
+        rows = np.arange(block.template.rows)
+        delayed = np.where(block.template.is_communication, -1, rows)
+        replayed = Costs(own, rows, np.zeros(len(rows)), delay, delayed)
+        ends = replay_lanes(block.template, block.first_lane, replayed)
         np.maximum.at(times, block.step, ends)
     return times
 

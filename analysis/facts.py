@@ -49,14 +49,14 @@ class Facts:
         return self.replay.graph.layout.pp
 
     @cached_property
-    def recorded(self) -> Floats:
-        """Step times as recorded, seconds, [steps]."""
+    def unchanged(self) -> Floats:
+        """Step times of the job without any change, seconds, [steps]; launch delays as in `changes`."""
         return step_times(self.replay, JobCosts.recorded(self.replay))
 
     @property
-    def recorded_s(self) -> float:
-        """Mean recorded step, seconds."""
-        return float(self.recorded.mean())
+    def unchanged_s(self) -> float:
+        """Mean step without any change, seconds."""
+        return float(self.unchanged.mean())
 
     @cached_property
     def table(self) -> ComputeTable:
