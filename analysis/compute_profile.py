@@ -62,10 +62,12 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     base = lower_median(median(grid, (3, 4)), axis=-1)
     relative = grid / _safe(base)[:, :, :, None, None, None]
     cells = relative[BACKWARD].reshape(-1, *grid.shape[3:])
-    # What all stages of a DP rank share; backwards only: pauses of Python do not reach them.
-    shared = lower_median(cells, axis=0)
-    beyond = relative / shared
-    worker, worker_error = _worker_factors(beyond, stages=len(cells))
+    chunks = grid.shape[2]
+    # What all stages of a DP rank share; backwards only: pauses of Python do not reach them. The lower median keeps a
+    # slow worker out of it but lies below the middle, so a second pass takes the plain one without worker factors.
+    first, _ = _worker_factors(relative / lower_median(cells, axis=0), stages=len(cells))
+    shared = median(cells / np.repeat(first, chunks, axis=0)[:, None, None, :], (0,))
+    worker, worker_error = _worker_factors(relative / shared, stages=len(cells))
     dp_rank_raw = median(shared, (0, 1))
     dp_rank = dp_rank_raw / lower_median(dp_rank_raw, axis=-1)
     rest = shared / dp_rank_raw
@@ -91,19 +93,30 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
 
 
 def median(values: Floats, axes: tuple[int, ...]) -> Floats:
-    """Median over `axes`, nan left out."""
-    if np.isnan(values).any():
-        return np.asarray(np.nanmedian(values, axis=axes))
-    return np.asarray(np.median(values, axis=axes))
+    """Median over `axes`; nan are left out, and nan is the median of nothing else."""
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=axes))
+    ordered, count = _sorted(values, axes)
+    low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)
+    high = np.take_along_axis(ordered, np.minimum(count // 2, ordered.shape[-1] - 1), axis=-1)
+    return np.asarray((low + high)[..., 0] / 2)
 
 
 def lower_median(values: Floats, axis: int) -> Floats:
-    """The median over `axis`, of two middle values the lower: half of the values may be slow. nan sort last."""
-    count = values.shape[axis]
-    if np.isnan(values).any():
-        return np.asarray(np.nanquantile(values, 0.5, axis=axis, method="lower"))
-    middle = (count - 1) // 2
-    return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
+    """The median over `axis`, of two middle values the lower: half of the values may be slow. nan as in `median`."""
+    if not np.isnan(values).any():
+        middle = (values.shape[axis] - 1) // 2
+        return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
+    ordered, count = _sorted(values, (axis,))
+    return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
+
+
+def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
+    """Values ascending over `axes` (made the last one), nan at the end; how many are not nan, [..., 1]."""
+    last = tuple(range(-len(axes), 0))
+    moved = np.moveaxis(values, axes, last)
+    flat = moved.reshape(*moved.shape[: moved.ndim - len(axes)], -1)
+    return np.sort(flat, axis=-1), np.isfinite(flat).sum(axis=-1, keepdims=True)
 
 
 def _safe(values: Floats) -> Floats:
@@ -125,7 +138,9 @@ def _worker_factors(beyond: Floats, stages: int) -> tuple[Floats, Floats]:
     count = np.prod([beyond.shape[axis] for axis in axes])
     if stages == 1:
         return np.ones_like(raw), np.zeros_like(raw)
-    return raw / lower_median(raw, axis=-1)[:, None], _spread(beyond, axes) * MEDIAN_ERROR / np.sqrt(count)
+    factor = raw / lower_median(raw, axis=-1)[:, None]
+    # What a DP rank's stages share is the DP rank's factor, not theirs.
+    return factor / lower_median(factor, axis=0), _spread(beyond, axes) * MEDIAN_ERROR / np.sqrt(count)
 
 
 def _pauses(grid: Floats, base: Floats, worker: Floats, shared: Floats) -> Floats:
