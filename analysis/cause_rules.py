@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from tracekit.analysis.cause_model import Candidate, CauseKind, Evidence, Where, sureness
-from tracekit.analysis.changes import Change, RemovePauses, ScaleComputes, ScaleOps, Together
+from tracekit.analysis.changes import Change, RemovePauses, Scale, Together
 from tracekit.analysis.compute_profile import BACKWARD, FORWARD, ComputeProfile, lower_median, median
 from tracekit.analysis.facts import Facts
 from tracekit.analysis.structure import Floats
@@ -54,12 +54,12 @@ def _workers_factor(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> C
     usual = lower_median(profile.dp_rank, -1)
     factor = profile.worker * profile.dp_rank / usual
     healed = np.where(hit, 1 / factor, 1.0)
-    changes: list[Change] = [ScaleComputes(facts.table, healed[None, :, None, None, None, :])]
+    changes: list[Change] = [Scale(facts.table, healed[None, :, None, None, None, :])]
     if not facts.optimizers.empty:
         cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
         ratio = cost / lower_median(cost, axis=1)[:, None] if cost.shape[1] > 1 else cost / lower_median(cost, axis=0)
         slow = hit & (ratio > 1 + SMALLEST_FACTOR)
-        changes.append(ScaleOps(facts.optimizers, np.where(slow, 1 / ratio, 1.0)[:, None, None, :]))
+        changes.append(Scale(facts.optimizers, np.where(slow, 1 / ratio, 1.0)[:, None, None, :]))
     return Together(tuple(changes))
 
 
@@ -224,7 +224,7 @@ class StageImbalance(Rule):
                 Where(pp_ranks=(int(stage),)),
                 evidence,
                 sureness(evidence[:1]),
-                ScaleComputes(facts.table, factor[None, :, :, None, None, None]),
+                Scale(facts.table, factor[None, :, :, None, None, None]),
             )
 
 
@@ -262,7 +262,7 @@ class SequenceLengthImbalance(Rule):
             Where(),
             evidence,
             sureness(evidence[1:]) * min(1.0, r),
-            ScaleComputes(facts.table, even[None, None, None]),
+            Scale(facts.table, even[None, None, None]),
         )
 
 
@@ -336,5 +336,5 @@ class SlowSteps(Rule):
         )
         factor = np.where(slow, 1 / profile.step, 1.0)
         steps = tuple(int(step) for step in facts.replay.graph.steps[slow])
-        change = ScaleComputes(facts.table, factor[None, None, None, None, :, None])
+        change = Scale(facts.table, factor[None, None, None, None, :, None])
         yield Candidate(self.kind, Where(steps=steps), evidence, sureness(evidence), change, profile.step)

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.attribution import LARGEST_DISCREPANCY
 from tracekit.analysis.cause_model import Candidate, CauseKind, Evidence, Link, Where, sureness
 from tracekit.analysis.cause_rules import Rule
-from tracekit.analysis.changes import NoDelays, ScaleDelays, ScaleOps
-from tracekit.analysis.compute_profile import lower_median, median
+from tracekit.analysis.changes import NoDelays, Scale, ScaleDelays
+from tracekit.analysis.clocks import SMALLEST_OFFSET_S
+from tracekit.analysis.compute_profile import lower_median, median, sampled
 from tracekit.analysis.facts import Facts
-from tracekit.analysis.structure import Floats
 
 #: Transfers scatter; a link (a network card) this many times slower than the others is slow.
 SMALLEST_LINK_FACTOR = 3.0
@@ -31,16 +30,10 @@ HOST_BOUND_SHARE = 0.04
 FEWEST_STEPS = 3
 
 
-def _slow_links(facts: Facts) -> tuple[np.ndarray, Floats]:
-    """Which links are slow and how much: [links x directions, dp_ranks] each."""
-    seconds = facts.transfer_s
-    usual = median(seconds, (0, 1, 2, 3))
-    with np.errstate(invalid="ignore"):
-        by_link = np.full((seconds.shape[0], seconds.shape[3]), np.nan)
-        used = np.isfinite(seconds).any(axis=(1, 2, 3))
-        by_link[used] = median(seconds[used], (1, 2))
-        factor = by_link / max(float(usual), 1e-9)
-        return factor > SMALLEST_LINK_FACTOR, np.where(np.isfinite(factor), factor, 1.0)
+def _slow_links(facts: Facts) -> np.ndarray:
+    """Which links are slow, [links x directions, dp_ranks]."""
+    slow: np.ndarray = facts.link_factor > SMALLEST_LINK_FACTOR
+    return slow
 
 
 class SlowLink(Rule):
@@ -65,7 +58,7 @@ class SlowLink(Rule):
         """See `Rule.candidates`."""
         if facts.transfers.empty:
             return
-        slow, factor = _slow_links(facts)
+        slow, factor = _slow_links(facts), facts.link_factor
         for link in range(facts.stages):
             hit = slow[2 * link : 2 * link + 2].any(axis=0)
             if not hit.any():
@@ -74,7 +67,7 @@ class SlowLink(Rule):
             mine[2 * link : 2 * link + 2] = slow[2 * link : 2 * link + 2]
             evidence = (Evidence("transfer time over the usual", float(factor[mine].max()), SMALLEST_LINK_FACTOR),)
             links = tuple(Link(facts.dp_ranks[int(at)], link, (link + 1) % facts.stages) for at in np.flatnonzero(hit))
-            change = ScaleOps(facts.transfers, np.where(mine, 1 / factor, 1.0)[:, None, None, :])
+            change = Scale(facts.transfers, np.where(mine, 1 / factor, 1.0)[:, None, None, :])
             yield Candidate(self.kind, Where(links=links), evidence, sureness(evidence), change)
 
 
@@ -107,7 +100,7 @@ class SlowNic(Rule):
         if not hit.any():
             return
         evidence = (Evidence("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
-        change = ScaleOps(facts.collectives, np.where(hit, 1 / factor, 1.0)[:, None, None, :])
+        change = Scale(facts.collectives, np.where(hit, 1 / factor, 1.0)[:, None, None, :])
         where = Where(workers=facts.workers_where(hit))
         yield Candidate(self.kind, where, evidence, sureness(evidence), change)
 
@@ -131,8 +124,7 @@ class Congestion(Rule):
         if facts.transfers.empty:
             return
         seconds = facts.transfer_s
-        usual = float(median(seconds, (0, 1, 2, 3)))
-        slow, _ = _slow_links(facts)
+        usual, slow = facts.usual_transfer_s, _slow_links(facts)
         hiccup = (seconds > HICCUP_FACTOR * usual) & ~slow[:, None, None, :]
         count = int(hiccup.sum())
         if count < FEWEST_HICCUPS or count > LARGEST_HICCUP_SHARE * np.isfinite(seconds).sum():
@@ -145,7 +137,7 @@ class Congestion(Rule):
         factor = np.ones_like(seconds)
         factor[hiccup] = usual / seconds[hiccup]
         series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / facts.unchanged_s
-        change = ScaleOps(facts.transfers, factor)
+        change = Scale(facts.transfers, factor)
         yield Candidate(self.kind, Where(), evidence, sureness(evidence), change, series)
 
 
@@ -233,8 +225,6 @@ class ClockError(Rule):
         hit = offset != 0
         if not hit.any():
             return
-        from tracekit.analysis.clocks import SMALLEST_OFFSET_S
-
         evidence = (Evidence("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)
         yield Candidate(self.kind, Where(workers=facts.workers_where(hit)), evidence, sureness(evidence), None)
 
@@ -264,18 +254,6 @@ class TooLittleTrace(Rule):
 
 
 def _typical_delay(facts: Facts) -> float:
-    """Median launch delay of all ops but first ones, seconds."""
-    delays = [delay[delay > 0] for delay in facts.replay.durations.launch_delay]
-    return float(np.median(np.concatenate(delays))) if any(len(delay) for delay in delays) else 0.0
-
-
-__all__ = [
-    "LARGEST_DISCREPANCY",
-    "ClockError",
-    "Congestion",
-    "HostBound",
-    "LateData",
-    "SlowLink",
-    "SlowNic",
-    "TooLittleTrace",
-]
+    """Median launch delay, seconds."""
+    delays = np.concatenate([sampled(delay) for delay in facts.replay.durations.launch_delay])
+    return float(np.median(delays[delays > 0])) if (delays > 0).any() else 0.0

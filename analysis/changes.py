@@ -8,30 +8,56 @@ waiting, and would go with the straggler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from tracekit.analysis.compute_table import ComputeTable
 from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.op_grid import OpGrid, TransferGrid
+from tracekit.analysis.op_grid import OpGrid, Part, TransferGrid
 from tracekit.analysis.replay import Costs, replay_lanes
 from tracekit.analysis.structure import Floats
 
 
-@dataclass(frozen=True, slots=True)
-class JobCosts:
-    """Own cost and launch delay of every op, seconds, one [rows, lanes] matrix per block of the graph."""
+@dataclass
+class Draft:
+    """Costs under change: own costs and launch delays per block, copied when first changed."""
 
-    own: tuple[Floats, ...]
-    delay: tuple[Floats, ...]
+    own: list[Floats]
+    delay: list[Floats]
+    keeps_delays: bool = True
+    _copied: set[tuple[str, int]] = field(default_factory=set)
 
     @classmethod
-    def recorded(cls, replay: JobReplay) -> JobCosts:
+    def recorded(cls, replay: JobReplay) -> Draft:
         """As the job ran."""
-        return cls(replay.durations.own, replay.durations.launch_delay)
+        return cls(list(replay.durations.own), list(replay.durations.launch_delay))
+
+    def scale_own(self, parts: Iterable[Part]) -> None:
+        """Multiply the own costs of `parts`."""
+        self._change("own", self.own, parts, np.multiply)
+
+    def shorten_own(self, parts: Iterable[Part]) -> None:
+        """Take seconds off the own costs of `parts`."""
+        self._change("own", self.own, parts, np.subtract)
+
+    def scale_delays(self, parts: Iterable[Part]) -> None:
+        """Multiply the launch delays of `parts`."""
+        self._change("delay", self.delay, parts, np.multiply)
+
+    def _change(self, name: str, matrices: list[Floats], parts: Iterable[Part], how: np.ufunc) -> None:
+        for part in parts:
+            if (name, part.block) not in self._copied:
+                self._copied.add((name, part.block))
+                matrices[part.block] = matrices[part.block].copy()
+            matrix = matrices[part.block]
+            if part.rows.ndim == 1:
+                matrix[part.rows] = how(matrix[part.rows], part.values)
+            else:
+                values = how(np.take_along_axis(matrix, part.rows, axis=0), part.values)
+                np.put_along_axis(matrix, part.rows, values, axis=0)
 
 
 class Change(Protocol):
@@ -42,49 +68,41 @@ class Change(Protocol):
         """Changes of lower order are made first."""
         ...
 
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """The costs after the change; the ones given stay as they are."""
+    def make(self, draft: Draft) -> None:
+        """Make the change in `draft`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RemovePauses:
-    """Forwards and backwards without `pause_s`, which has the shape of the table's grid."""
+    """Computes without `pause_s`, which has the shape of the table's grid."""
 
     table: ComputeTable
     pause_s: Floats
     order: int = 0
 
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """See `Change.apply`."""
-        grid = np.maximum(self.table.gather(costs.own) - self.pause_s, 0.0)
-        return JobCosts(self.table.scatter(costs.own, grid), costs.delay)
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.shorten_own(self._paused())
+
+    def _paused(self) -> Iterator[Part]:
+        for part in self.table.parts(self.pause_s):
+            rows = (part.values > 0).any(axis=1)
+            if rows.any():
+                yield Part(part.block, part.rows[rows], part.values[rows])
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleComputes:
-    """Forwards and backwards times `factor`, which broadcasts to the table's grid."""
+class Scale:
+    """The ops of a grid times `factor`, which broadcasts to the grid."""
 
-    table: ComputeTable
+    ops: ComputeTable | OpGrid | TransferGrid
     factor: Floats
     order: int = 1
 
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """See `Change.apply`."""
-        return JobCosts(self.table.scatter(costs.own, self.table.gather(costs.own) * self.factor), costs.delay)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleOps:
-    """The ops of a grid times `factor`, which broadcasts to it."""
-
-    ops: OpGrid | TransferGrid
-    factor: Floats
-    order: int = 1
-
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """See `Change.apply`."""
-        return JobCosts(self.ops.scale(costs.own, self.factor), costs.delay)
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.scale_own(_changed(self.ops.parts(self.factor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +113,9 @@ class ScaleDelays:
     factor: Floats
     order: int = 1
 
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """See `Change.apply`."""
-        return JobCosts(costs.own, self.ops.scale(costs.delay, self.factor))
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.scale_delays(_changed(self.ops.parts(self.factor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +124,9 @@ class NoDelays:
 
     order: int = 2
 
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """See `Change.apply`."""
-        return JobCosts(costs.own, tuple(np.minimum(delay, 0.0) for delay in costs.delay))
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.keeps_delays = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +136,30 @@ class Together:
     changes: tuple[Change, ...]
     order: int = 1
 
-    def apply(self, costs: JobCosts) -> JobCosts:
-        """See `Change.apply`."""
-        return apply_changes(costs, self.changes)
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        for change in sorted(self.changes, key=lambda change: change.order):
+            change.make(draft)
 
 
-def apply_changes(costs: JobCosts, changes: Iterable[Change]) -> JobCosts:
-    """The costs after all changes, in their order."""
-    for change in sorted(changes, key=lambda change: change.order):
-        costs = change.apply(costs)
-    return costs
-
-
-def step_times(replay: JobReplay, costs: JobCosts) -> Floats:
-    """The duration of each step at these costs, seconds, [steps]."""
+def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
+    """The duration of each step after the changes (made in their order), seconds, [steps]."""
+    draft = Draft.recorded(replay)
+    Together(tuple(changes)).make(draft)
     times = np.zeros(len(replay.graph.steps))
-    for block, own, delay in zip(replay.graph.blocks, costs.own, costs.delay, strict=True):
+    for block, own, delay in zip(replay.graph.blocks, draft.own, draft.delay, strict=True):
         rows = np.arange(block.template.rows)
-        delayed = np.where(block.template.is_communication, -1, rows)
-        replayed = Costs(own, rows, np.zeros(len(rows)), delay, delayed)
-        ends = replay_lanes(block.template, block.first_lane, replayed)
+        delayed = np.where(block.template.is_communication | (not draft.keeps_delays), -1, rows)
+        ends = replay_lanes(block.template, block.first_lane, Costs(own, rows, np.zeros(len(rows)), delay, delayed))
         np.maximum.at(times, block.step, ends)
     return times
 
 
-def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
-    """The duration of each step after the changes, seconds, [steps]."""
-    return step_times(replay, apply_changes(JobCosts.recorded(replay), changes))
+def _changed(parts: Iterable[Part]) -> Iterator[Part]:
+    """Parts without the rows whose factor is 1 throughout."""
+    for part in parts:
+        rows = (part.values != 1).any(axis=1)
+        if rows.all():
+            yield part
+        elif rows.any():
+            yield Part(part.block, part.rows[rows], part.values[rows])

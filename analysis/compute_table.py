@@ -6,7 +6,7 @@ costs can be looked at by (stage, chunk, microbatch, step, DP rank) and changed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,7 @@ import numpy as np
 from tracekit.analysis.graph import Block
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import Int32s
+from tracekit.analysis.op_grid import Part
 from tracekit.analysis.structure import Floats, Ints
 from tracekit.model import OpKind
 
@@ -85,18 +86,17 @@ class ComputeTable:
             grid[part.kind, part.stage, : len(part.rows), part.step, part.dp_index] = values.T
         return grid.reshape(self.shape)
 
-    def scatter(self, own: Sequence[Floats], grid: Floats) -> tuple[Floats, ...]:
-        """Copies of `own` with the computes' costs taken from `grid`."""
-        kinds, stages, _, _, steps, dp_ranks = self.shape
-        cells = grid.reshape(kinds, stages, -1, steps, dp_ranks)
-        changed = tuple(matrix.copy() for matrix in own)
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, as they belong to the rows of the blocks."""
+        microbatches = self.shape[3]
+        wide = np.broadcast_to(values, self.shape)
         for part in self.placements:
-            values = cells[part.kind, part.stage, : len(part.rows), part.step, part.dp_index].T
-            if part.rows.shape[1] > 1:
-                np.put_along_axis(changed[part.block], part.rows, values, axis=0)
-            else:
-                changed[part.block][part.rows[:, 0]] = values
-        return changed
+            # Chunks and microbatches are one axis of rows: cell = chunk x microbatches + microbatch.
+            chunk, microbatch = np.divmod(np.arange(len(part.rows)), microbatches)
+            here = wide[part.kind, part.stage][
+                chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
+            ]
+            yield Part(part.block, part.rows[:, 0] if part.rows.shape[1] == 1 else part.rows, here)
 
 
 def _placements(block: Block, number: int, dp_ranks: Ints, stages: int) -> list[_Placement]:

@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 
 from tracekit.analysis.attribution import Attribution
-from tracekit.analysis.changes import JobCosts, step_times
+from tracekit.analysis.changes import step_times_with
 from tracekit.analysis.clocks import ClockOffsets, clock_offsets, with_clocks_set
-from tracekit.analysis.compute_profile import ComputeProfile, profile_computes
+from tracekit.analysis.compute_profile import ComputeProfile, median, profile_computes
 from tracekit.analysis.compute_table import ComputeTable
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
@@ -51,7 +51,7 @@ class Facts:
     @cached_property
     def unchanged(self) -> Floats:
         """Step times of the job without any change, seconds, [steps]; launch delays as in `changes`."""
-        return step_times(self.replay, JobCosts.recorded(self.replay))
+        return step_times_with(self.replay, ())
 
     @property
     def unchanged_s(self) -> float:
@@ -77,6 +77,17 @@ class Facts:
     def transfer_s(self) -> Floats:
         """Seconds of each transfer, as `transfers`."""
         return self.transfers.gather(self.replay.durations.own)
+
+    @cached_property
+    def usual_transfer_s(self) -> float:
+        """Median transfer between stages, seconds."""
+        return float(median(self.transfer_s, (0, 1, 2, 3)))
+
+    @cached_property
+    def link_factor(self) -> Floats:
+        """Median transfer of each link over the usual one, [links x directions, dp_ranks]; 1 where it is not used."""
+        factor = median(self.transfer_s, (1, 2)) / max(self.usual_transfer_s, 1e-9)
+        return np.where(np.isfinite(factor), factor, 1.0)
 
     @cached_property
     def collectives(self) -> OpGrid:

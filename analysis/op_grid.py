@@ -29,6 +29,15 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Some ops of one block and a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] where lanes differ."""
+
+    block: int
+    rows: Ints
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class OpGrid:
     """Where the ops of a grid [slots, ops, steps, dp_ranks] sit. Cells without an op are nan."""
 
@@ -48,14 +57,12 @@ class OpGrid:
             grid[place.slot, : len(place.rows), place.step, place.dp_index] = values.T
         return grid
 
-    def scale(self, matrices: Sequence[Floats], factor: Floats) -> tuple[Floats, ...]:
-        """Copies of `matrices` with the ops multiplied by `factor`, which broadcasts to the grid's shape."""
-        wide = np.broadcast_to(factor, self.shape)
-        changed = tuple(matrix.copy() for matrix in matrices)
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, as they belong to the rows of the blocks."""
+        wide = np.broadcast_to(values, self.shape)
         for place in self.places:
-            values = wide[place.slot, : len(place.rows), place.step, place.dp_index].T
-            changed[place.block][place.rows] *= values
-        return changed
+            here = wide[place.slot, : len(place.rows), place.step, place.dp_index].T
+            yield Part(place.block, place.rows, here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,10 @@ class TransferGrid:
         """Seconds per transfer: the shorter of what its two sides measured, so that no clock can lengthen it."""
         return np.fmin(self.sends.gather(own), self.recvs.gather(own))
 
-    def scale(self, own: Sequence[Floats], factor: Floats) -> tuple[Floats, ...]:
-        """Copies of `own` with both sides of each transfer multiplied by `factor`, which broadcasts to the grid."""
-        return self.recvs.scale(self.sends.scale(own, factor), factor)
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, for both sides of each transfer."""
+        yield from self.sends.parts(values)
+        yield from self.recvs.parts(values)
 
 
 def op_grid(replay: JobReplay, kinds: Collection[OpKind], *, first_only: bool = False) -> OpGrid:

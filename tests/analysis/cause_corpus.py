@@ -242,17 +242,17 @@ class Score:
         for label in case.trace.metadata["labels"]:
             kind = expected_kind(label, case.trace)
             for cause in named:
-                if cause.kind is kind and not location_is_right(label, cause, case.trace):
-                    if kind in case.must:
-                        self.misplaced[kind] += 1
-                        self._note(f"misplaced at {cause.where}", kind, case, kinds)
+                sought = cause.kind is kind and kind in case.must
+                if sought and not location_is_right(label, cause, case.trace):
+                    self.misplaced[kind] += 1
+                    self._note(f"misplaced at {cause.where}", kind, case, kinds)
 
     def _note(self, what: str, kind: CauseKind, case: Case, kinds: set[CauseKind]) -> None:
         spec = case.spec
         self.notes.append(
             f"{what}: {kind}; seed {spec.seed}, {spec.schedule} dp {spec.layout.dp} pp {spec.layout.pp} vpp"
             f" {spec.layout.vpp}, {spec.steps} steps, noise {spec.noise};"
-            f" injected {[label for label in case.trace.metadata['labels']]}, alone"
+            f" injected {case.trace.metadata['labels']}, alone"
             f" {np.round(case.slowdowns, 3).tolist()}; found {sorted(kinds)}"
         )
 
