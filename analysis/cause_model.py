@@ -130,7 +130,7 @@ class Cause:
 
     `saved_s`: mean step seconds that go when this cause alone goes; `alone_s`: those it costs when all other named
     causes are gone. The two differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the
-    steps, None where that means nothing.
+    steps, None where that means nothing. `change`: the job without the cause; `without_s`: its step times, [steps].
     """
 
     kind: CauseKind
@@ -146,6 +146,7 @@ class Cause:
     suggested_fix: str
     time: TimePattern | None = None
     change: Change | None = field(default=None, repr=False, compare=False)
+    without_s: Floats | None = field(default=None, repr=False, compare=False)
 
     @property
     def since_step(self) -> int | None:

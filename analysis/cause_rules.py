@@ -24,7 +24,7 @@ from tracekit.model import Worker
 #: A factor must exceed 1 by this much and by this many of its standard errors.
 SMALLEST_FACTOR = 0.04
 FACTOR_ERRORS = 6.0
-STEP_ERRORS = 4.0
+STEP_ERRORS = 5.0
 #: Stages differ by design; this much more than the usual stage is imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
 #: Share of a host's workers that are slow when the host is.
@@ -49,10 +49,9 @@ class Rule(ABC):
         """Every place in the job where the signature shows."""
 
 
-def _workers_factor(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> Change:
+def workers_as_fast_as_peers(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> Change:
     """The workers in `hit` [stages, dp_ranks] as fast as their peers, optimizer included."""
-    usual = lower_median(profile.dp_rank, -1)
-    factor = profile.worker * profile.dp_rank / usual
+    factor = profile.worker * profile.dp_rank
     healed = np.where(hit, 1 / factor, 1.0)
     changes: list[Change] = [Scale(facts.table, healed[None, :, None, None, None, :])]
     if not facts.optimizers.empty:
@@ -150,7 +149,7 @@ class BadWorker(Rule):
             Where(workers=facts.workers_where(hit)),
             evidence,
             sureness(evidence[:2]),
-            _workers_factor(facts, profile, hit),
+            workers_as_fast_as_peers(facts, profile, hit),
             _worker_series(facts, hit),
         )
 
@@ -183,7 +182,7 @@ class SlowHost(Rule):
                 Where(workers=facts.workers_where(hit), host=host),
                 evidence,
                 sureness(evidence[:2]),
-                _workers_factor(facts, profile, hit),
+                workers_as_fast_as_peers(facts, profile, hit),
                 _worker_series(facts, hit),
             )
 
@@ -307,7 +306,7 @@ class SlowSteps(Rule):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
     Paper: reports S per step to separate lasting from passing stragglers, without a threshold. tracekit compares the
-    median compute of each step with that of the usual step: 4 % and four standard errors.
+    median compute of each step with that of the usual step: 4 % and five standard errors.
     """
 
     kind = CauseKind.SLOW_STEPS

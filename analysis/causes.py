@@ -8,6 +8,7 @@ it costs even so), because causes hide behind each other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tracekit.analysis.attribution import Attribution
 from tracekit.analysis.cause_model import Candidate, Cause, CauseKind, Evidence, Link, Where
@@ -82,15 +83,17 @@ def _priced(facts: Facts, candidates: Sequence[Candidate]) -> list[Cause]:
     causes = []
     for candidate in candidates:
         saved_s = alone_s = 0.0
+        without = None
         if candidate.change is not None:
-            saved_s = facts.unchanged_s - float(step_times_with(facts.replay, (candidate.change,)).mean())
+            without = step_times_with(facts.replay, (candidate.change,))
+            saved_s = facts.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(step_times_with(facts.replay, others).mean()) - floor_s if others else saved_s
-        causes.append(_cause(facts, candidate, saved_s, alone_s))
+        causes.append(replace(_cause(facts, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without))
     return causes
 
 
-def _cause(facts: Facts, candidate: Candidate, saved_s: float, alone_s: float) -> Cause:
+def _cause(facts: Facts, candidate: Candidate) -> Cause:
     rule = _RULE_OF[candidate.kind]
     steps = [int(step) for step in facts.replay.graph.steps]
     return Cause(
@@ -100,8 +103,8 @@ def _cause(facts: Facts, candidate: Candidate, saved_s: float, alone_s: float) -
         signature=rule.signature,
         evidence=candidate.evidence,
         confidence=candidate.confidence,
-        saved_s=saved_s,
-        alone_s=alone_s,
+        saved_s=0.0,
+        alone_s=0.0,
         refuted_by=rule.refuted_by,
         next_check=rule.next_check,
         suggested_fix=rule.suggested_fix,

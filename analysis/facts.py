@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tracekit.analysis.attribution import Attribution
+from tracekit.analysis.attribution import Attribution, attribute
 from tracekit.analysis.changes import step_times_with
 from tracekit.analysis.clocks import ClockOffsets, clock_offsets, with_clocks_set
 from tracekit.analysis.compute_profile import ComputeProfile, median, profile_computes
@@ -33,10 +33,12 @@ class Facts:
 
     @classmethod
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Facts:
-        """Measure the clocks and correct the replay where one is off."""
+        """Measure the clocks; where one is off, set it right in the replay and attribute anew."""
         offsets = clock_offsets(replay)
-        corrected = with_clocks_set(replay, offsets.offset_s) if offsets.any else replay
-        return cls(trace, corrected, attribution, offsets)
+        if not offsets.any:
+            return cls(trace, replay, attribution, offsets)
+        corrected = with_clocks_set(replay, offsets.offset_s)
+        return cls(trace, corrected, attribute(corrected), offsets)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
