@@ -244,8 +244,10 @@ class TooLittleTrace(Rule):
 
     def candidates(self, facts: Facts) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        coverage = facts.trace.coverage()
         steps = len(facts.replay.graph.steps)
+        if facts.all_lanes_replayed and steps >= FEWEST_STEPS:
+            return
+        coverage = facts.trace.coverage()
         if coverage.complete and steps >= FEWEST_STEPS:
             return
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected

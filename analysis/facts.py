@@ -106,6 +106,13 @@ class Facts:
         """The first forward of each stage."""
         return op_grid(self.replay, (OpKind.FORWARD_COMPUTE,), first_only=True)
 
+    @property
+    def all_lanes_replayed(self) -> bool:
+        """True where every DP rank of the layout is replayed in every step, so that nothing is missing."""
+        graph = self.replay.graph
+        lanes = sum(block.lanes * len(block.structures) for block in graph.blocks)
+        return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
+
     @cached_property
     def hosts(self) -> dict[Worker, str]:
         """The host of each traced worker, as far as the metadata says."""

@@ -114,8 +114,11 @@ class Trace:
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
-        rows = self.ops.select("dp_rank", "pp_rank", "rank").unique(subset=["dp_rank", "pp_rank"])
-        return {Worker(dp_rank, pp_rank): rank for dp_rank, pp_rank, rank in sorted(rows.iter_rows())}
+        dp_rank, pp_rank, rank = (self.ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+        stages = int(pp_rank.max()) + 1
+        rank_of = np.full((int(dp_rank.max()) + 1) * stages, -1, np.int32)
+        rank_of[dp_rank * np.int32(stages) + pp_rank] = rank
+        return {Worker(*divmod(int(cell), stages)): int(rank_of[cell]) for cell in np.flatnonzero(rank_of >= 0)}
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
