@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.errors import FormatError, LayoutError, OutputError, TraceError
+from tracekit.errors import FormatError, LayoutError, OutputError, SelectionError, TraceError
 from tracekit.model import KINDS, Layout, Worker
 
 SCHEMA_VERSION = 1
@@ -116,6 +116,13 @@ class Trace:
         """The recorded global rank of each traced worker."""
         rows = self.ops.select("dp_rank", "pp_rank", "rank").unique(subset=["dp_rank", "pp_rank"])
         return {Worker(dp_rank, pp_rank): rank for dp_rank, pp_rank, rank in sorted(rows.iter_rows())}
+
+    def without_steps(self, steps: Sequence[int]) -> Trace:
+        """The trace without these step numbers. Raises SelectionError where no step is left."""
+        left = self.ops.filter(~pl.col("step").is_in(list(steps)))
+        if left.height == 0:
+            raise SelectionError(f"every step is left out; the trace has steps {self.steps[0]} to {self.steps[-1]}")
+        return replace(self, ops=left.rechunk())
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
