@@ -288,7 +288,7 @@ def _steps(report: Report, width: int) -> RenderableType:
     size = -(-len(slowdown) // max(width - 10, 10))
     peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
     low = min(peaks)
-    high = max(max(peaks), low + 0.05)  # so that noise stays flat
+    high = max(*peaks, low + 0.05)  # so that noise stays flat
     bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
     return Group(line, Text(f"        {bars}", style="#fe9929"))
 
