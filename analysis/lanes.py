@@ -34,7 +34,7 @@ Int32s = npt.NDArray[np.int32]
 
 #: Stands for "no chunk" and "no microbatch" in integer columns.
 NONE = -1
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MIX = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +254,15 @@ def _hash_no_ops(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.ui
             last_start = placed.start[computes[-1]] - NO_OP_SLACK_S
             first_end = placed.start[computes[0]] + placed.duration[computes[0]] + NO_OP_SLACK_S
             for row in rows(stage, direction.recv):
-                signature += np.where(placed.start[row] < last_start, np.uint64(0), np.uint64(row + 1) * _MIX)
+                signature += np.where(placed.start[row] < last_start, np.uint64(0), _mark(row))
             for row in rows(stage, direction.send):
                 early = placed.start[row] + placed.duration[row] < first_end
-                signature += np.where(early, np.uint64(row + 1) * _MIX, np.uint64(0))
+                signature += np.where(early, _mark(row), np.uint64(0))
+
+
+def _mark(row: int) -> np.uint64:
+    """A 64-bit number that differs from row to row."""
+    return np.uint64((row + 1) * _MIX % 2**64)
 
 
 @nb.njit(cache=True, nogil=True)
