@@ -131,7 +131,7 @@ def _verdict(report: Report) -> RenderableType:
     )
     if found.straggling:
         grid.add_row("Who", _who(report))
-    figures = f"replay error {trust.replay_error:.2%}, launch delays {trust.discrepancy:+.1%} of the step"
+    figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
     if trust.trustworthy:
         grid.add_row("Trust", Text.assemble(("yes", "green"), f"  {figures}"))
     else:

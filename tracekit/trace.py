@@ -376,7 +376,7 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: str) -> None:
     largest_chunk = ops["chunk"].max()
     if layout.vpp > 1 and largest_chunk is not None and largest_chunk < layout.vpp - 1:  # type: ignore[operator]
         raise LayoutError(
-            f"{source}: the layout says vpp {layout.vpp}, but the largest chunk in the trace is {largest_chunk};"
+            f"{source}: the layout says vpp {layout.vpp}, but the largest chunk in the trace is {largest_chunk!r};"
             " correct the layout or the trace"
         )
     stages = ops["pp_rank"].n_unique()
