@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.lanes import Int32s, LaneGroup, place_lanes
 from tracekit.analysis.structure import Floats, Ints, Structure
 from tracekit.errors import GraphError
@@ -326,7 +326,7 @@ def _cycle(
     )
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _replay_order(group, by_group, first_of_group, first_next, nexts, waits):  # type: ignore[no-untyped-def]
     """Groups in an order in which each comes after all it waits for; shorter than the groups where a cycle is."""
     groups = len(first_of_group) - 1
@@ -354,7 +354,7 @@ def _replay_order(group, by_group, first_of_group, first_next, nexts, waits):  #
     return ordered[:count]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _assign_slots(order, first_of_group, first_wait, waits_for):  # type: ignore[no-untyped-def]
     """A slot per row, reused once nothing later waits for the row, so that live end times stay in cache."""
     rows = len(order)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import (
     BACKWARD,
     COMPUTE_STREAM,
@@ -265,13 +265,13 @@ def _mark(row: int) -> np.uint64:
     return np.uint64((row + 1) * _MIX % 2**64)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _count(step_index, dp_rank, pp_rank, kind, dp_ranks, kinds, counts):  # type: ignore[no-untyped-def]
     for i in range(len(step_index)):
         counts[step_index[i] * dp_ranks + dp_rank[i], pp_rank[i] * kinds + kind[i]] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
@@ -290,7 +290,7 @@ def _place(  # type: ignore[no-untyped-def]
         duration_out[cell] = duration[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place_uniform(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, row_base, values, row_offset, uniform, varies,
@@ -311,7 +311,7 @@ def _place_uniform(  # type: ignore[no-untyped-def]
             varies[group] = True
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place_labels(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
@@ -327,7 +327,7 @@ def _place_labels(  # type: ignore[no-untyped-def]
             out[cell_offset[group] + (base + seq[i]) * lanes_in_group[group] + column_of_lane[lane]] = values[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _hash_streams(start, bounds, streams, signature):  # type: ignore[no-untyped-def]
     """Fold into each lane's signature the order in which the kinds of each stream take turns."""
     heads = np.empty(len(bounds), np.int64)

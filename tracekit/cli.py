@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 
+# polars' allocator keeps freed memory for seconds, longer than most commands run: give it back at once.
+os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
+
 _PATH = click.Path(path_type=Path)
 
 
