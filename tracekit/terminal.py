@@ -23,6 +23,8 @@ from tracekit.trace import Trace
 
 #: Rows of a table that names culprits.
 _TOP = 8
+#: From this share of the loss on, workers or a stage count as the culprit.
+_CULPRIT_SHARE = 0.3
 _LARGEST_MAP = (24, 32)
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
@@ -142,17 +144,18 @@ def _verdict(report: Report) -> RenderableType:
 
 
 def _who(report: Report) -> str:
-    """The workers or the stage that most of the loss goes back to."""
+    """How much of the loss goes back to few workers, and to the last stage; the larger share first."""
     found = report.attribution
     workers = ", ".join(str(worker) for worker in found.slowest_workers[:3])
     more = len(found.slowest_workers) - 3
-    named = f"worker{'s' if len(found.slowest_workers) > 1 else ''} {workers}" + (
-        f" and {more} more" if more > 0 else ""
-    )
-    parts = [f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)"]
+    plural = "s" if len(found.slowest_workers) > 1 else ""
+    named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
+    shares = [(found.m_w.removal, f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)")]
     if found.stages > 1:
-        parts.append(f"fixing the last stage {_percent(found.m_s.removal)} (M_S)")
-    return ", ".join(parts)
+        shares.append((found.m_s.removal, f"fixing the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
+    shares.sort(reverse=True)
+    line = ", ".join(text for _, text in shares)
+    return line if shares[0][0] >= _CULPRIT_SHARE else f"nobody in particular: {line}"
 
 
 def _percent(share: float) -> str:
