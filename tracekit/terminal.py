@@ -19,6 +19,7 @@ from rich.text import Text
 
 from tracekit.report import Report
 from tracekit.store import StoredJob
+from tracekit.text import printable, short
 from tracekit.trace import Trace
 
 #: Rows of a table that names culprits.
@@ -52,7 +53,7 @@ def print_trace(trace: Trace, console: Console) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("Job", Text(trace.name))
+    grid.add_row("Job", Text(short(trace.name)))
     grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
     grid.add_row("Steps", f"{len(trace.steps)}, from {trace.steps[0]} to {trace.steps[-1]}")
     grid.add_row(
@@ -63,7 +64,7 @@ def print_trace(trace: Trace, console: Console) -> None:
     grid.add_row("Ops", f"{trace.ops.height:,}")
     for name, value in trace.metadata.items():
         text = json.dumps(value)
-        grid.add_row(name, Text(text if len(text) < 300 else text[:300] + " ..."))
+        grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
     console.print(grid)
     console.print()
     table = _table("Op kind", "ops", "mean", "longest")
@@ -78,19 +79,19 @@ def print_trace(trace: Trace, console: Console) -> None:
 def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
     """Print the jobs of a store, newest first."""
     if not jobs:
-        console.print(Text(f"{path}: no job yet; add one with `tracekit import TRACE`"))
+        console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
         return
     table = _table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
     for job in jobs:
         sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
-        table.add_row(Text(job.name), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
+        table.add_row(Text(short(job.name)), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
     console.print(table)
 
 
 def _headline(report: Report) -> Text:
     layout = report.layout
     sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
-    line = Text(report.name, style="bold")
+    line = Text(short(report.name), style="bold")
     line.append(
         f"   {' x '.join(sizes)} on {layout.world_size} GPUs, {len(report.attribution.steps)} steps,"
         f" {report.ops:,} ops",
@@ -214,7 +215,7 @@ def _workers(report: Report) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
     table = _table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone")
     for row in report.by_worker.head(_TOP).iter_rows(named=True):
-        host = (row["host"] or "",) if has_hosts else ()
+        host = (Text(short(row["host"] or "")),) if has_hosts else ()
         table.add_row(f"({row['dp_rank']},{row['pp_rank']})", str(row["rank"]), *host, _slowdown(row["slowdown"]))
     return table
 
@@ -227,7 +228,7 @@ def _questions(report: Report) -> RenderableType:
     table = _table("What if", "step time", "saved per step", "GPU-hours a day")
     for asked in report.questions_asked:
         table.add_row(
-            asked.question,
+            Text(printable(asked.question)),
             seconds(asked.step_time_s),
             f"{seconds(asked.saved_s)} ({asked.saved_s / report.attribution.original_s:+.1%})",
             f"{asked.saved_gpu_hours_per_day:,.1f}",
