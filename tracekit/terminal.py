@@ -27,6 +27,8 @@ _TOP = 8
 #: From this share of the loss on, workers or a stage count as the culprit.
 _CULPRIT_SHARE = 0.3
 _LARGEST_MAP = (24, 32)
+#: Columns between panels.
+_GAP = 3
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
@@ -41,9 +43,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     if report.questions_asked:
         console.print(_questions(report))
-    culprits = [_kinds(report), _stages(report), _dp_ranks(report)]
-    rows = [culprits] if console.width >= 100 else [culprits[:2], culprits[2:]]
-    console.print(_side_by_side([*rows, [_workers(report), _worker_map(report)]], console))
+    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
+    console.print(_side_by_side(panels, console))
     console.print(_steps(report, console.width))
 
 
@@ -305,18 +306,23 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def _side_by_side(rows: Sequence[Sequence[RenderableType]], console: Console) -> RenderableType:
-    """Rows of panels beside each other where the console is wide enough, else under each other."""
-    panels: list[RenderableType] = []
+def _side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
+    """Panels in rows, each row as many as the console is wide enough for."""
+    rows: list[list[RenderableType]] = []
+    left = 0
+    for panel in panels:
+        width = console.measure(panel).maximum + _GAP
+        if not rows or width > left:
+            rows.append([])
+            left = console.width + _GAP
+        rows[-1].append(panel)
+        left -= width
+    grids: list[RenderableType] = []
     for row in rows:
-        widths = [console.measure(panel).maximum + 3 for panel in row]
-        if sum(widths) <= console.width:
-            grid = Table.grid(padding=(0, 3, 0, 0))
-            grid.add_row(*row)
-            panels.append(Padding(grid, (0, 0, 1, 0)))
-        else:
-            panels.extend(Padding(panel, (0, 0, 1, 0)) for panel in row)
-    return Group(*panels)
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        grid.add_row(*row)
+        grids.append(Padding(grid, (0, 0, 1, 0)))
+    return Group(*grids)
 
 
 def _slowdown(value: float) -> Text:
