@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numba as nb
 import numpy as np
 
 from tracekit.analysis.graph import Block, DependencyGraph
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import Floats
 from tracekit.model import KINDS, OpKind
 
@@ -96,7 +96,7 @@ def _launch_delays(block: Block) -> tuple[Floats, int]:
     return delay, int(clamped)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _transfer_durations(  # type: ignore[no-untyped-def]
     order, first_of_group, joins_lanes, is_communication, start, first_lane, lowest, own
 ):
@@ -128,7 +128,7 @@ def _transfer_durations(  # type: ignore[no-untyped-def]
     return clamped
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _delays(first_wait, waits_for, start, duration, lowest, delay):  # type: ignore[no-untyped-def]
     """Turn recorded starts in `delay` into launch delays; how many were clamped."""
     rows, lanes = start.shape

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.lanes import Int32s, LaneGroup, place_lanes
 from tracekit.analysis.structure import Floats, Ints, Structure
 from tracekit.errors import GraphError
@@ -84,6 +84,19 @@ class Block:
     def lanes(self) -> int:
         """How many lanes the block has."""
         return int(self.start.shape[1])
+
+    def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
+        """The block with only these lanes, whose steps are renumbered to `step`."""
+        whole_steps = self.dp_rank.shape[1] == 1
+        return replace(
+            self,
+            step=step,
+            first_lane=first_lanes(step),
+            dp_rank=self.dp_rank if whole_steps else self.dp_rank[:, lanes],
+            start=np.ascontiguousarray(self.start[:, lanes]),
+            duration=np.ascontiguousarray(self.duration[:, lanes]),
+            microbatch=self.microbatch if self.microbatch.shape[1] == 1 else self.microbatch[:, lanes],
+        )
 
 
 @dataclass(frozen=True)
@@ -195,6 +208,11 @@ def build_template(structures: Sequence[Structure], *, lanes_join: bool) -> Temp
     )
 
 
+def first_lanes(step: Int32s) -> Ints:
+    """Where the lanes of each step begin, [steps + 1], from the ascending step of each lane."""
+    return np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
+
+
 def _blocks(groups: Sequence[LaneGroup], steps: int) -> Iterator[Block]:
     """One block per structure; steps whose lanes differ are set apart, one block per combination of structures."""
     structures_of_step = np.zeros(steps, np.int64)
@@ -212,7 +230,7 @@ def _blocks(groups: Sequence[LaneGroup], steps: int) -> Iterator[Block]:
 def _uniform_block(group: LaneGroup, lanes: Ints) -> Block:
     everything = len(lanes) == len(group.step)
     step = group.step[lanes]
-    first_lane = np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
+    first_lane = first_lanes(step)
     microbatch = group.microbatch
     return Block(
         template=build_template([group.structure], lanes_join=len(first_lane) - 1 < len(step)),
@@ -308,7 +326,7 @@ def _cycle(
     )
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _replay_order(group, by_group, first_of_group, first_next, nexts, waits):  # type: ignore[no-untyped-def]
     """Groups in an order in which each comes after all it waits for; shorter than the groups where a cycle is."""
     groups = len(first_of_group) - 1
@@ -336,7 +354,7 @@ def _replay_order(group, by_group, first_of_group, first_next, nexts, waits):  #
     return ordered[:count]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _assign_slots(order, first_of_group, first_wait, waits_for):  # type: ignore[no-untyped-def]
     """A slot per row, reused once nothing later waits for the row, so that live end times stay in cache."""
     rows = len(order)

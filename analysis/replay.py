@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
-import numba as nb
 import numpy as np
 
 from tracekit.analysis.graph import Template
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import Floats, Ints
 
 #: Lanes replayed together: their live end times fit the second-level cache.
@@ -129,7 +129,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="replay")
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
+@kernel
 def _replay(  # type: ignore[no-untyped-def]
     order, first_of_group, first_wait, waits_for, slot, slots, joins_lanes, is_communication,
     matrix, matrix_row, constant, delay, delay_row, first_lane, ends, starts_out, ends_out,
