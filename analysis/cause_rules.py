@@ -16,15 +16,21 @@ import numpy as np
 
 from tracekit.analysis.cause_model import Candidate, CauseKind, Evidence, Where, sureness
 from tracekit.analysis.changes import Change, RemovePauses, Scale, Together
-from tracekit.analysis.compute_profile import BACKWARD, FORWARD, ComputeProfile, lower_median, median
+from tracekit.analysis.compute_profile import (
+    BACKWARD,
+    FACTOR_ERRORS,
+    FORWARD,
+    SMALLEST_FACTOR,
+    STEP_ERRORS,
+    ComputeProfile,
+    lower_median,
+    median,
+    stands_out,
+)
 from tracekit.analysis.facts import Facts
 from tracekit.analysis.structure import Floats
 from tracekit.model import Worker
 
-#: A factor must exceed 1 by this much and by this many of its standard errors.
-SMALLEST_FACTOR = 0.04
-FACTOR_ERRORS = 6.0
-STEP_ERRORS = 5.0
 #: Stages differ by design; this much more than the usual stage is imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
 #: Share of a host's workers that are slow when the host is.
@@ -67,8 +73,8 @@ def slow_workers(facts: Facts) -> np.ndarray:
     profile = facts.profile
     if profile is None or len(facts.dp_ranks) < 2:
         return np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
-    by_worker = profile.worker - 1 > np.maximum(SMALLEST_FACTOR, FACTOR_ERRORS * profile.worker_error)
-    by_dp_rank = profile.dp_rank - 1 > np.maximum(SMALLEST_FACTOR, FACTOR_ERRORS * profile.dp_rank_error)
+    by_worker = stands_out(profile.worker, profile.worker_error, FACTOR_ERRORS)
+    by_dp_rank = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
     hit: np.ndarray = by_worker | by_dp_rank[None, :]
     return hit
 
@@ -298,7 +304,11 @@ class PythonGc(Rule):
         )
         workers = paused[FORWARD].any(axis=(1, 2, 3))
         where = Where(workers=facts.workers_where(workers)) if workers.sum() == 1 else Where()
-        series = 1 + pause.sum(axis=(0, 1, 2, 3, 5)) / facts.unchanged_s
+        # The usual pause of each step, so that a leak shows as a drift whatever the number of pauses.
+        count = paused[FORWARD].sum(axis=(0, 1, 2, 4))
+        total = pause.sum(axis=(0, 1, 2, 3, 5))
+        usual = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
+        series = 1 + usual / facts.unchanged_s
         yield Candidate(self.kind, where, evidence, sureness(evidence[:1]), RemovePauses(facts.table, pause), series)
 
 
@@ -321,7 +331,7 @@ class SlowSteps(Rule):
         profile = facts.profile
         if profile is None or len(profile.step) < 4:
             return
-        slow = profile.step - 1 > np.maximum(SMALLEST_FACTOR, STEP_ERRORS * profile.step_error)
+        slow = stands_out(profile.step, profile.step_error, STEP_ERRORS)
         if not slow.any() or slow.mean() > 0.5:
             return
         evidence = (

@@ -26,6 +26,10 @@ SMALLEST_PAUSE = 0.5
 PAUSE_SPREADS = 8.0
 #: Spreads and typical values of more than this many numbers are taken from evenly spaced ones of them.
 SAMPLE = 100_000
+#: A factor differs from 1 when it exceeds it by this much and by this many of its standard errors.
+SMALLEST_FACTOR = 0.04
+FACTOR_ERRORS = 6.0
+STEP_ERRORS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +79,33 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     rest = shared / dp_rank_raw
     step = median(rest, (0, 2))
     step = step / median(step, (0,))
-    microbatch = rest / step[:, None]
+    dp_rank_error = _spread(shared, (0, 1)) * MEDIAN_ERROR / np.sqrt(shared.shape[0] * shared.shape[1])
+    step_error = _spread(rest, (0, 2)) * MEDIAN_ERROR / np.sqrt(shared.shape[0] * shared.shape[2])
+    # A factor that does not stand out is the microbatches' own: taking it out would bend their costs.
+    slow_ranks = np.where(stands_out(dp_rank, dp_rank_error, FACTOR_ERRORS), dp_rank, 1.0)
+    slow_steps = np.where(stands_out(step, step_error, STEP_ERRORS), step, 1.0)
+    microbatch = shared / slow_ranks / slow_steps[:, None]
     pause = _pauses(grid, base, worker, shared)
     correlation, spread = _length_signature(relative, pause)
-    count = shared.shape[0]
     return ComputeProfile(
         base_s=base * median(dp_rank_raw, (0,)),
         worker=worker,
         worker_error=worker_error,
         dp_rank=dp_rank,
-        dp_rank_error=_spread(shared, (0, 1)) * MEDIAN_ERROR / np.sqrt(count * shared.shape[1]),
+        dp_rank_error=dp_rank_error,
         step=step,
-        step_error=_spread(rest, (0, 2)) * MEDIAN_ERROR / np.sqrt(count * shared.shape[2]),
+        step_error=step_error,
         microbatch=microbatch / np.nanmean(microbatch),
         pause_s=pause,
         length_correlation=correlation,
         length_spread=spread,
     )
+
+
+def stands_out(factor: Floats, error: Floats, errors: float) -> np.ndarray:
+    """Where a factor is above 1 by more than the smallest worth naming and by `errors` standard errors."""
+    high: np.ndarray = factor - 1 > np.maximum(SMALLEST_FACTOR, errors * error)
+    return high
 
 
 def median(values: Floats, axes: tuple[int, ...]) -> Floats:

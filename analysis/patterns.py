@@ -23,6 +23,8 @@ SMALLEST_SLOWDOWN = 1.02
 CHANGE_ERRORS = 5.0
 TREND_ERRORS = 4.0
 SLOW_STEP_ERRORS = 5.0
+#: A line that explains this share of the variance is a drift even where its last steps look like outliers.
+CLEAR_LINE_SHARE = 0.8
 #: ... and by this share of the step.
 SMALLEST_CHANGE = 0.03
 #: Slow steps that are less than this share of the steps come and go; more are the normal state.
@@ -144,7 +146,9 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     slow = np.flatnonzero(series > level + max(SLOW_STEP_ERRORS * noise, SMALLEST_CHANGE * level))
     slow_steps = tuple(steps[position] for position in slow)
     few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
-    if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and not few and _line_beats_step(series, at):
+    line = _line_share(series)
+    drifts = line > _step_share(series, at) and (line > CLEAR_LINE_SHARE or not few)
+    if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
         return found(TimeShape.DRIFTING, trend, TREND_ERRORS)
     if change > CHANGE_ERRORS and gap > SMALLEST_CHANGE and not few:
         return found(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[at])
@@ -183,11 +187,20 @@ def _trend(series: Floats) -> tuple[float, float]:
     return float(z), float(slope * (count - 1))
 
 
-def _line_beats_step(series: Floats, at: int) -> bool:
-    count = len(series)
-    line = np.polyval(np.polyfit(np.arange(count), series, 1), np.arange(count))
-    split = np.where(np.arange(count) < at, series[:at].mean(), series[at:].mean())
-    return bool(((series - line) ** 2).sum() < ((series - split) ** 2).sum())
+def _line_share(series: Floats) -> float:
+    """Share of the variance that a straight line explains."""
+    line = np.polyval(np.polyfit(np.arange(len(series)), series, 1), np.arange(len(series)))
+    return _share(series, line)
+
+
+def _step_share(series: Floats, at: int) -> float:
+    """Share of the variance that a jump before position `at` explains."""
+    return _share(series, np.where(np.arange(len(series)) < at, series[:at].mean(), series[at:].mean()))
+
+
+def _share(series: Floats, model: Floats) -> float:
+    variance = float(((series - series.mean()) ** 2).sum())
+    return 1 - float(((series - model) ** 2).sum()) / variance if variance else 0.0
 
 
 def _period(series: Floats, steps: Any) -> tuple[int | None, float]:
