@@ -20,6 +20,7 @@ from tracekit.analysis.compute_profile import (
     BACKWARD,
     FACTOR_ERRORS,
     FORWARD,
+    MAD_TO_SIGMA,
     SMALLEST_FACTOR,
     STEP_ERRORS,
     ComputeProfile,
@@ -33,6 +34,8 @@ from tracekit.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
+#: Beside a worker that is slow by some excess, others are named from this share of it on.
+WORTH_NAMING_SHARE = 0.1
 #: Share of a host's workers that are slow when the host is.
 WHOLE_HOST_SHARE = 0.7
 SMALLEST_CORRELATION = 0.6
@@ -73,9 +76,13 @@ def slow_workers(facts: Facts) -> np.ndarray:
     profile = facts.profile
     if profile is None or len(facts.dp_ranks) < 2:
         return np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
-    by_worker = stands_out(profile.worker, profile.worker_error, FACTOR_ERRORS)
+    # No two GPUs are alike: a slow one stands out from how much the others differ, too.
+    usual_spread = MAD_TO_SIGMA * float(lower_median(np.abs(profile.worker - 1).ravel(), 0))
+    by_worker = stands_out(profile.worker, np.maximum(profile.worker_error, usual_spread), FACTOR_ERRORS)
     by_dp_rank = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
-    hit: np.ndarray = by_worker | by_dp_rank[None, :]
+    excess = profile.worker * profile.dp_rank - 1
+    slow = by_worker | by_dp_rank[None, :]
+    hit: np.ndarray = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
     return hit
 
 

@@ -189,7 +189,7 @@ def _trend(series: Floats) -> tuple[float, float]:
 
 def _line_share(series: Floats) -> float:
     """Share of the variance that a straight line explains."""
-    line = np.polyval(np.polyfit(np.arange(len(series)), series, 1), np.arange(len(series)))
+    line: Floats = np.polyval(np.polyfit(np.arange(len(series)), series, 1), np.arange(len(series))).astype(np.float64)
     return _share(series, line)
 
 

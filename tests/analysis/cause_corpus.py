@@ -99,6 +99,7 @@ SHAPES: tuple[tuple[Layout, Schedule, int], ...] = (
 )
 NO_PIPELINE = (Layout(dp=8, pp=1, tp=8), Schedule.ONE_F_ONE_B, 6)
 NOISE = (0.01, 0.03, 0.05)
+WORKER_SPREAD = (0.0, 0.005, 0.01)
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def _spec(seed: int, turn: int, causes: tuple[Cause, ...]) -> SynthSpec:
         overlap_dp=seed % 2 == 0,
         seed=seed,
         noise=NOISE[(turn + seed // 3) % len(NOISE)],
+        worker_spread=WORKER_SPREAD[(turn + seed // 5) % len(WORKER_SPREAD)],
         causes=causes,
         record_no_ops=layout.vpp > 1 and seed % 4 == 0,
     )

@@ -166,8 +166,8 @@ class TestPlans:
         causes = (
             SlowWorker(dp_rank=0, pp_rank=0, factor=1.8),
             SlowWorker(dp_rank=1, pp_rank=1, factor=1.5),
-            SlowWorker(dp_rank=2, pp_rank=2, factor=1.07),
-            SlowWorker(dp_rank=3, pp_rank=3, factor=1.06),
+            SlowWorker(dp_rank=2, pp_rank=2, factor=1.12),
+            SlowWorker(dp_rank=3, pp_rank=3, factor=1.11),
         )
         facts = facts_of(*causes, noise=0.01)
         named = causes_of(facts)
