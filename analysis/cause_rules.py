@@ -34,6 +34,8 @@ from tracekit.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
+#: A slow worker's optimizer exceeds the usual one by this share of what its computes do.
+OPTIMIZER_SHARE = 0.6
 #: Beside a worker that is slow by some excess, others are named from this share of it on.
 WORTH_NAMING_SHARE = 0.1
 #: Share of a host's workers that are slow when the host is.
@@ -60,8 +62,7 @@ class Rule(ABC):
 
 def workers_as_fast_as_peers(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> Change:
     """The workers in `hit` [stages, dp_ranks] as fast as their peers, optimizer included."""
-    factor = profile.worker * profile.dp_rank
-    healed = np.where(hit, 1 / factor, 1.0)
+    healed = np.where(hit, 1 / worker_factor(facts, profile), 1.0)
     changes: list[Change] = [Scale(facts.table, healed[None, :, None, None, None, :])]
     if not facts.optimizers.empty:
         cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
@@ -71,19 +72,45 @@ def workers_as_fast_as_peers(facts: Facts, profile: ComputeProfile, hit: np.ndar
     return Together(tuple(changes))
 
 
+def worker_factor(facts: Facts, profile: ComputeProfile) -> Floats:
+    """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks]."""
+    if len(facts.dp_ranks) == 1:
+        return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
+    return profile.worker * profile.dp_rank
+
+
 def slow_workers(facts: Facts) -> np.ndarray:
     """Workers whose computes take longer than those of their peers, [stages, dp_ranks] of bool."""
     profile = facts.profile
-    if profile is None or len(facts.dp_ranks) < 2:
+    if profile is None:
         return np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
+    if len(facts.dp_ranks) < 2:
+        return _slow_without_peers(facts, profile)
     # No two GPUs are alike: a slow one stands out from how much the others differ, too.
     usual_spread = MAD_TO_SIGMA * float(lower_median(np.abs(profile.worker - 1).ravel(), 0))
     by_worker = stands_out(profile.worker, np.maximum(profile.worker_error, usual_spread), FACTOR_ERRORS)
     by_dp_rank = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
-    excess = profile.worker * profile.dp_rank - 1
+    excess = worker_factor(facts, profile) - 1
     slow = by_worker | by_dp_rank[None, :]
     hit: np.ndarray = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
     return hit
+
+
+def _slow_without_peers(facts: Facts, profile: ComputeProfile) -> np.ndarray:
+    """With one DP rank a slow worker looks like a stage with more work; its optimizer, just as slow, gives it away."""
+    excess = stage_excess(profile).min(axis=1)
+    if facts.stages < 2 or facts.optimizers.empty:
+        return np.zeros((facts.stages, 1), np.bool_)
+    cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
+    optimizer = cost / lower_median(cost, axis=0) - 1
+    slow: np.ndarray = (excess[:, None] > SMALLEST_STAGE_EXCESS) & (optimizer > OPTIMIZER_SHARE * excess[:, None])
+    return slow
+
+
+def stage_excess(profile: ComputeProfile) -> Floats:
+    """How much longer each chunk computes than the usual one, [stages, chunks]."""
+    excess: Floats = profile.stage_s / lower_median(profile.stage_s.ravel(), -1) - 1
+    return excess
 
 
 def hosts_that_are_slow(facts: Facts) -> dict[str, np.ndarray]:
@@ -109,14 +136,14 @@ def hosts_that_are_slow(facts: Facts) -> dict[str, np.ndarray]:
 def _worker_series(facts: Facts, hit: np.ndarray) -> Floats:
     """How slow the workers in `hit` are step by step, relative to their peers, [steps]."""
     grid = facts.table.grid.sum(axis=0)
-    usual = lower_median(median(grid, (1, 2)), axis=-1)
-    mine = median(grid, (1, 2)) / usual[..., None]
+    usual = lower_median(median(grid, (1, 2)), axis=-1 if len(facts.dp_ranks) > 1 else 0)
+    mine = median(grid, (1, 2)) / (usual[..., None] if len(facts.dp_ranks) > 1 else usual[None])
     series: Floats = np.nanmean(mine.transpose(0, 2, 1)[hit], axis=0)
     return series
 
 
 def _worker_evidence(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> tuple[Evidence, ...]:
-    factor = float((profile.worker * profile.dp_rank)[hit].min()) - 1
+    factor = float(worker_factor(facts, profile)[hit].min()) - 1
     error = float(np.maximum(profile.worker_error, profile.dp_rank_error[None, :] * (facts.stages == 1))[hit].max())
     exact = facts.attribution.worker_slowdown.T[hit]
     return (
@@ -220,8 +247,9 @@ class StageImbalance(Rule):
         profile = facts.profile
         if profile is None or facts.stages < 2:
             return
-        usual = lower_median(profile.stage_s.ravel(), -1)
-        excess = profile.stage_s / usual - 1
+        excess = stage_excess(profile)
+        if len(facts.dp_ranks) == 1:
+            excess[slow_workers(facts)[:, 0]] = 0.0
         for stage in np.flatnonzero((excess > SMALLEST_STAGE_EXCESS).any(axis=1)):
             chunks = excess[stage] > SMALLEST_STAGE_EXCESS
             factor = np.ones((facts.stages, profile.stage_s.shape[1]))

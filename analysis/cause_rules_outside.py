@@ -109,7 +109,7 @@ class Congestion(Rule):
     """A few transfers, here and there, take many times as long as usual: congestion or a flapping port.
 
     Paper: reports that communication matters little overall and ideals it by the median, because means suffer from
-    such hiccups. tracekit counts transfers longer than eight medians on links that are not slow all the time.
+    such hiccups. tracekit counts transfers longer than eight times their link's median.
     """
 
     kind = CauseKind.CONGESTION
@@ -124,18 +124,19 @@ class Congestion(Rule):
         if facts.transfers.empty:
             return
         seconds = facts.transfer_s
-        usual, slow = facts.usual_transfer_s, _slow_links(facts)
-        hiccup = (seconds > HICCUP_FACTOR * usual) & ~slow[:, None, None, :]
+        # A slow link is slow all the time: its hiccups stand out from its own usual transfer.
+        usual = facts.usual_transfer_s * np.where(_slow_links(facts), facts.link_factor, 1.0)[:, None, None, :]
+        over = seconds / np.maximum(usual, 1e-9)
+        hiccup = over > HICCUP_FACTOR
         count = int(hiccup.sum())
         if count < FEWEST_HICCUPS or count > LARGEST_HICCUP_SHARE * np.isfinite(seconds).sum():
             return
-        longest = float(seconds[hiccup].max())
         evidence = (
             Evidence("long transfers", count, FEWEST_HICCUPS),
-            Evidence("longest over the usual", longest / max(usual, 1e-9), HICCUP_FACTOR),
+            Evidence("longest over the usual", float(over[hiccup].max()), HICCUP_FACTOR),
         )
         factor = np.ones_like(seconds)
-        factor[hiccup] = usual / seconds[hiccup]
+        factor[hiccup] = 1 / over[hiccup]
         series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / facts.unchanged_s
         change = Scale(facts.transfers, factor)
         yield Candidate(self.kind, Where(), evidence, sureness(evidence), change, series)
@@ -168,7 +169,7 @@ class LateData(Rule):
         factor = np.where(late, typical / np.where(late, delay, 1.0), 1.0)
         worst = np.where(late, delay, 0.0).max(axis=(0, 2))
         evidence = (Evidence("delay before the first forward", float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
-        some = dp_hit.any() and not dp_hit.all()
+        some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
         dp_ranks = tuple(facts.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
         where = Where(dp_ranks=dp_ranks)
         change = ScaleDelays(facts.first_forwards, factor[:, None])

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def _cost() -> str:
     return f"{header}\n\n{table(['workers', 'attribution s', 'causes and fixes s', 'ratio'], rows)}"
 
 
-def _median_s(run) -> float:
+def _median_s(run: Callable[[], object]) -> float:
     times = []
     for _ in range(3):
         began = time.perf_counter()

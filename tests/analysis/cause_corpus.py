@@ -38,6 +38,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
+from tracekit.synth_job import GPUS_PER_HOST
 from tracekit.trace import Trace
 
 MUST_FIND_SLOWDOWN = 1.1
@@ -96,6 +97,7 @@ SHAPES: tuple[tuple[Layout, Schedule, int], ...] = (
     (Layout(dp=6, pp=2, vpp=3, tp=8), Schedule.INTERLEAVED, 6),
     (Layout(dp=3, pp=3, tp=8), Schedule.GPIPE, 6),
     (Layout(dp=4, pp=8, tp=8), Schedule.ONE_F_ONE_B, 16),
+    (Layout(dp=1, pp=4, tp=8), Schedule.ONE_F_ONE_B, 8),
 )
 NO_PIPELINE = (Layout(dp=8, pp=1, tp=8), Schedule.ONE_F_ONE_B, 6)
 NOISE = (0.01, 0.03, 0.05)
@@ -128,6 +130,10 @@ def specs(first_seed: int, repeats: int, healthy: int) -> Iterator[SynthSpec]:
 def _spec(seed: int, turn: int, causes: tuple[Cause, ...]) -> SynthSpec:
     pipeline_needed = any(isinstance(cause, SlowP2pLink | FlappingNetwork | SlowLastStage) for cause in causes)
     shapes = SHAPES if pipeline_needed else (*SHAPES, NO_PIPELINE)
+    if any(isinstance(cause, SlowNic | MissingRanks | MissingSteps) for cause in causes):
+        shapes = tuple(shape for shape in shapes if shape[0].has_dp_collectives)
+    if any(isinstance(cause, SlowHost) for cause in causes):
+        shapes = tuple(shape for shape in shapes if shape[0].tp < GPUS_PER_HOST or turn % 4 == 0)
     layout, schedule, microbatches = shapes[(turn * 7 + seed) % len(shapes)]
     return SynthSpec(
         layout=layout,
