@@ -313,7 +313,11 @@ def _hushed_panics() -> Iterator[None]:
 def _console() -> Any:
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave with 1
+            raise BrokenPipeError
+
+    return _Console(highlight=False, soft_wrap=False)
 
 
 def _done(path: Path) -> None:
