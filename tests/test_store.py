@@ -155,7 +155,7 @@ def test_a_store_in_use_by_a_writer_says_so(store: Store) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         for use in (store.jobs, lambda: store.load("slow job"), lambda: store.add([incoming(slow_trace((0,)), "b")])):
-            with pytest.raises(StoreError, match="another process has the store open .* try again when it is done"):
+            with pytest.raises(StoreError, match=r"another process has the store open .* try again when it is done"):
                 use()
         ran = run("whatif", "--store", store.path)
         assert ran.code == 2

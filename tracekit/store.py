@@ -231,7 +231,7 @@ class Store:
         reason = str(error).splitlines()[0]
         if "Could not set lock" in reason:
             return StoreError(
-                f"{self.path}: another process has the store open (it takes one writer, or readers only); try again when"
-                " it is done"
+                f"{self.path}: another process has the store open (it takes one writer, or readers only); try again"
+                " when it is done"
             )
         return StoreError(f"{self.path}: DuckDB cannot use the store: {reason}")
