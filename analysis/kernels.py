@@ -7,18 +7,17 @@ per machine, cached on disk, free of the interpreter's lock so that threads run 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numba
 from numba.core import config
 from numba.core.registry import cpu_target
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def kernel(function: Function) -> Function:
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` on its first call."""
-    return cast("Function", numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
 
 
 def _start_lean() -> None:
