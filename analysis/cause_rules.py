@@ -197,8 +197,8 @@ class BadWorker(Rule):
 class SlowHost(Rule):
     """All (or most) workers of one host compute slower than their peers.
 
-    Paper: not told apart from single workers (M_W counts workers). tracekit groups slow workers by the host their
-    rank runs on, because the check and the repair differ; it needs two traced workers on the host.
+    Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host their rank
+    runs on, because the check and the repair differ; it needs two traced workers on the host, most of them slow.
     """
 
     kind = CauseKind.SLOW_HOST
@@ -350,7 +350,7 @@ class PythonGc(Rule):
 class SlowSteps(Rule):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
-    Paper: reports S per step to separate lasting from passing stragglers, without a threshold. tracekit compares the
+    Paper: reports S per step, without a threshold for slow ones. tracekit compares the
     median compute of each step with that of the usual step: 4 % and five standard errors.
     """
 

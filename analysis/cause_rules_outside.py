@@ -39,7 +39,7 @@ def _slow_links(facts: Facts) -> np.ndarray:
 class SlowLink(Rule):
     """The connection between two neighbouring stages of one DP rank is slow.
 
-    Paper: communication contributes little on its clusters; no signature is given. A slow sender shows on the
+    Paper: no signature. A slow sender shows on the
     receiver's recv, so tracekit takes the shorter of the two sides of each transfer, which no wrong clock can
     lengthen, and compares the link's median with that of all links: three times.
     """
@@ -108,8 +108,8 @@ class SlowNic(Rule):
 class Congestion(Rule):
     """A few transfers, here and there, take many times as long as usual: congestion or a flapping port.
 
-    Paper: reports that communication matters little overall and ideals it by the median, because means suffer from
-    such hiccups. tracekit counts transfers longer than eight times their link's median.
+    Paper: takes the median, not the mean, as the ideal of communication, which such hiccups do not move; no
+    signature. tracekit counts transfers longer than eight times their link's median.
     """
 
     kind = CauseKind.CONGESTION
@@ -208,7 +208,7 @@ class HostBound(Rule):
 class ClockError(Rule):
     """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
 
-    Paper: clocks are synchronised before tracing. tracekit measures each worker's offset where a collective over all
+    Paper: takes synchronised clocks for granted. tracekit measures each worker's offset where a collective over all
     workers ends, names offsets above 1.5 ms and eight standard errors, and sets the clocks right before it looks for
     any other cause, so that the rank whose clock is off is not blamed.
     """

@@ -17,7 +17,7 @@ import numpy as np
 from tracekit.analysis.compute_table import ComputeTable
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.op_grid import OpGrid, Part, TransferGrid
-from tracekit.analysis.replay import Costs, replay_lanes
+from tracekit.analysis.replay import Costs
 from tracekit.analysis.structure import Floats
 
 
@@ -146,13 +146,12 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
     """The duration of each step after the changes (made in their order), seconds, [steps]."""
     draft = Draft.recorded(replay)
     Together(tuple(changes)).make(draft)
-    times = np.zeros(len(replay.graph.steps))
+    costs = []
     for block, own, delay in zip(replay.graph.blocks, draft.own, draft.delay, strict=True):
         rows = np.arange(block.template.rows)
         delayed = np.where(block.template.is_communication | (not draft.keeps_delays), -1, rows)
-        ends = replay_lanes(block.template, block.first_lane, Costs(own, rows, np.zeros(len(rows)), delay, delayed))
-        np.maximum.at(times, block.step, ends)
-    return times
+        costs.append(Costs(own, rows, np.zeros(len(rows)), delay, delayed))
+    return replay.step_times_at(costs)
 
 
 def _changed(parts: Iterable[Part]) -> Iterator[Part]:

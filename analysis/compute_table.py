@@ -101,16 +101,12 @@ class ComputeTable:
 
 def _placements(block: Block, number: int, dp_ranks: Ints, stages: int) -> list[_Placement]:
     template = block.template
+    dp_index = np.searchsorted(dp_ranks, block.dp_rank)
     parts = []
-    for member in np.unique(template.member):
-        for stage in range(stages):
-            here = (template.member == member) & (template.pp_rank == stage)
-            for at, kind in enumerate(COMPUTE_KINDS):
-                rows = np.flatnonzero(here & (template.kind == kind.code))
-                if not len(rows):
-                    continue
-                ranks = block.dp_rank[0] if block.dp_rank.shape[0] == 1 else block.dp_rank[rows[0]]
-                dp_index = np.broadcast_to(np.searchsorted(dp_ranks, ranks), (block.lanes,))
+    for stage in range(stages):
+        for at, kind in enumerate(COMPUTE_KINDS):
+            rows = np.flatnonzero((template.pp_rank == stage) & (template.kind == kind.code))
+            if len(rows):
                 parts.append(_Placement(number, at, stage, _ordered(block, rows), block.step, dp_index))
     return parts
 

@@ -110,7 +110,7 @@ class Facts:
     def all_lanes_replayed(self) -> bool:
         """True where every DP rank of the layout is replayed in every step, so that nothing is missing."""
         graph = self.replay.graph
-        lanes = sum(block.lanes * len(block.structures) for block in graph.blocks)
+        lanes = sum(block.lanes for block in graph.blocks)
         return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
 
     @cached_property

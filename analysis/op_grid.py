@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.analysis.graph import Block, Template
+from tracekit.analysis.graph import Block
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import Int32s
 from tracekit.analysis.structure import Floats, Ints
+from tracekit.analysis.template import Template
 from tracekit.model import OpKind
 
 
@@ -93,12 +94,11 @@ def op_grid(replay: JobReplay, kinds: Collection[OpKind], *, first_only: bool = 
     places = []
     for number, block in enumerate(replay.graph.blocks):
         template = block.template
-        for member in np.unique(template.member):
-            for stage in range(replay.graph.layout.pp):
-                here = (template.member == member) & (template.pp_rank == stage) & np.isin(template.kind, codes)
-                rows = np.flatnonzero(here)[: 1 if first_only else None]
-                if len(rows):
-                    places.append(_place(replay, number, stage, rows))
+        for stage in range(replay.graph.layout.pp):
+            here = (template.pp_rank == stage) & np.isin(template.kind, codes)
+            rows = np.flatnonzero(here)[: 1 if first_only else None]
+            if len(rows):
+                places.append(_place(replay, number, stage, rows))
     return _grid(replay, places, replay.graph.layout.pp)
 
 
@@ -114,17 +114,16 @@ def transfer_grid(replay: JobReplay) -> TransferGrid:
 
 
 def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
-    """(slot, rows of sends, rows of their recvs) per member of the template."""
+    """(slot, rows of sends, rows of their recvs) of each slot in use."""
     template = block.template
     send, recv = _paired_rows(template)
     forward = template.kind[send] == OpKind.FORWARD_SEND.code
     link = np.where(forward, template.pp_rank[send], template.pp_rank[recv]).astype(np.int64)
     slots = 2 * link + ~forward
-    for member in np.unique(template.member[send]):
-        for slot in range(2 * stages):
-            here = (template.member[send] == member) & (slots == slot)
-            if here.any():
-                yield slot, send[here], recv[here]
+    for slot in range(2 * stages):
+        here = slots == slot
+        if here.any():
+            yield slot, send[here], recv[here]
 
 
 def _paired_rows(template: Template) -> tuple[Ints, Ints]:
@@ -142,8 +141,7 @@ def _paired_rows(template: Template) -> tuple[Ints, Ints]:
 
 def _place(replay: JobReplay, number: int, slot: int, rows: Ints) -> _Place:
     block = replay.graph.blocks[number]
-    ranks = block.dp_rank[0] if block.dp_rank.shape[0] == 1 else block.dp_rank[rows[0]]
-    dp_index = np.broadcast_to(np.searchsorted(np.array(replay.graph.dp_ranks), ranks), (block.lanes,))
+    dp_index = np.searchsorted(np.array(replay.graph.dp_ranks), block.dp_rank)
     return _Place(number, slot, rows, block.step, dp_index)
 
 

@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 
 from tracekit.analysis.durations import ideal_rows
-from tracekit.analysis.graph import Template
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.replay import Costs, replay_lanes
 from tracekit.analysis.structure import Floats
+from tracekit.analysis.template import Template
 from tracekit.model import OpKind
 
 #: Extra cost of an end stage below this share of a stage is noise.
