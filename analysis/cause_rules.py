@@ -20,7 +20,6 @@ from tracekit.analysis.compute_profile import (
     BACKWARD,
     FACTOR_ERRORS,
     FORWARD,
-    MAD_TO_SIGMA,
     SMALLEST_FACTOR,
     STEP_ERRORS,
     ComputeProfile,
@@ -86,9 +85,7 @@ def slow_workers(facts: Facts) -> np.ndarray:
         return np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
     if len(facts.dp_ranks) < 2:
         return _slow_without_peers(facts, profile)
-    # No two GPUs are alike: a slow one stands out from how much the others differ, too.
-    usual_spread = MAD_TO_SIGMA * float(lower_median(np.abs(profile.worker - 1).ravel(), 0))
-    by_worker = stands_out(profile.worker, np.maximum(profile.worker_error, usual_spread), FACTOR_ERRORS)
+    by_worker = stands_out(profile.worker, profile.worker_error, FACTOR_ERRORS)
     by_dp_rank = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
     excess = worker_factor(facts, profile) - 1
     slow = by_worker | by_dp_rank[None, :]

@@ -103,8 +103,12 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
 
 
 def stands_out(factor: Floats, error: Floats, errors: float) -> np.ndarray:
-    """Where a factor is above 1 by more than the smallest worth naming and by `errors` standard errors."""
-    high: np.ndarray = factor - 1 > np.maximum(SMALLEST_FACTOR, errors * error)
+    """Where a factor is above 1 by more than the smallest worth naming and by `errors` standard errors.
+
+    No two GPUs and no two steps are alike: how much the factors differ usually counts as error, too.
+    """
+    usual = MAD_TO_SIGMA * float(lower_median(np.abs(factor - 1).ravel(), 0))
+    high: np.ndarray = factor - 1 > np.maximum(SMALLEST_FACTOR, errors * np.maximum(error, usual))
     return high
 
 
