@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,7 +215,10 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
     try:
-        if os.path.getsize(path) == 0:
+        found = Path(path).stat()
+        if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or stat.S_ISCHR(found.st_mode):
+            raise FormatError(f"{path}: a pipe or device; Parquet is read from both ends, save it as a file first")
+        if found.st_size == 0:
             raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
         # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.
         with open(path, "rb") as file:
@@ -240,7 +244,7 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
         self.target = Path(os.path.realpath(path))
 
     def __enter__(self) -> Path:
-        if self.target.exists() and not self.target.is_file() and not self.target.is_dir():
+        if self.path.exists() and not self.path.is_file() and not self.path.is_dir():
             self.temporary = self.path
             return self.path
         try:
