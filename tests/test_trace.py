@@ -273,6 +273,16 @@ def test_a_link_stays_a_link_and_its_target_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "new"
 
 
+def test_a_pipe_behind_a_link_of_the_kernel_is_written() -> None:
+    """/dev/stdout is one: it points at a pipe that has no path."""
+    reading, writing = os.pipe()
+    with replacing(f"/proc/self/fd/{writing}") as temporary:
+        temporary.write_text("through")
+    os.close(writing)
+    with open(reading, "rb") as file:
+        assert file.read() == b"through"
+
+
 def test_a_device_or_pipe_is_written_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (Path(os.devnull), tmp_path / "pipe"):
