@@ -202,7 +202,7 @@ class Attribution:
         reasons = []
         if abs(discrepancy) > LARGEST_DISCREPANCY:
             reasons.append(
-                f"launch delays make up {discrepancy:.1%} of the step: host-side time (data loading, Python, kernel"
+                f"launch delays add {discrepancy:.1%} to the step: host-side time (data loading, Python, kernel"
                 " launch) that the graph does not explain"
                 if discrepancy > 0
                 else f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"

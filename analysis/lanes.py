@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import (
     BACKWARD,
     COMPUTE_STREAM,
@@ -35,7 +35,7 @@ Int32s = npt.NDArray[np.int32]
 
 #: Stands for "no chunk" and "no microbatch" in integer columns.
 NONE = -1
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MIX = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,19 +255,24 @@ def _hash_no_ops(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.ui
             last_start = placed.start[computes[-1]] - NO_OP_SLACK_S
             first_end = placed.start[computes[0]] + placed.duration[computes[0]] + NO_OP_SLACK_S
             for row in rows(stage, direction.recv):
-                signature += np.where(placed.start[row] < last_start, np.uint64(0), np.uint64(row + 1) * _MIX)
+                signature += np.where(placed.start[row] < last_start, np.uint64(0), _mark(row))
             for row in rows(stage, direction.send):
                 early = placed.start[row] + placed.duration[row] < first_end
-                signature += np.where(early, np.uint64(row + 1) * _MIX, np.uint64(0))
+                signature += np.where(early, _mark(row), np.uint64(0))
 
 
-@nb.njit(cache=True, nogil=True)
+def _mark(row: int) -> np.uint64:
+    """A 64-bit number that differs from row to row."""
+    return np.uint64((row + 1) * _MIX % 2**64)
+
+
+@kernel
 def _count(step_index, dp_rank, pp_rank, kind, dp_ranks, kinds, counts):  # type: ignore[no-untyped-def]
     for i in range(len(step_index)):
         counts[step_index[i] * dp_ranks + dp_rank[i], pp_rank[i] * kinds + kind[i]] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
@@ -286,7 +291,7 @@ def _place(  # type: ignore[no-untyped-def]
         duration_out[cell] = duration[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place_uniform(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, row_base, values, row_offset, uniform, varies,
@@ -307,7 +312,7 @@ def _place_uniform(  # type: ignore[no-untyped-def]
             varies[group] = True
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place_labels(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
@@ -323,7 +328,7 @@ def _place_labels(  # type: ignore[no-untyped-def]
             out[cell_offset[group] + (base + seq[i]) * lanes_in_group[group] + column_of_lane[lane]] = values[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _hash_streams(start, bounds, streams, signature):  # type: ignore[no-untyped-def]
     """Fold into each lane's signature the order in which the kinds of each stream take turns."""
     heads = np.empty(len(bounds), np.int64)

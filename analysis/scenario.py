@@ -92,7 +92,7 @@ class DpRanks(Selection):
     dp_ranks: frozenset[int]
 
     def mask(self, context: Context) -> Mask:
-        return np.isin(context.block.dp_rank, list(self.dp_ranks))
+        return np.isin(context.block.dp_rank, list(self.dp_ranks)).reshape(1, -1)
 
 
 @dataclass(frozen=True, slots=True)

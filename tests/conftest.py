@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from handmade import slow_trace
+
+from tests.handmade import slow_trace
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from handmade import (
+
+import tracekit
+from tests.handmade import (
     HEALTHY_STEP_S,
     LAYOUT,
     OPS_PER_STEP,
@@ -34,8 +36,6 @@ from handmade import (
     slow_trace,
     write_canonical,
 )
-
-import tracekit
 from tracekit.errors import FormatError, GraphError, LayoutError, TraceError, TracekitError
 
 SIZES = LAYOUT.to_dict()

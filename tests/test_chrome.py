@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from handmade import LAYOUT, OPS_PER_STEP, slow_frame, slow_trace
 
+from tests.handmade import LAYOUT, OPS_PER_STEP, slow_frame, slow_trace
 from tracekit.chrome import STREAMS
 from tracekit.errors import OutputError, SelectionError
 from tracekit.job import Job

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import polars as pl
 import pytest
-from handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
 
+from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
 from tracekit.errors import SelectionError
 from tracekit.job import Job
 from tracekit.report import PER_STEP_TABLES, REPORT_VERSION, TABLES, Report

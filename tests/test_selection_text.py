@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import polars as pl
 import pytest
-from handmade import slow_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.handmade import slow_trace
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.scenario import Context, Selection, all_of, count_selected
 from tracekit.analysis.selection_text import checked_selection, parse_selection
@@ -72,7 +72,7 @@ def selected(selection: Selection) -> set[tuple[object, ...]]:
         for row in range(template.rows):
             for lane in range(block.lanes):
                 if mask[row if mask.shape[0] > 1 else 0, lane if mask.shape[1] > 1 else 0]:
-                    at = int(REPLAY.graph.steps[block.step[lane]]), int(block.dp_rank[0, lane])
+                    at = int(REPLAY.graph.steps[block.step[lane]]), int(block.dp_rank[lane])
                     kind_name = str(KINDS[template.kind[row]])
                     rows.add((*at, int(template.pp_rank[row]), kind_name, int(template.seq[row])))
     return rows

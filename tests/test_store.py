@@ -9,8 +9,8 @@ from pathlib import Path
 import duckdb
 import polars as pl
 import pytest
-from handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 
+from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 from tracekit.errors import StoreError
 from tracekit.job import load_from_store
 from tracekit.model import Layout

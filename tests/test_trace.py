@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracekit
+from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from tracekit.collectors.published import read_published
 from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.job import Job

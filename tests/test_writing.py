@@ -68,7 +68,7 @@ def test_a_device_or_pipe_is_written_not_replaced(tmp_path: Path) -> None:
         assert path.stat().st_mode == mode
 
 
-@pytest.mark.parametrize("path", ["/proc/nothing/out", "/nowhere/out", "/proc/version/out"])
+@pytest.mark.parametrize("path", ["/proc/nothing/out", "/nowhere/out", "/proc/version/out", "/" + "x" * 300])
 def test_a_place_that_cannot_be_written_is_said(path: str) -> None:
     with pytest.raises(OutputError, match=f"{path}: cannot be written: .*; choose another place"), replacing(path):
         pass

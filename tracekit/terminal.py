@@ -24,7 +24,11 @@ from tracekit.trace import Trace
 
 #: Rows of a table that names culprits.
 _TOP = 8
+#: From this share of the loss on, workers or a stage count as the culprit.
+_CULPRIT_SHARE = 0.3
 _LARGEST_MAP = (24, 32)
+#: Columns between panels.
+_GAP = 3
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
@@ -39,9 +43,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     if report.questions_asked:
         console.print(_questions(report))
-    culprits = [_kinds(report), _stages(report), _dp_ranks(report)]
-    rows = [culprits] if console.width >= 100 else [culprits[:2], culprits[2:]]
-    console.print(_side_by_side([*rows, [_workers(report), _worker_map(report)]], console))
+    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
+    console.print(_side_by_side(panels, console))
     console.print(_steps(report, console.width))
 
 
@@ -132,7 +135,7 @@ def _verdict(report: Report) -> RenderableType:
     )
     if found.straggling:
         grid.add_row("Who", _who(report))
-    figures = f"replay error {trust.replay_error:.2%}, launch delays {trust.discrepancy:+.1%} of the step"
+    figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
     clamped = found.clamped_transfers + found.clamped_delays
     if clamped and trust.trustworthy:
         figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: clocks of ranks disagree"
@@ -146,17 +149,18 @@ def _verdict(report: Report) -> RenderableType:
 
 
 def _who(report: Report) -> str:
-    """The workers or the stage that most of the loss goes back to."""
+    """How much of the loss goes back to few workers, and to the last stage; the larger share first."""
     found = report.attribution
     workers = ", ".join(str(worker) for worker in found.slowest_workers[:3])
     more = len(found.slowest_workers) - 3
-    named = f"worker{'s' if len(found.slowest_workers) > 1 else ''} {workers}" + (
-        f" and {more} more" if more > 0 else ""
-    )
-    parts = [f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)"]
+    plural = "s" if len(found.slowest_workers) > 1 else ""
+    named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
+    shares = [(found.m_w.removal, f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)")]
     if found.stages > 1:
-        parts.append(f"fixing the last stage {_percent(found.m_s.removal)} (M_S)")
-    return ", ".join(parts)
+        shares.append((found.m_s.removal, f"fixing the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
+    shares.sort(reverse=True)
+    line = ", ".join(text for _, text in shares)
+    return line if shares[0][0] >= _CULPRIT_SHARE else f"nobody in particular: {line}"
 
 
 def _percent(share: float) -> str:
@@ -305,18 +309,23 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def _side_by_side(rows: Sequence[Sequence[RenderableType]], console: Console) -> RenderableType:
-    """Rows of panels beside each other where the console is wide enough, else under each other."""
-    panels: list[RenderableType] = []
+def _side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
+    """Panels in rows, each row as many as the console is wide enough for."""
+    rows: list[list[RenderableType]] = []
+    left = 0
+    for panel in panels:
+        width = console.measure(panel).maximum + _GAP
+        if not rows or width > left:
+            rows.append([])
+            left = console.width + _GAP
+        rows[-1].append(panel)
+        left -= width
+    grids: list[RenderableType] = []
     for row in rows:
-        widths = [console.measure(panel).maximum + 3 for panel in row]
-        if sum(widths) <= console.width:
-            grid = Table.grid(padding=(0, 3, 0, 0))
-            grid.add_row(*row)
-            panels.append(Padding(grid, (0, 0, 1, 0)))
-        else:
-            panels.extend(Padding(panel, (0, 0, 1, 0)) for panel in row)
-    return Group(*panels)
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        grid.add_row(*row)
+        grids.append(Padding(grid, (0, 0, 1, 0)))
+    return Group(*grids)
 
 
 def _slowdown(value: float) -> Text:

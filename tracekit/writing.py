@@ -26,10 +26,10 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
         self.target = Path(os.path.realpath(path))
 
     def __enter__(self) -> Path:
-        if self.path.exists() and not self.path.is_file() and not self.path.is_dir():
-            self.temporary = self.path
-            return self.path
         try:
+            if self.path.exists() and not self.path.is_file() and not self.path.is_dir():
+                self.temporary = self.path
+                return self.path
             handle, name = tempfile.mkstemp(prefix=".tracekit.", dir=self.target.parent)
         except OSError as error:
             raise self._error(error) from None
