@@ -255,7 +255,8 @@ def synth(
         )
         tell("writing")
         trace.write_parquet(out)
-    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: tracekit whatif {printable(str(out))}")
+    next_command = f"tracekit whatif {shlex.quote(str(out))}"
+    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {printable(next_command)}")
 
 
 @commands.command()
