@@ -41,7 +41,7 @@ WORTH_NAMING_SHARE = 0.1
 WHOLE_HOST_SHARE = 0.7
 SMALLEST_CORRELATION = 0.6
 SMALLEST_LENGTH_SPREAD = 0.04
-FEWEST_PAUSES = 3
+FEWEST_PAUSES = 2
 
 
 class Rule(ABC):
@@ -75,7 +75,8 @@ def worker_factor(facts: Facts, profile: ComputeProfile) -> Floats:
     """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks]."""
     if len(facts.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    return profile.worker * profile.dp_rank
+    slow_ranks = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
+    return np.asarray(profile.worker * np.where(slow_ranks, profile.dp_rank, 1.0))
 
 
 def slow_workers(facts: Facts) -> np.ndarray:
@@ -348,7 +349,7 @@ class SlowSteps(Rule):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
     Paper: reports S per step, without a threshold for slow ones. tracekit compares the
-    median compute of each step with that of the usual step: 4 % and five standard errors.
+    median compute of each step with that of the usual step: 4 % and six standard errors.
     """
 
     kind = CauseKind.SLOW_STEPS

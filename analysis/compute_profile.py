@@ -31,7 +31,7 @@ SAMPLE = 100_000
 #: A factor differs from 1 when it exceeds it by this much and by this many of its standard errors.
 SMALLEST_FACTOR = 0.04
 FACTOR_ERRORS = 6.0
-STEP_ERRORS = 5.0
+STEP_ERRORS = 6.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.cause_model import Cause, CauseKind, Where
+from tracekit.analysis.cause_rules import worker_factor
 from tracekit.analysis.changes import Scale
 from tracekit.analysis.facts import Facts
 from tracekit.analysis.fix_model import FixKind
@@ -66,7 +67,7 @@ def _spared(facts: Facts, model: StageModel, lane: OneLane, *, assumed: bool) ->
     """Fewer layers for the stage of a slow worker that cannot be replaced."""
     profile = facts.profile
     assert profile is not None
-    slowness = np.maximum((profile.worker * profile.dp_rank).max(axis=1), 1.0)
+    slowness = np.maximum(worker_factor(facts, profile).max(axis=1), 1.0)
     slow = with_slowness(model, slowness)
     best = best_split(slow, lane)
     if best == model.layers:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from tracekit.analysis.cause_model import Cause, CauseKind, Where
-from tracekit.analysis.cause_rules import workers_as_fast_as_peers
+from tracekit.analysis.cause_rules import worker_factor, workers_as_fast_as_peers
 from tracekit.analysis.changes import Scale, Together, step_times_with
 from tracekit.analysis.facts import Facts
 from tracekit.analysis.fix_model import FixKind
@@ -95,7 +95,7 @@ def _shifted(facts: Facts, worker: Worker) -> Iterator[Plan]:
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
     at = facts.dp_ranks.index(worker.dp_rank)
-    factor = float(profile.worker[worker.pp_rank, at] * profile.dp_rank[at])
+    factor = float(worker_factor(facts, profile)[worker.pp_rank, at])
     # As many as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []
