@@ -102,6 +102,9 @@ def _trace_source(command: Any) -> Any:
 @_trace_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
+@click.option(
+    "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
+)
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--csv", "csv_directory", type=_PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
@@ -114,6 +117,7 @@ def whatif(
     job: str | None,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
+    layers: str | None,
     ignore_steps: str | None,
     as_json: bool,
     csv_directory: Path | None,
@@ -134,7 +138,7 @@ def whatif(
         if ignore_steps is not None:
             loaded = loaded.without_steps(_step_numbers(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
-        report = loaded.whatif(fix=fix, keep=keep, progress=tell)
+        report = loaded.whatif(fix=fix, keep=keep, layers=_layers(layers), progress=tell)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -312,6 +316,15 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
+
+
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    """`9,9,9,9` as layers per stage."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise SelectionError(f"--layers {text!r}; expected a number per stage, such as 9,9,9,9")
+    return tuple(int(count) for count in text.split(","))
 
 
 def _step_numbers(text: str, option: str) -> list[int]:
