@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.words import Category
@@ -42,8 +43,8 @@ class HostHooks:
 
     def install(self) -> None:
         """Hook what is imported with torch."""
-        torch.optim.optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
-        torch.optim.optimizer.register_optimizer_step_post_hook(self._after_optimizer)
+        torch_optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
+        torch_optimizer.register_optimizer_step_post_hook(self._after_optimizer)
         iterator = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001  the one place all loaders pass
         self.session.patches.add(iterator, "__next__", functools.partial(self._timed, Category.DATA_LOAD, "data-load"))
         self.session.patches.add(torch, "save", functools.partial(self._timed, Category.CHECKPOINT, "checkpoint"))

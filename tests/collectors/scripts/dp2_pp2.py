@@ -67,6 +67,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(100 + mesh["dp"].get_local_rank())
     data = TensorDataset(torch.randn(BATCH * STEPS, SEQUENCE, WIDTH), torch.randn(BATCH * STEPS, SEQUENCE, WIDTH))
+    gc.collect()
+    gc.freeze()  # a collection then costs what the steps left behind
     times = []
     for step, (x, y) in enumerate(DataLoader(data, batch_size=BATCH, num_workers=1)):
         begin = time.perf_counter()
