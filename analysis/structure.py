@@ -21,7 +21,8 @@ from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Kinds that run one after the other on a worker, in order of start.
+#: Kinds that run one after the other on a worker, in order of start. What of them runs last precedes the collectives
+#: and the optimizer at the end of the step.
 COMPUTE_STREAM = (
     OpKind.FORWARD_COMPUTE,
     OpKind.BACKWARD_COMPUTE,
@@ -29,6 +30,7 @@ COMPUTE_STREAM = (
     OpKind.CHECKPOINT,
     OpKind.HOST_DELAY,
     OpKind.ALL_TO_ALL,
+    OpKind.GC,
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
@@ -186,12 +188,10 @@ class _Builder:
         for row in self.rows(stage, OpKind.PARAMS_ALL_GATHER):
             self.edge(int(row), self._of_chunk(forward, row)[:1])
         compute = self._compute[stage]
-        last_compute = compute[-1:]
+        last = compute[-1:]
         reductions = merged_order(self.ops, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
         separate = self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)
         overlapped = len(separate) > 0
-        chain = np.concatenate([last_compute, self.rows(stage, OpKind.GC)])
-        self.edge(chain[:-1], chain[1:])
         rest = np.concatenate(
             [
                 self.rows(stage, OpKind.LAYERNORM_GRADS_ALL_REDUCE),
@@ -202,7 +202,7 @@ class _Builder:
             ]
         )
         self.edge(rest[:-1], rest[1:])
-        self.edge(chain[-1:], rest[: len(chain[-1:])])
+        self.edge(last, rest[: len(last)])
         if overlapped:
             for row in reductions:
                 self.edge(self._of_chunk(backward, row)[-1:], int(row))
