@@ -25,6 +25,7 @@ from tracekit.analysis.structure import (
     LaneOps,
     Structure,
     build_structure,
+    is_held,
 )
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
@@ -34,7 +35,6 @@ Int32s = npt.NDArray[np.int32]
 
 #: Stands for "no chunk" and "no microbatch" in integer columns.
 NONE = -1
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,7 @@ def _by_structure(placed: _Placed, trace: Trace, steps: Int32s) -> list[LaneGrou
     if placed.chunk.shape[1] > 1:
         signature = _row_hash(placed.chunk.T)
     _hash_streams(placed.start, *_stream_ranges(by_stage), signature)
+    _hash_held_sends(placed, by_stage, signature)
     if chunks > 1:
         _hash_no_ops(placed, by_stage, signature)
     groups = []
@@ -254,10 +255,25 @@ def _hash_no_ops(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.ui
             last_start = placed.start[computes[-1]] - NO_OP_SLACK_S
             first_end = placed.start[computes[0]] + placed.duration[computes[0]] + NO_OP_SLACK_S
             for row in rows(stage, direction.recv):
-                signature += np.where(placed.start[row] < last_start, np.uint64(0), np.uint64(row + 1) * _MIX)
+                signature += np.where(placed.start[row] < last_start, np.uint64(0), _mark(row))
             for row in rows(stage, direction.send):
                 early = placed.start[row] + placed.duration[row] < first_end
-                signature += np.where(early, np.uint64(row + 1) * _MIX, np.uint64(0))
+                signature += np.where(early, _mark(row), np.uint64(0))
+
+
+def _mark(row: int) -> np.uint64:
+    """A number of 64 bits that stands for a row."""
+    return np.uint64((row + 1) * 0x9E3779B97F4A7C15 % 2**64)
+
+
+def _hash_held_sends(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.uint64]) -> None:
+    """Fold into each lane's signature whether a stage's last backward-send waited for its gradient reduction."""
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+    for stage in range(len(by_stage)):
+        if by_stage[stage, OpKind.ALL_REDUCE.code] and by_stage[stage, BACKWARD.send.code]:
+            reduction, send = end[stage, OpKind.ALL_REDUCE.code] - 1, end[stage, BACKWARD.send.code] - 1
+            held = is_held(placed.start[send], placed.start[reduction] + placed.duration[reduction])
+            signature += np.where(held, _mark(send), np.uint64(0))
 
 
 @nb.njit(cache=True, nogil=True)

@@ -103,6 +103,7 @@ def build_structure(ops: LaneOps) -> Structure:
     for stage in range(ops.stages):
         builder.add_streams(stage)
         builder.add_collectives(stage)
+        builder.add_held_send(stage)
     for direction in (FORWARD, BACKWARD):
         sends, recvs = {}, {}
         for stage in range(ops.stages):
@@ -130,6 +131,12 @@ def merged_order(ops: LaneOps, ranges: list[Ints]) -> Ints:
     # A running maximum keeps seq order where a recorded start steps back.
     keys = np.concatenate([np.maximum.accumulate(ops.start[part]) if len(part) else ops.start[part] for part in ranges])
     return rows[np.argsort(keys, kind="stable")]
+
+
+def is_held(send_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
+    """Whether a send was recorded behind a reduction, not before or beside it; seconds."""
+    held: npt.NDArray[np.bool_] = send_start > reduction_end - NO_OP_SLACK_S
+    return held
 
 
 def _dp_keys(ops: LaneOps) -> Ints:
@@ -207,6 +214,14 @@ class _Builder:
             for row in reductions:
                 self.edge(self._of_chunk(backward, row)[-1:], int(row))
             self.edge(reductions[-1:], rest[: len(reductions[-1:])])
+
+    def add_held_send(self, stage: int) -> None:
+        """The last backward waits for the reductions inside it (DistributedDataParallel), and its send with it."""
+        reductions, sends = self.rows(stage, OpKind.ALL_REDUCE), self.rows(stage, BACKWARD.send)
+        if len(reductions) and len(sends):
+            reduction, send = int(reductions[-1]), int(sends[-1])
+            if is_held(self.ops.start[send], self.ops.end[reduction]):
+                self.edge(reduction, send)
 
     def _of_chunk(self, computes: Ints, collective: int) -> Ints:
         """The computes of the collective's chunk, all of them where it has none."""
