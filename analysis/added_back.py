@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.durations import Durations
-from tracekit.analysis.graph import Block, DependencyGraph, Template, build_template
+from tracekit.analysis.graph import Block, Template, build_template
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import Int32s
 from tracekit.analysis.replay import NO_MATRIX, Costs, replay_lanes
+from tracekit.analysis.scenario import IDEAL
 from tracekit.analysis.structure import Floats, Structure
 from tracekit.model import KINDS
 
@@ -29,13 +30,12 @@ Choice = Callable[[Template], npt.NDArray[np.bool_]]
 class Couple:
     """Lanes of one structure, each coupled with ideal stand-ins for the other DP ranks of its step.
 
-    Member 0 of `template` is the lane itself; `own`, `launch_delay`: [rows of member 0, lanes]. `step`, `dp_index`
+    Member 0 of `template` is the lane itself; `own`: its costs, [rows of member 0, lanes]. `step`, `dp_index`
     (position in `graph.dp_ranks`): [lanes].
     """
 
     template: Template
     own: Floats
-    launch_delay: Floats
     step: Int32s
     dp_index: npt.NDArray[np.int64]
 
@@ -47,18 +47,13 @@ def couple_lanes(replay: JobReplay) -> tuple[Couple, ...]:
     couples: list[Couple] = []
     for number, block in enumerate(graph.blocks):
         parts = _uniform(block, durations, number) if len(block.structures) == 1 else _mixed(block, durations, number)
-        for template, own, delay, step, dp_rank in parts:
-            couples.append(Couple(template, own, delay, step, np.searchsorted(dp_ranks, dp_rank)))
+        for template, own, step, dp_rank in parts:
+            couples.append(Couple(template, own, step, np.searchsorted(dp_ranks, dp_rank)))
     return tuple(couples)
 
 
-def add_back_lanes(replay: JobReplay, couples: tuple[Couple, ...], choice: Choice, *, delays: bool = False) -> Floats:
-    """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded.
-
-    With `delays` the chosen rows cost the ideal and keep their recorded launch delays instead.
-    """
-    from tracekit.analysis.scenario import IDEAL
-
+def add_back_lanes(replay: JobReplay, couples: tuple[Couple, ...], choice: Choice) -> Floats:
+    """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
     graph = replay.graph
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     table = np.array([replay.durations.ideal.get(kind, 0.0) for kind in KINDS])
@@ -67,22 +62,17 @@ def add_back_lanes(replay: JobReplay, couples: tuple[Couple, ...], choice: Choic
         chosen = choice(template) & (template.member == 0)
         rows = np.where(chosen, np.arange(template.rows), -1)
         none = np.full(template.rows, -1)
-        ideal = table[template.kind]
-        costs = (
-            Costs(NO_MATRIX, none, ideal, couple.launch_delay, rows)
-            if delays
-            else Costs(couple.own, rows, ideal, NO_MATRIX, none)
-        )
+        costs = Costs(couple.own, rows, table[template.kind], NO_MATRIX, none)
         times[couple.step, couple.dp_index] = replay_lanes(template, np.arange(len(couple.step) + 1), costs)
     return times
 
 
-_Part = tuple[Template, Floats, Floats, Int32s, Int32s]
+_Part = tuple[Template, Floats, Int32s, Int32s]
 
 
 def _uniform(block: Block, durations: Durations, number: int) -> Iterator[_Part]:
     """Lanes with company couple with one more of the same structure; a DP rank alone in its step needs none."""
-    own, delay = durations.own[number], durations.launch_delay[number]
+    own = durations.own[number]
     structure = block.structures[0]
     company = np.repeat(np.diff(block.first_lane), np.diff(block.first_lane)) > 1
     for members, lanes in (([structure], np.flatnonzero(~company)), ([structure] * 2, np.flatnonzero(company))):
@@ -91,7 +81,6 @@ def _uniform(block: Block, durations: Durations, number: int) -> Iterator[_Part]
             yield (
                 build_template(members, lanes_join=False),
                 own if everything else np.ascontiguousarray(own[:, lanes]),
-                delay if everything else np.ascontiguousarray(delay[:, lanes]),
                 block.step[lanes],
                 block.dp_rank[0, lanes],
             )
@@ -99,7 +88,7 @@ def _uniform(block: Block, durations: Durations, number: int) -> Iterator[_Part]
 
 def _mixed(block: Block, durations: Durations, number: int) -> Iterator[_Part]:
     """Each DP rank of a step of mixed structures couples with one of each structure among the others."""
-    own, delay = durations.own[number], durations.launch_delay[number]
+    own = durations.own[number]
     templates: dict[tuple[int, ...], Template] = {}
     first = 0
     for member, structure in enumerate(block.structures):
@@ -111,7 +100,4 @@ def _mixed(block: Block, durations: Durations, number: int) -> Iterator[_Part]:
         rows = slice(first, first + len(structure.kind))
         first = rows.stop
         dp_rank = np.full(block.lanes, block.dp_rank[rows.start, 0], np.int32)
-        yield templates[key], own[rows], delay[rows], block.step, dp_rank
-
-
-__all__ = ["Choice", "Couple", "DependencyGraph", "add_back_lanes", "couple_lanes"]
+        yield templates[key], own[rows], block.step, dp_rank

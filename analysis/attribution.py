@@ -24,13 +24,13 @@ from tracekit.analysis.scenario import (
     Base,
     Scenario,
     Selection,
-    everything,
+    dp_rank,
     kind,
     stage,
     worker,
 )
 from tracekit.analysis.structure import Floats
-from tracekit.model import KINDS, OpKind, Worker, kind_groups
+from tracekit.model import Worker, kind_groups
 
 #: S from here on is straggling.
 STRAGGLING_SLOWDOWN = 1.1
@@ -38,6 +38,9 @@ STRAGGLING_SLOWDOWN = 1.1
 LARGEST_DISCREPANCY = 0.05
 #: M_W idealises this share of the workers, at least one.
 SLOWEST_WORKERS_SHARE = 0.03
+
+#: Launch delays are attributed to single DP ranks up to this many op-replays.
+DEAREST_BY_DP_RANK = 200_000_000
 
 Progress = Callable[[str], None]
 
@@ -91,7 +94,8 @@ class Attribution:
     `recorded`, `original`, `ideal`: [steps]. `by_kind`: reported kind -> [steps]; `by_stage`: [steps, stages];
     `by_dp_rank`: [steps, dp_ranks]; `by_worker`: [steps, dp_ranks, stages]: the ideal job with only that set as
     recorded. `removed_by_kind`, `removed_by_stage`: the original job with only that set idealised.
-    `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the ideal job with only that set's launch delays.
+    `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch delays
+    (by DP rank it takes a replay each, so None where that is too dear).
     `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
     """
 
@@ -111,7 +115,7 @@ class Attribution:
     removed_by_stage: Floats
     delayed_by_kind: Mapping[str, Floats]
     delayed_by_stage: Floats
-    delayed_by_dp_rank: Floats
+    delayed_by_dp_rank: Floats | None
     m_w: Contribution
     m_s: Contribution
     slowest_workers: tuple[Worker, ...]
@@ -197,7 +201,7 @@ class Attribution:
         reasons = []
         if abs(discrepancy) > LARGEST_DISCREPANCY:
             reasons.append(
-                f"launch delays make up {discrepancy:.1%} of the step: host-side time (data loading, Python, kernel"
+                f"launch delays add {discrepancy:.1%} to the step: host-side time (data loading, Python, kernel"
                 " launch) that the graph does not explain"
                 if discrepancy > 0
                 else f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
@@ -244,7 +248,9 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     with_delays = replay.step_times(RECORDED)
     delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
     delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
-    delayed_by_dp_rank = add_back_lanes(replay, couples, lambda template: np.ones(template.rows, np.bool_), delays=True)
+    delayed_by_dp_rank = None
+    if len(graph.dp_ranks) * graph.ops <= DEAREST_BY_DP_RANK:
+        delayed_by_dp_rank = np.stack([replay.step_times(_delayed(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)
     tell("slowest workers and last stage")
     approx = np.minimum(by_dp_rank.mean(axis=0)[:, None], by_stage.mean(axis=0)[None, :])
     slowest = _slowest_workers(approx, graph.dp_ranks)
@@ -297,7 +303,7 @@ def _by_worker(replay: JobReplay, couples: tuple[Couple, ...], by_dp_rank: Float
 
 
 def _delayed(selection: Selection) -> Scenario:
-    return Scenario(Base.IDEAL, launch_delays=selection)
+    return Scenario(Base.ORIGINAL, launch_delays=selection)
 
 
 def _slowest_workers(times: Floats, dp_ranks: tuple[int, ...]) -> tuple[Worker, ...]:
@@ -309,6 +315,3 @@ def _slowest_workers(times: Floats, dp_ranks: tuple[int, ...]) -> tuple[Worker, 
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
-
-
-__all__ = ["KINDS", "Attribution", "Contribution", "OpKind", "Trust", "attribute", "contribution", "everything"]

@@ -85,6 +85,19 @@ class Block:
         """How many lanes the block has."""
         return int(self.start.shape[1])
 
+    def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
+        """The block with only these lanes, whose steps are renumbered to `step`."""
+        whole_steps = self.dp_rank.shape[1] == 1
+        return replace(
+            self,
+            step=step,
+            first_lane=first_lanes(step),
+            dp_rank=self.dp_rank if whole_steps else self.dp_rank[:, lanes],
+            start=np.ascontiguousarray(self.start[:, lanes]),
+            duration=np.ascontiguousarray(self.duration[:, lanes]),
+            microbatch=self.microbatch if self.microbatch.shape[1] == 1 else self.microbatch[:, lanes],
+        )
+
 
 @dataclass(frozen=True)
 class DependencyGraph:
@@ -195,6 +208,11 @@ def build_template(structures: Sequence[Structure], *, lanes_join: bool) -> Temp
     )
 
 
+def first_lanes(step: Int32s) -> Ints:
+    """Where the lanes of each step begin, [steps + 1], from the ascending step of each lane."""
+    return np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
+
+
 def _blocks(groups: Sequence[LaneGroup], steps: int) -> Iterator[Block]:
     """One block per structure; steps whose lanes differ are set apart, one block per combination of structures."""
     structures_of_step = np.zeros(steps, np.int64)
@@ -212,7 +230,7 @@ def _blocks(groups: Sequence[LaneGroup], steps: int) -> Iterator[Block]:
 def _uniform_block(group: LaneGroup, lanes: Ints) -> Block:
     everything = len(lanes) == len(group.step)
     step = group.step[lanes]
-    first_lane = np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
+    first_lane = first_lanes(step)
     microbatch = group.microbatch
     return Block(
         template=build_template([group.structure], lanes_join=len(first_lane) - 1 < len(step)),

@@ -5,7 +5,8 @@ In: a `Trace` (or a graph with its durations). Out: step times or timelines per 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from tracekit.analysis.graph import DependencyGraph
 from tracekit.analysis.replay import Timeline, replay_lanes, replay_timeline
 from tracekit.analysis.scenario import Scenario, scenario_costs
 from tracekit.analysis.structure import Floats
+from tracekit.errors import SelectionError
 from tracekit.trace import Trace
 
 
@@ -29,6 +31,29 @@ class JobReplay:
         """Build the graph of `trace` and measure its durations. Raises GraphError where its ops do not fit together."""
         graph = DependencyGraph.from_trace(trace)
         return cls(graph, measure_durations(graph))
+
+    def only_steps(self, steps: Sequence[int]) -> JobReplay:
+        """The same job with only these step numbers; ideal costs stay those of the whole job.
+
+        Raises SelectionError where none of them is in the job.
+        """
+        wanted = np.flatnonzero(np.isin(self.graph.steps, list(steps)))
+        if not len(wanted):
+            raise SelectionError(
+                f"none of these steps is in the job; it has {len(self.graph.steps)} steps from {self.graph.steps[0]} to"
+                f" {self.graph.steps[-1]}"
+            )
+        blocks, own, delays = [], [], []
+        for block, costs, delay in zip(self.graph.blocks, self.durations.own, self.durations.launch_delay, strict=True):
+            lanes = np.flatnonzero(np.isin(block.step, wanted))
+            if len(lanes):
+                blocks.append(block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32)))
+                own.append(np.ascontiguousarray(costs[:, lanes]))
+                delays.append(np.ascontiguousarray(delay[:, lanes]))
+        return JobReplay(
+            replace(self.graph, steps=self.graph.steps[wanted], blocks=tuple(blocks)),
+            replace(self.durations, own=tuple(own), launch_delay=tuple(delays)),
+        )
 
     def recorded_step_times(self) -> Floats:
         """When the last op of each step ended in the recording, seconds, [steps]."""

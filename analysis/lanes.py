@@ -35,6 +35,7 @@ Int32s = npt.NDArray[np.int32]
 
 #: Stands for "no chunk" and "no microbatch" in integer columns.
 NONE = -1
+_MIX = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,8 @@ def _hash_no_ops(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.ui
 
 
 def _mark(row: int) -> np.uint64:
-    """A number of 64 bits that stands for a row."""
-    return np.uint64((row + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    """A 64-bit number that differs from row to row."""
+    return np.uint64((int(row) + 1) * _MIX % 2**64)
 
 
 def _hash_held_sends(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.uint64]) -> None:

@@ -1,1 +1,39 @@
-"""tracekit: what slows a large training job down, who causes it, and what each fix would buy."""
+"""tracekit: what slows a large training job down, who causes it, and what each fix would buy.
+
+    import tracekit
+    report = tracekit.load("job.parquet").whatif()
+
+Names below are loaded on first use: importing tracekit inside a training process costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracekit.errors import TracekitError
+    from tracekit.job import Job, load, load_from_store
+    from tracekit.model import Layout, OpKind, Worker
+    from tracekit.trace import Trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "TracekitError": "tracekit.errors",
+    "Job": "tracekit.job",
+    "load": "tracekit.job",
+    "load_from_store": "tracekit.job",
+    "Layout": "tracekit.model",
+    "OpKind": "tracekit.model",
+    "Worker": "tracekit.model",
+    "Trace": "tracekit.trace",
+}
+__all__ = ["Job", "Layout", "OpKind", "Trace", "TracekitError", "Worker", "__version__", "load", "load_from_store"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.errors import FormatError, LayoutError, OutputError, TraceError
+from tracekit.errors import FormatError, LayoutError, OutputError, SelectionError, TraceError
 from tracekit.model import KINDS, Layout, Worker
 
 SCHEMA_VERSION = 1
@@ -106,7 +106,7 @@ class Trace:
     @property
     def steps(self) -> np.ndarray:
         """The traced step numbers, ascending, int32 [steps]."""
-        return self.ops["step"].unique().sort().to_numpy()
+        return distinct_steps(self.ops["step"].to_numpy())
 
     def kind_codes(self) -> np.ndarray:
         """`OpKind.code` of each op, uint8 [ops]."""
@@ -114,8 +114,17 @@ class Trace:
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
-        rows = self.ops.select("dp_rank", "pp_rank", "rank").unique(subset=["dp_rank", "pp_rank"])
-        return {Worker(dp_rank, pp_rank): rank for dp_rank, pp_rank, rank in sorted(rows.iter_rows())}
+        dp_rank, pp_rank, rank = (self.ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+        rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
+        rank_of[dp_rank, pp_rank] = rank
+        return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
+
+    def without_steps(self, steps: Sequence[int]) -> Trace:
+        """The trace without these step numbers. Raises SelectionError where no step is left."""
+        left = self.ops.filter(~pl.col("step").is_in(list(steps)))
+        if left.height == 0:
+            raise SelectionError(f"every step is left out; the trace has steps {self.steps[0]} to {self.steps[-1]}")
+        return replace(self, ops=left.rechunk())
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
@@ -123,8 +132,9 @@ class Trace:
         dp_rank, pp_rank = self.ops["dp_rank"].to_numpy(), self.ops["pp_rank"].to_numpy()
         dp_ranks = traced_dp_ranks(self.layout, dp_rank)
         workers = dp_ranks * self.layout.pp
-        present = np.zeros((len(self.steps), workers), dtype=bool)
-        present[step_positions(steps, self.steps), dp_rank.astype(np.int64) * self.layout.pp + pp_rank] = True
+        numbers = self.steps
+        present = np.zeros((len(numbers), workers), dtype=bool)
+        present[step_positions(steps, numbers), dp_rank.astype(np.int64) * self.layout.pp + pp_rank] = True
         traced = present.any(axis=0)
         return Coverage(
             workers_expected=workers,
@@ -176,7 +186,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Trace:
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The JSON that tracekit keeps inside a Parquet file; None where the file has none. Raises FormatError for other files."""
+    """The JSON that tracekit keeps inside a Parquet file, None without. Raises FormatError for other files."""
     text = _parquet(path, pl.read_parquet_metadata).get(METADATA_KEY)
     if text is None:
         return None
@@ -191,8 +201,15 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError where it is empty, truncated or something else."""
-    frame: pl.DataFrame = _parquet(path, pl.read_parquet)
-    return frame
+    names = list(_parquet(path, pl.read_parquet_schema))
+
+    def column(name: str) -> pl.Series:
+        """One column in one piece."""
+        series: pl.Series = _parquet(path, lambda file: pl.read_parquet(file, columns=[name]))[name].rechunk()
+        return series
+
+    # One column at a time: joining the pieces of all at once would hold a big trace twice.
+    return pl.DataFrame([column(name) for name in names])
 
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
@@ -251,6 +268,16 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
     """How many dp_rank values a complete trace has: with dsp > 1 some recorders number dp only, some dp x dsp."""
     return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks
+
+
+def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The step numbers that occur, ascending."""
+    first, last = int(step.min()), int(step.max())
+    if last - first > 4 * len(step) + 1_000_000:
+        return np.unique(step)
+    seen = np.zeros(last - first + 1, np.bool_)
+    seen[step - first] = True
+    return (np.flatnonzero(seen) + first).astype(np.int32)
 
 
 def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -346,10 +373,10 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: str) -> None:
                 f"the layout says {parameter} {size}, so at most {size - 1}; correct the layout or the trace",
             )
             raise LayoutError(str(error))
-    chunks = ops["chunk"].drop_nulls().to_numpy()
-    if layout.vpp > 1 and len(chunks) and int(chunks.max()) + 1 < layout.vpp:
+    largest_chunk = ops["chunk"].max()
+    if layout.vpp > 1 and largest_chunk is not None and largest_chunk < layout.vpp - 1:  # type: ignore[operator]
         raise LayoutError(
-            f"{source}: the layout says vpp {layout.vpp}, but the largest chunk in the trace is {chunks.max()};"
+            f"{source}: the layout says vpp {layout.vpp}, but the largest chunk in the trace is {largest_chunk!r};"
             " correct the layout or the trace"
         )
     stages = ops["pp_rank"].n_unique()
@@ -364,7 +391,7 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: str) -> None:
 def _check_identity(ops: pl.DataFrame, source: str) -> None:
     """One rank per worker, and (step, worker, kind, seq) names one op with seq running from 0 without a gap."""
     dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
-    worker = dp_rank.astype(np.int64) * (int(pp_rank.max()) + 1) + pp_rank
+    worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
     rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
     rank_of[worker] = rank
     if (differs := rank_of[worker] != rank).any():
@@ -374,7 +401,7 @@ def _check_identity(ops: pl.DataFrame, source: str) -> None:
             f" {row}) and by rank {rank_of[worker[row]]}; keep one rank per worker (tp and cp ranks run in lockstep)"
         )
     step, seq, kind = ops["step"].to_numpy(), ops["seq"].to_numpy(), ops["kind"].cat.physical().to_numpy()
-    step_index = step_positions(step, ops["step"].unique().sort().to_numpy())
+    step_index = step_positions(step, distinct_steps(step))
     stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
     del worker, step_index
     streams = int(stream.max()) + 1

@@ -1,0 +1,39 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check bench lock clean
+
+# A stamp per set of extras; stale once pyproject.toml or the lock changes, or the environment is gone.
+$(VENV)/.demo: pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml requirements.lock $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev]'
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/tracekit whatif sample_traces/slow_worker.parquet --fix "worker=1,2"
+	@echo
+	@echo "Your own trace:  $(BIN)/tracekit whatif job.parquet      All commands:  $(BIN)/tracekit --help"
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest -n 2 --dist loadfile
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+lock: $(VENV)/.dev
+	$(BIN)/python -m pip freeze --exclude-editable --exclude pip --exclude setuptools > requirements.lock
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,62 @@
+"""A replayed timeline as columns: when each op would have run.
+
+In: a `JobReplay` and a scenario. Out: a polars frame with one row per op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.lanes import NONE
+from tracekit.analysis.replay import Timeline
+from tracekit.analysis.scenario import Scenario
+from tracekit.trace import KIND_TYPE
+
+
+def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
+    """One row per op of the graph: step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration.
+
+    `start` (from the start of the step) and `duration` are seconds; the duration of a communication op includes its
+    wait for peers, as in a recording.
+    """
+    return _frame(replay, replay.timelines(scenario))
+
+
+def recorded_frame(replay: JobReplay) -> pl.DataFrame:
+    """The recording of the ops in the graph, in the same columns."""
+    return _frame(replay, [Timeline(block.start, block.start + block.duration) for block in replay.graph.blocks])
+
+
+def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:
+    frames = []
+    for block, timeline in zip(replay.graph.blocks, timelines, strict=True):
+        template, shape = block.template, block.start.shape
+
+        def flat(values: npt.NDArray[Any], shape: tuple[int, ...] = shape) -> npt.NDArray[Any]:
+            """`values`, which broadcast to [rows, lanes], as one column in order of (row, lane)."""
+            return np.broadcast_to(values, shape).ravel()
+
+        frames.append(
+            pl.DataFrame(
+                {
+                    "step": flat(replay.graph.steps[block.step]),
+                    "dp_rank": flat(block.dp_rank),
+                    "pp_rank": flat(template.pp_rank[:, None]),
+                    "kind": pl.Series(flat(template.kind[:, None])).cat.to(KIND_TYPE),
+                    "seq": flat(template.seq[:, None]),
+                    "microbatch": flat(block.microbatch),
+                    "chunk": flat(template.chunk[:, None]),
+                    "start": timeline.start.ravel(),
+                    "duration": (timeline.end - timeline.start).ravel(),
+                }
+            )
+        )
+    return pl.concat(frames).with_columns(
+        pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in ("microbatch", "chunk")
+    )

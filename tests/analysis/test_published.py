@@ -1,0 +1,74 @@
+"""The numbers published with the OSDI'25 paper, reproduced from its traces."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tracekit
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+
+pytestmark = pytest.mark.skipif(
+    not REFERENCE.is_dir(), reason=f"the published traces are not there: {REFERENCE} (they are not part of tracekit)"
+)
+
+
+@pytest.fixture(scope="module", params=["AR", "ST"])
+def job(request):
+    name = request.param
+    report = tracekit.load(REFERENCE / f"trace-{name}.parquet", layout=REFERENCE / f"meta-{name}.yaml").whatif()
+    published = json.loads((REFERENCE / f"result-{name}.json").read_text())
+    for figure in ("mw", "ms"):
+        published[figure] = json.loads((REFERENCE / f"{figure}-{name}.json").read_text())
+    return report.attribution, published
+
+
+def close(value):
+    return pytest.approx(value, rel=2e-6, abs=2e-6)
+
+
+def test_step_times(job):
+    found, published = job
+    for ours, theirs in (
+        (found.recorded, "step_t_base"),
+        (found.original, "step_t_nodelay"),
+        (found.ideal, "step_t_noblk"),
+    ):
+        assert {str(step): close(time) for step, time in zip(found.steps, ours, strict=True)} == published[theirs]
+
+
+def test_slowdowns(job):
+    found, published = job
+    assert found.slowdown == close(published["blocking_slowdown"])
+    assert found.trust.discrepancy + 1 == close(published["launch_slowdown"])
+    assert {name: close(value) for name, value in found.kind_slowdown.items()} == published[
+        "blocking_decompose_by_optype"
+    ]
+    by_stage = published["blocking_decompose_by_stage"]
+    assert {str(stage): close(value) for stage, value in enumerate(found.stage_slowdown)} == by_stage
+    by_dp_rank = published["blocking_decompose_by_dp_rank"]
+    assert {str(rank): close(value) for rank, value in enumerate(found.dp_rank_slowdown)} == by_dp_rank
+
+
+def test_per_step_slowdowns(job):
+    found, published = job
+    for at, step in enumerate(map(str, found.steps)):
+        assert found.step_slowdown[at] == close(published["blocking_step_slowdown"][step])
+        ideal = found.ideal[at]
+        for name, value in published["blocking_decompose_by_optype_per_step"][step].items():
+            assert found.by_kind[name][at] / ideal == close(value)
+        for stage, value in published["blocking_decompose_by_stage_per_step"][step].items():
+            assert found.by_stage[at, int(stage)] / ideal == close(value)
+        for rank, value in published["blocking_decompose_by_dp_rank_per_step"][step].items():
+            assert found.by_dp_rank[at, int(rank)] / ideal == close(value)
+
+
+@pytest.mark.parametrize("figure", ["mw", "ms"])
+def test_removal_and_addition(job, figure):
+    found, published = job
+    ours = {"mw": found.m_w, "ms": found.m_s}[figure]
+    theirs = published[figure]
+    assert (ours.original_s, ours.ideal_s) == (close(theirs["tori"]), close(theirs["tideal"]))
+    assert (ours.removed_s, ours.added_s) == (close(theirs["trem"]), close(theirs["tadd"]))
+    assert (ours.removal, ours.addition) == (close(theirs["rem"]), close(theirs["add"]))

@@ -1,0 +1,117 @@
+"""Timelines in the Chrome trace format, which ui.perfetto.dev and chrome://tracing open.
+
+In: frames of ops (step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration), one per replay. Out: a
+`.json.gz` file: one process per replay and worker, one thread per stream, one slice per op with all its columns as
+args. Steps follow each other; a step begins at the same time in every replay, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tracekit.model import KINDS, OpKind, Worker
+from tracekit.trace import replacing
+
+#: More slices than this make a browser stall.
+MOST_SLICES = 2_000_000
+_ROWS_AT_ONCE = 100_000
+_GAP_S = 1e-3
+
+#: The track an op kind is drawn on.
+STREAMS: dict[OpKind, str] = {
+    **dict.fromkeys(KINDS, "compute"),
+    OpKind.FORWARD_SEND: "forward-send",
+    OpKind.FORWARD_RECV: "forward-recv",
+    OpKind.BACKWARD_SEND: "backward-send",
+    OpKind.BACKWARD_RECV: "backward-recv",
+    OpKind.PARAMS_ALL_GATHER: "data-parallel",
+    OpKind.GRADS_REDUCE_SCATTER: "data-parallel",
+    OpKind.SEPARATE_GRADS_ALL_REDUCE: "data-parallel",
+    OpKind.ALL_REDUCE: "data-parallel",
+    OpKind.LAYERNORM_GRADS_ALL_REDUCE: "model-parallel",
+    OpKind.EMBEDDING_GRADS_ALL_REDUCE: "model-parallel",
+    OpKind.OPTIMIZER_CLIP_MAIN_GRAD: "model-parallel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One named timeline of all workers, such as "recorded" or "ideal"."""
+
+    name: str
+    ops: pl.DataFrame
+
+
+def write_chrome(
+    path: str | os.PathLike[str],
+    timelines: tuple[Timeline, ...],
+    ranks: Mapping[Worker, int],
+    header: Mapping[str, Any],
+) -> int:
+    """Write the timelines; returns how many slices. Raises OutputError; leaves no half-written file.
+
+    `ranks`: the global rank of each worker, for track names. `header`: plain JSON data kept as `otherData`.
+    """
+    starts = _step_starts(timelines)
+    slices = 0
+    with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file:
+        other = {**header, "step_starts_us": {str(step): start for step, start in starts.iter_rows()}}
+        file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n')
+        file.write(",\n".join(_track_names(timelines, ranks)))
+        for number, timeline in enumerate(timelines):
+            for lines in _slices(timeline.ops.join(starts, on="step"), number, len(ranks)):
+                file.write(",\n")
+                file.write(lines)
+            slices += timeline.ops.height
+        file.write("\n]}\n")
+    return slices
+
+
+def _step_starts(timelines: tuple[Timeline, ...]) -> pl.DataFrame:
+    """Where each step begins on the common axis, microseconds: after the slowest replay of the step before."""
+    longest = pl.concat(
+        [timeline.ops.select("step", end=pl.col("start") + pl.col("duration")) for timeline in timelines]
+    )
+    by_step = longest.group_by("step").agg(pl.col("end").max()).sort("step")
+    return by_step.select("step", step_start_us=((pl.col("end") + _GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
+
+
+def _track_names(timelines: tuple[Timeline, ...], ranks: Mapping[Worker, int]) -> Iterator[str]:
+    streams = list(dict.fromkeys(STREAMS.values()))
+    for number, timeline in enumerate(timelines):
+        for position, (worker, rank) in enumerate(ranks.items()):
+            pid = number * len(ranks) + position + 1
+            name = f"{timeline.name}: dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})"
+            yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+            yield json.dumps({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+            for thread, stream in enumerate(streams):
+                yield json.dumps(
+                    {"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": stream}}
+                )
+
+
+def _slices(ops: pl.DataFrame, number: int, workers: int) -> Iterator[str]:
+    """JSON lines, a chunk of rows at a time, formatted by polars."""
+    streams = list(dict.fromkeys(STREAMS.values()))
+    thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
+    cells = ops.select("dp_rank", "pp_rank").unique().sort("dp_rank", "pp_rank").with_row_index("position")
+    ops = ops.join(cells, on=["dp_rank", "pp_rank"])
+
+    line = pl.struct(
+        ph=pl.lit("X"),
+        name=pl.col("kind").cast(pl.String),
+        pid=pl.col("position") + (number * workers + 1),
+        tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
+        ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
+        dur=(pl.col("duration") * 1e6).round(6),
+        args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
+    ).struct.json_encode()
+    for part in ops.iter_slices(_ROWS_AT_ONCE):
+        yield part.select(line.alias("line"))["line"].str.join(",\n")[0]

@@ -1,0 +1,351 @@
+"""The command line: thin commands over the library.
+
+In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: 0 done, 2 bad input (one clear
+message), 3 a --fail-on condition holds, 130 interrupted. Heavy imports live in the commands, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracekit import __version__
+from tracekit.errors import SelectionError, TracekitError
+
+if TYPE_CHECKING:
+    from tracekit.job import Job
+    from tracekit.report import Report
+
+EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
+
+_PATH = click.Path(path_type=Path)
+
+
+def main() -> None:
+    """Entry point: run a command, turn every expected failure into one line and an exit code."""
+    try:
+        code = commands.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except TracekitError as error:
+        click.echo(f"tracekit: {_printable(str(error))}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except BrokenPipeError:  # the reader of our output has left: nothing to say to nobody
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except MemoryError:
+        click.echo("tracekit: out of memory; analyse fewer steps or use a larger machine", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    sys.exit(code or 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tracekit")
+def commands() -> None:
+    """Find out what slows a large training job down, who causes it, and what each fix would buy."""
+
+
+def _trace_source(command: Any) -> Any:
+    """The options that name a job: a trace file with --layout, or --store with --job."""
+    for decorate in (
+        click.argument("trace", required=False, type=_PATH),
+        click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace."),
+        click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb]."),
+        click.option("--job", help="Job in the store [default: the newest]."),
+    )[::-1]:
+        command = decorate(command)
+    return command
+
+
+@commands.command()
+@_trace_source
+@click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
+@click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
+@click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option("--csv", "csv_directory", type=_PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
+@click.option("--parquet", "parquet_file", type=_PATH, metavar="FILE", help="Also write exact S per worker and step.")
+@click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
+def whatif(
+    trace: Path | None,
+    layout: Path | None,
+    store: Path | None,
+    job: str | None,
+    fix: tuple[str, ...],
+    keep: tuple[str, ...],
+    ignore_steps: str | None,
+    as_json: bool,
+    csv_directory: Path | None,
+    parquet_file: Path | None,
+    fail_on: str | None,
+) -> int:
+    """What do stragglers cost, who causes it, and what would fixing it give back?
+
+    TRACE is a canonical Parquet file, or a published trace with --layout; without it the job comes from the store.
+
+    A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
+    "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
+    """
+    condition = None if fail_on is None else _Condition(fail_on)
+    with _progress() as tell:
+        tell("reading the trace")
+        loaded = _load(trace, layout, store, job)
+        if ignore_steps:
+            loaded = loaded.without_steps(_step_numbers(ignore_steps))
+        tell("building the dependency graph")
+        report = loaded.whatif(fix=fix, keep=keep, progress=tell)
+    if csv_directory is not None:
+        report.write_csv(csv_directory)
+    if parquet_file is not None:
+        report.write_parquet(parquet_file)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        from tracekit.terminal import print_report
+
+        print_report(report, _console())
+    for path in (csv_directory, parquet_file):
+        if path is not None:
+            _done(path)
+    return EXIT_CONDITION if condition is not None and condition.holds(report) else 0
+
+
+@commands.command("import")
+@click.argument("traces", nargs=-1, required=True, type=_PATH)
+@click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace.")
+@click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
+@click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
+@click.option("--replace", is_flag=True, help="Replace a job of the same name.")
+def import_(traces: tuple[Path, ...], layout: Path | None, store: Path | None, name: str | None, replace: bool) -> None:
+    """Put traces into a store: all of them, or none where one is bad."""
+    from tracekit.job import load
+    from tracekit.store import Incoming, Store, default_store
+
+    if name is not None and len(traces) > 1:
+        raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
+    opened = Store(store or default_store())
+    incoming = []
+    with _progress() as tell:
+        for path in traces:
+            tell(f"reading {path.name}")
+            trace = load(path, layout=layout).trace
+            incoming.append(Incoming(trace, name or trace.name, str(path)))
+        tell("writing the store")
+        opened.add(incoming, replace=replace)
+    for item in incoming:
+        click.echo(
+            f"Imported {_printable(item.name)} ({item.trace.ops.height:,} ops) into {_printable(str(opened.path))}"
+        )
+    click.echo(f"Next: tracekit whatif --store {_printable(str(opened.path))} --job {_printable(incoming[-1].name)}")
+
+
+@commands.command()
+@_trace_source
+def info(trace: Path | None, layout: Path | None, store: Path | None, job: str | None) -> None:
+    """Say what a trace holds, or list the jobs of a store."""
+    from tracekit.terminal import print_jobs, print_trace
+
+    if trace is None and job is None:
+        from tracekit.store import Store, default_store
+
+        opened = Store(store or default_store())
+        print_jobs(opened.path, opened.jobs(), _console())
+    else:
+        print_trace(_load(trace, layout, store, job).trace, _console())
+
+
+@commands.command()
+@click.option("-o", "--out", required=True, type=_PATH, help="Canonical Parquet file to write.")
+@click.option("--dp", default=4, show_default=True, help="Data-parallel size.")
+@click.option("--pp", default=4, show_default=True, help="Pipeline stages.")
+@click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")
+@click.option("--vpp", default=1, show_default=True, help="Model chunks per stage.")
+@click.option(
+    "--schedule", type=click.Choice(["gpipe", "1f1b", "interleaved"]), help="[default: 1f1b, interleaved with --vpp]"
+)
+@click.option("--microbatches", default=8, show_default=True, help="Microbatches per step and DP rank.")
+@click.option("--steps", default=20, show_default=True, help="Steps to simulate.")
+@click.option("--overlap-dp", is_flag=True, help="Overlap gradient reduction with the backwards.")
+@click.option("--noise", default=0.02, show_default=True, help="Relative spread of compute durations.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same trace.")
+@click.option("--name", default="synthetic", show_default=True, help="Name of the job.")
+@click.option("--cause", "causes", multiple=True, metavar="CAUSE", help="Inject this cause. Repeatable.")
+def synth(
+    out: Path,
+    dp: int,
+    pp: int,
+    tp: int,
+    vpp: int,
+    schedule: str | None,
+    microbatches: int,
+    steps: int,
+    overlap_dp: bool,
+    noise: float,
+    seed: int,
+    name: str,
+    causes: tuple[str, ...],
+) -> None:
+    """Simulate a job with known stragglers.
+
+    A CAUSE is a name with optional settings, such as "slow-worker:dp=1,pp=2,factor=1.5", "slow-last-stage",
+    "sequence-length-imbalance", "python-gc", "slow-p2p-link", "slow-nic", "late-data-loading", "slow-steps",
+    "clock-offset", "missing-ranks", "missing-steps"; where it strikes is drawn from the seed unless said.
+    """
+    from tracekit.model import Layout
+    from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
+
+    chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
+    with _progress() as tell:
+        tell("simulating")
+        trace = synthesize(
+            SynthSpec(
+                layout=Layout(dp=dp, pp=pp, tp=tp, vpp=vpp),
+                schedule=Schedule(chosen),
+                microbatches=microbatches,
+                steps=steps,
+                overlap_dp=overlap_dp,
+                seed=seed,
+                noise=noise,
+                causes=tuple(parse_cause(cause) for cause in causes),
+                name=name,
+            )
+        )
+        tell("writing")
+        trace.write_parquet(out)
+    click.echo(f"Wrote {_printable(str(out))}: {trace.ops.height:,} ops. Next: tracekit whatif {_printable(str(out))}")
+
+
+@commands.command()
+@_trace_source
+@click.option("-o", "--out", required=True, type=_PATH, help="File to write, ending in .json.gz.")
+@click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
+def export(
+    trace: Path | None, layout: Path | None, store: Path | None, job: str | None, out: Path, steps: str | None
+) -> None:
+    """Write the recorded, original and ideal timeline for ui.perfetto.dev."""
+    with _progress() as tell:
+        tell("reading the trace")
+        loaded = _load(trace, layout, store, job)
+        tell("replaying and writing")
+        exported = loaded.export(out, steps=None if steps is None else _step_numbers(steps))
+    chosen = f"{exported.steps} of {exported.steps_in_job} steps"
+    if steps is None and exported.steps < exported.steps_in_job:
+        chosen += ", the slowest ones; choose others with --steps"
+    click.echo(
+        f"Wrote {_printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev"
+    )
+
+
+def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:
+    """The job the options name; without any, the newest in the default store, and say so."""
+    from tracekit.job import load, load_from_store
+
+    if trace is not None:
+        if store is not None or name is not None:
+            raise SelectionError("give a TRACE, or --store and --job, not both")
+        return load(trace, layout=layout)
+    if layout is not None:
+        raise SelectionError("--layout belongs to a TRACE; name the trace file too")
+    job = load_from_store(name, store=store)
+    if name is None:
+        click.echo(f"No job named: taking the newest one in the store, {_printable(job.trace.name)}", err=True)
+    return job
+
+
+def _step_numbers(text: str) -> list[int]:
+    """`3,5,9-12` as step numbers."""
+    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
+        raise SelectionError(f"steps {text!r}; expected numbers and ranges such as 12,40-45")
+    steps: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) - int(first) not in range(1_000_000):
+            raise SelectionError(f"steps {part!r}; expected a range from a smaller to a larger number")
+        steps.extend(range(int(first), int(last or first) + 1))
+    return steps
+
+
+class _Condition:
+    """`slowdown>1.1` and the like, for --fail-on. Raises SelectionError where it cannot be understood."""
+
+    def __init__(self, text: str) -> None:
+        match = re.fullmatch(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+        if not match or match[1] not in ("slowdown", "waste", "replay_error", "discrepancy"):
+            raise SelectionError(
+                f"--fail-on {text!r}; expected slowdown, waste, replay_error or discrepancy compared with a number,"
+                " such as 'slowdown>1.1' or 'waste>=5%'"
+            )
+        self.figure, self.comparison = match[1], match[2]
+        self.bound = float(match[3]) / (100 if match[4] else 1)
+
+    def holds(self, report: Report) -> bool:
+        found = report.attribution
+        figures = {
+            "slowdown": found.slowdown,
+            "waste": found.waste,
+            "replay_error": found.trust.replay_error,
+            "discrepancy": found.trust.discrepancy,
+        }
+        value = figures[self.figure]
+        return {
+            ">": value > self.bound,
+            ">=": value >= self.bound,
+            "<": value < self.bound,
+            "<=": value <= self.bound,
+        }[self.comparison]
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Yields a function that says on stderr what is under way, once a command has taken a second."""
+    began = time.monotonic()
+    shown = False
+
+    def tell(stage: str) -> None:
+        nonlocal shown
+        elapsed = time.monotonic() - began
+        if elapsed >= 1:
+            shown = sys.stderr.isatty() or shown
+            click.echo(f"\r\x1b[K{stage} ..." if sys.stderr.isatty() else f"{stage} ... ({elapsed:.1f} s)", err=True,
+                       nl=not sys.stderr.isatty())  # fmt: skip
+
+    try:
+        yield tell
+    finally:
+        if shown and sys.stderr.isatty():
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def _done(path: Path) -> None:
+    click.echo(f"Wrote {_printable(str(path))}", err=True)
+
+
+def _printable(text: str) -> str:
+    """Text a terminal can show: undecodable bytes and control characters as escapes, so that they do no harm."""
+    shown = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in shown)
+
+
+if __name__ == "__main__":
+    main()

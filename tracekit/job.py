@@ -1,0 +1,165 @@
+"""The library's front door: one job, loaded and ready for questions.
+
+    import tracekit
+    job = tracekit.load("job.parquet")
+    report = job.whatif()
+    report.by_worker            # a polars frame
+    job.answer("worker=5,2")    # what if that worker were fine?
+
+In: a file or a store. Out: `Job`, and from it reports, answers and timelines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracekit.trace import Trace
+
+if TYPE_CHECKING:
+    from tracekit.analysis.attribution import Attribution
+    from tracekit.analysis.job_replay import JobReplay
+    from tracekit.analysis.scenario import Scenario
+    from tracekit.report import Question, Report
+
+PathLike = str | os.PathLike[str]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote: how many of the job's steps, and how many slices."""
+
+    steps: int
+    steps_in_job: int
+    slices: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job's trace; graph, replay and attribution are computed on first use and kept."""
+
+    trace: Trace
+
+    @cached_property
+    def replay(self) -> JobReplay:
+        """The job's dependency graph and durations. Raises GraphError where its ops do not fit together."""
+        from tracekit.analysis.job_replay import JobReplay
+
+        return JobReplay.from_trace(self.trace)
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """What stragglers cost, and who."""
+        return self.attribute()
+
+    def attribute(self, progress: Progress | None = None) -> Attribution:
+        """Like `attribution`, telling `progress` what is under way."""
+        from tracekit.analysis.attribution import attribute
+
+        return attribute(self.replay, progress=progress)
+
+    def whatif(self, *, fix: Sequence[str] = (), keep: Sequence[str] = (), progress: Progress | None = None) -> Report:
+        """The whole report, with the answers to custom questions.
+
+        `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
+        Raises SelectionError for a selection that cannot be understood or matches no op.
+        """
+        from tracekit.report import Report
+
+        graph = self.replay.graph
+        asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
+        found = self.attribution if progress is None else self.attribute(progress)
+        hosts = self.trace.metadata.get("hosts", {})
+        return Report(
+            name=self.trace.name,
+            layout=self.trace.layout,
+            ops=self.trace.ops.height,
+            coverage=self.trace.coverage(),
+            dropped_lanes=graph.dropped_lanes,
+            ranks=self.trace.worker_ranks(),
+            hosts={int(rank): str(host) for rank, host in hosts.items()} if isinstance(hosts, dict) else {},
+            attribution=found,
+            questions_asked=tuple(asked),
+        )
+
+    def without_steps(self, steps: Sequence[int]) -> Job:
+        """The same job as if these steps had not been recorded. Raises SelectionError where nothing is left."""
+        return Job(self.trace.without_steps(steps))
+
+    def answer(self, selection: str, *, keep: bool = False) -> Question:
+        """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
+        from tracekit.analysis.scenario import ORIGINAL, Scenario, count_selected
+        from tracekit.analysis.selection_text import checked_selection
+        from tracekit.report import Question
+
+        replay = self.replay
+        chosen = checked_selection(selection, replay.graph, replay.durations)
+        original = replay.mean_step_time(ORIGINAL)
+        step_time = replay.mean_step_time(Scenario.addition(chosen) if keep else Scenario.removal(chosen))
+        return Question(
+            question=f"keep only {selection}" if keep else f"fix {selection}",
+            ops=count_selected(chosen, replay.graph, replay.durations),
+            step_time_s=step_time,
+            saved_s=original - step_time,
+            saved_gpu_hours_per_day=(1 - step_time / original) * self.trace.layout.world_size * 24,
+        )
+
+    def step_time(self, scenario: Scenario) -> float:
+        """T(scenario), the mean step time in seconds."""
+        return self.replay.mean_step_time(scenario)
+
+    def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
+        """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
+
+        `steps`: step numbers to write; by default all, or the slowest ones where all were too much for a browser.
+        Raises SelectionError where none of `steps` is in the job.
+        """
+        from tracekit.analysis.scenario import IDEAL, ORIGINAL
+        from tracekit.analysis.timeline import recorded_frame, timeline_frame
+        from tracekit.chrome import Timeline, write_chrome
+
+        replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
+        timelines = (
+            Timeline("recorded", recorded_frame(replay)),
+            Timeline("original", timeline_frame(replay, ORIGINAL)),
+            Timeline("ideal", timeline_frame(replay, IDEAL)),
+        )
+        header = {"name": self.trace.name, "layout": self.trace.layout.to_dict()}
+        slices = write_chrome(path, timelines, self.trace.worker_ranks(), header)
+        return Exported(steps=len(replay.graph.steps), steps_in_job=len(self.replay.graph.steps), slices=slices)
+
+    def _steps_to_draw(self) -> Sequence[int]:
+        """The slowest steps, as many as a browser can show, in order."""
+        from tracekit.chrome import MOST_SLICES
+
+        graph = self.replay.graph
+        fitting = max(1, MOST_SLICES * len(graph.steps) // (3 * graph.ops))
+        slowest = self.replay.recorded_step_times().argsort()[::-1][:fitting]
+        return [int(step) for step in graph.steps[sorted(slowest)]]
+
+
+def load(path: PathLike, *, layout: PathLike | None = None) -> Job:
+    """Read a trace file: canonical Parquet, or a published trace with its YAML `layout` file.
+
+    Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
+    """
+    if layout is not None:
+        from tracekit.collectors.published import read_published
+
+        return Job(read_published(path, layout))
+    from tracekit.trace import read_parquet
+
+    return Job(read_parquet(path))
+
+
+def load_from_store(name: str | None = None, *, store: PathLike | None = None) -> Job:
+    """Read a job from a store, by default the newest one in the default store. Raises StoreError."""
+    from tracekit.store import Store, default_store
+
+    opened = Store(Path(store) if store is not None else default_store())
+    return Job(opened.load(opened.newest() if name is None else name))

@@ -1,0 +1,292 @@
+"""The result of `whatif` as data: named tables, JSON, CSV, Parquet.
+
+In: an `Attribution` with the trace's identity and coverage. Out: polars frames (`report.by_worker`), pandas frames
+(`report.pandas("by_worker")`) and one JSON object, whose schema is documented in docs/report-schema.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.attribution import Attribution, waste
+from tracekit.analysis.structure import Floats
+from tracekit.errors import OutputError, SelectionError
+from tracekit.model import Layout, Worker
+from tracekit.trace import Coverage, replacing
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Version of the JSON object; grows by one whenever a reader of the last version could break.
+REPORT_VERSION = 1
+
+TABLES = ("by_kind", "by_pp_rank", "by_dp_rank", "by_worker", "by_step", "forward_backward_correlation", "questions")
+PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One custom what-if question and its answer; `step_time_s` is the mean step time of its replay."""
+
+    question: str
+    ops: int
+    step_time_s: float
+    saved_s: float
+    saved_gpu_hours_per_day: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `whatif` found out about one job. Frames are built on first use."""
+
+    name: str
+    layout: Layout
+    ops: int
+    coverage: Coverage
+    dropped_lanes: tuple[tuple[int, int], ...]
+    ranks: Mapping[Worker, int]
+    hosts: Mapping[int, str]
+    attribution: Attribution
+    questions_asked: tuple[Question, ...] = ()
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal)."""
+        return self.attribution.slowdown
+
+    @cached_property
+    def by_kind(self) -> pl.DataFrame:
+        """S and waste per op kind, worst first, with what idealising it alone would give.
+
+        `launch_delay_slowdown`: T(original, this kind's launch delays kept) / T(original).
+        """
+        found = self.attribution
+        names = list(found.by_kind)
+        return self._contributions(
+            {"kind": names},
+            [found.by_kind[name] for name in names],
+            [found.delayed_by_kind[name] for name in names],
+            [found.removed_by_kind[name] for name in names],
+        ).sort("slowdown", descending=True, maintain_order=True)
+
+    @cached_property
+    def by_pp_rank(self) -> pl.DataFrame:
+        """S and waste per pipeline stage."""
+        found = self.attribution
+        return self._contributions(
+            {"pp_rank": list(range(found.stages))},
+            list(found.by_stage.T),
+            list(found.delayed_by_stage.T),
+            list(found.removed_by_stage.T),
+        )
+
+    @cached_property
+    def by_dp_rank(self) -> pl.DataFrame:
+        """S and waste per data-parallel rank; `launch_delay_slowdown` is null where it would be too dear."""
+        found = self.attribution
+        delayed = None if found.delayed_by_dp_rank is None else list(found.delayed_by_dp_rank.T)
+        return self._contributions({"dp_rank": list(found.dp_ranks)}, list(found.by_dp_rank.T), delayed, None)
+
+    @cached_property
+    def by_worker(self) -> pl.DataFrame:
+        """Exact S of every worker beside the paper's approximation min(S_dp, S_pp), worst first."""
+        found = self.attribution
+        workers = [Worker(dp_rank, stage) for dp_rank in found.dp_ranks for stage in range(found.stages)]
+        ranks = [self.ranks.get(worker) for worker in workers]
+        return pl.DataFrame(
+            {
+                "dp_rank": [worker.dp_rank for worker in workers],
+                "pp_rank": [worker.pp_rank for worker in workers],
+                "rank": pl.Series(ranks, dtype=pl.Int64),
+                "host": pl.Series([self.hosts.get(-1 if rank is None else rank) for rank in ranks], dtype=pl.String),
+                "slowdown": found.worker_slowdown.ravel(),
+                "slowdown_approx": found.worker_slowdown_approx.ravel(),
+            }
+        ).sort("slowdown", descending=True, maintain_order=True)
+
+    @cached_property
+    def by_step(self) -> pl.DataFrame:
+        """Slowdown and times of each step, seconds."""
+        found = self.attribution
+        return pl.DataFrame(
+            {
+                "step": found.steps,
+                "slowdown": found.step_slowdown,
+                "recorded_s": found.recorded,
+                "original_s": found.original,
+                "ideal_s": found.ideal,
+            }
+        )
+
+    @cached_property
+    def by_kind_per_step(self) -> pl.DataFrame:
+        """S of each op kind in each step."""
+        found = self.attribution
+        return self._per_step({"kind": list(found.by_kind)}, np.stack(list(found.by_kind.values()), axis=1))
+
+    @cached_property
+    def by_pp_rank_per_step(self) -> pl.DataFrame:
+        """S of each stage in each step."""
+        return self._per_step({"pp_rank": list(range(self.attribution.stages))}, self.attribution.by_stage)
+
+    @cached_property
+    def by_dp_rank_per_step(self) -> pl.DataFrame:
+        """S of each DP rank in each step."""
+        return self._per_step({"dp_rank": list(self.attribution.dp_ranks)}, self.attribution.by_dp_rank)
+
+    @cached_property
+    def by_worker_per_step(self) -> pl.DataFrame:
+        """Exact S of each worker in each step."""
+        found = self.attribution
+        names = {
+            "dp_rank": np.repeat(found.dp_ranks, found.stages),
+            "pp_rank": np.tile(np.arange(found.stages), len(found.dp_ranks)),
+        }
+        return self._per_step(names, found.by_worker.reshape(len(found.steps), -1))
+
+    @cached_property
+    def forward_backward_correlation(self) -> pl.DataFrame:
+        """Correlation of forward and backward durations of the same microbatch per stage; null where undefined."""
+        found = self.attribution.correlation
+        return pl.DataFrame({"pp_rank": list(found), "r": pl.Series(list(found.values()), dtype=pl.Float64)})
+
+    @cached_property
+    def questions(self) -> pl.DataFrame:
+        """The custom questions and their answers."""
+        schema = {
+            "question": pl.String,
+            "ops": pl.Int64,
+            "step_time_s": pl.Float64,
+            "saved_s": pl.Float64,
+            "saved_gpu_hours_per_day": pl.Float64,
+        }
+        return pl.DataFrame([{name: getattr(asked, name) for name in schema} for asked in self.questions_asked], schema)
+
+    def table(self, name: str) -> pl.DataFrame:
+        """The table of that name (see TABLES and PER_STEP_TABLES). Raises SelectionError for another name."""
+        if name not in TABLES + PER_STEP_TABLES:
+            raise SelectionError(f"no table {name!r}; there are {', '.join(TABLES + PER_STEP_TABLES)}")
+        frame: pl.DataFrame = getattr(self, name)
+        return frame
+
+    def pandas(self, name: str) -> pandas.DataFrame:
+        """The table of that name as a pandas frame."""
+        return self.table(name).to_pandas()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
+        found, trust, coverage = self.attribution, self.attribution.trust, self.coverage
+        content = {
+            "report_version": REPORT_VERSION,
+            "job": {
+                "name": self.name,
+                "layout": self.layout.to_dict(),
+                "steps": len(found.steps),
+                "ops": self.ops,
+            },
+            "trust": {
+                "replay_error": trust.replay_error,
+                "discrepancy": trust.discrepancy,
+                "trustworthy": trust.trustworthy,
+                "reasons": list(trust.reasons),
+                "clamped_transfers": found.clamped_transfers,
+                "clamped_delays": found.clamped_delays,
+            },
+            "coverage": {
+                "workers_expected": coverage.workers_expected,
+                "workers_traced": coverage.workers_traced,
+                "worker_steps_expected": coverage.worker_steps_expected,
+                "worker_steps_traced": coverage.worker_steps_traced,
+                "missing_workers": [
+                    {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in coverage.missing_workers
+                ],
+                "dropped": [{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
+            },
+            "step_time_s": {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s},
+            "slowdown": found.slowdown,
+            "waste": found.waste,
+            "straggling": found.straggling,
+            "wasted_gpu_hours": found.wasted_gpu_hours,
+            "wasted_gpu_hours_per_day": found.wasted_gpu_hours_per_day,
+            "m_w": found.m_w.removal,
+            "m_s": found.m_s.removal,
+            "slowest_workers": [
+                {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in found.slowest_workers
+            ],
+        }
+        content |= {name: self.table(name).to_dicts() for name in TABLES}
+        plain: dict[str, Any] = _without_nan(content)
+        return plain
+
+    def to_json(self) -> str:
+        """`to_dict` as one JSON object."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def write_csv(self, directory: str | os.PathLike[str]) -> None:
+        """Write every table as a CSV file into `directory`, made if missing. Raises OutputError."""
+        folder = Path(directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another directory") from None
+        for name in TABLES + PER_STEP_TABLES:
+            with replacing(folder / f"{name}.csv") as temporary:
+                self.table(name).write_csv(temporary)
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown). Raises OutputError."""
+        with replacing(path) as temporary:
+            self.by_worker_per_step.write_parquet(temporary)
+
+    def _contributions(
+        self,
+        names: Mapping[str, Sequence[Any]],
+        added: Sequence[Floats],
+        delayed: Sequence[Floats] | None,
+        removed: Sequence[Floats] | None,
+    ) -> pl.DataFrame:
+        """One row per set of ops, from the step times of its replays ([sets] of [steps])."""
+        found = self.attribution
+        slowdowns = [float(times.mean()) / found.ideal_s for times in added]
+        columns: dict[str, Any] = {**names, "slowdown": slowdowns, "waste": [waste(slowdown) for slowdown in slowdowns]}
+        columns["launch_delay_slowdown"] = pl.Series(
+            [None] * len(added) if delayed is None else [float(times.mean()) / found.original_s for times in delayed],
+            dtype=pl.Float64,
+        )
+        if removed is not None:
+            fixed = np.array([float(times.mean()) for times in removed])
+            columns["fixed_step_time_s"] = fixed
+            columns["saved_s"] = found.original_s - fixed
+        return pl.DataFrame(columns)
+
+    def _per_step(self, names: Mapping[str, Any], times: Any) -> pl.DataFrame:
+        """A long table from step times [steps, sets]."""
+        found = self.attribution
+        sets = times.shape[1]
+        columns: dict[str, Any] = {"step": np.repeat(found.steps, sets)}
+        columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
+        columns["slowdown"] = (times / found.ideal[:, None]).ravel()
+        return pl.DataFrame(columns)
+
+
+def _without_nan(value: Any) -> Any:
+    """The same nested data with nan and infinities as None, which JSON can hold."""
+    match value:
+        case dict():
+            return {key: _without_nan(item) for key, item in value.items()}
+        case list():
+            return [_without_nan(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value

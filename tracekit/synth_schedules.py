@@ -1,0 +1,306 @@
+"""Pipeline schedules: which ops one model-parallel group runs in a step, and what each waits for.
+
+In: the sizes of a job and a schedule. Out: a `Plan`, the ops of one lane (one DP rank, all its stages) in an order in
+which they can run. Written without a look at the analysis, so that a simulated trace is an independent check of the
+dependency graph that the analysis rebuilds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tracekit.errors import LayoutError
+from tracekit.model import Layout, OpKind
+
+
+class Schedule(StrEnum):
+    """In which order a stage computes forwards and backwards."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One forward or backward compute of a stage."""
+
+    forward: bool
+    microbatch: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOp:
+    """One op of a lane.
+
+    `seq`: 0-based order of the kind on its stage. `waits_for`: positions in `Plan.ops` of the ops that end first.
+    `no_op`: a send or recv that a profiler records although nothing is transferred. `draw_key`: names the op's random
+    draws: kind code, stage, seq; a recv shares those of its send.
+    """
+
+    kind: OpKind
+    pp_rank: int
+    seq: int
+    microbatch: int | None
+    chunk: int | None
+    waits_for: tuple[int, ...]
+    draw_key: tuple[int, int, int]
+    no_op: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The ops of one lane, and the groups that transfer together: tuples of positions in `ops`, in runnable order."""
+
+    ops: tuple[PlannedOp, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+
+def check_schedule(schedule: Schedule, layout: Layout, microbatches: int) -> None:
+    """Raise LayoutError where the schedule cannot run in that layout."""
+    if schedule is not Schedule.INTERLEAVED:
+        if layout.vpp > 1:
+            raise LayoutError(
+                f"schedule {schedule} has one model chunk per stage, the layout says vpp {layout.vpp}; use"
+                f" {Schedule.INTERLEAVED} or vpp 1"
+            )
+        return
+    if layout.vpp < 2:
+        raise LayoutError(f"schedule {schedule} needs at least 2 model chunks per stage; set vpp to 2 or more")
+    if microbatches % layout.pp:
+        raise LayoutError(
+            f"schedule {schedule} runs microbatches in groups of pp: {microbatches} is no multiple of pp {layout.pp};"
+            f" use {max(1, microbatches // layout.pp) * layout.pp} or {(microbatches // layout.pp + 1) * layout.pp}"
+        )
+
+
+def compute_order(schedule: Schedule, layout: Layout, microbatches: int, stage: int) -> tuple[Compute, ...]:
+    """The computes of a stage in order.
+
+    1F1B warms up with pp - stage - 1 forwards, interleaved 1F1B with 2 (pp - stage - 1) + (vpp - 1) pp and switches
+    the model chunk every pp microbatches (Megatron-LM's schedules); GPipe runs all forwards first.
+    """
+    total = microbatches * layout.vpp
+    behind = layout.pp - stage - 1
+    match schedule:
+        case Schedule.GPIPE:
+            warm_up = total
+        case Schedule.ONE_F_ONE_B:
+            warm_up = behind
+        case Schedule.INTERLEAVED:
+            warm_up = 2 * behind + (layout.vpp - 1) * layout.pp
+    warm_up = min(warm_up, total)
+    order = [_compute(at, layout, forward=True) for at in range(warm_up)]
+    for at in range(total - warm_up):
+        order.append(_compute(warm_up + at, layout, forward=True))
+        order.append(_compute(at, layout, forward=False))
+    order += [_compute(at, layout, forward=False) for at in range(total - warm_up, total)]
+    return tuple(order)
+
+
+def _compute(at: int, layout: Layout, *, forward: bool) -> Compute:
+    """The at-th forward (or backward) of every stage."""
+    if layout.vpp == 1:
+        return Compute(forward, at, 0)
+    turn, position = divmod(at, layout.pp * layout.vpp)
+    chunk = position // layout.pp
+    return Compute(forward, turn * layout.pp + position % layout.pp, chunk if forward else layout.vpp - 1 - chunk)
+
+
+def plan_lane(
+    schedule: Schedule, layout: Layout, microbatches: int, *, overlap_dp: bool, record_no_ops: bool = False
+) -> Plan:
+    """Plan one step of one DP rank.
+
+    `overlap_dp`: each chunk's gradients are reduced as soon as its last backward ends, else all of them at the end.
+    `record_no_ops`: with virtual stages, also the sends and recvs at the model's two ends and before the first or
+    after the last compute, which never transfer anything. Raises LayoutError for sizes the schedule cannot run.
+    """
+    check_schedule(schedule, layout, microbatches)
+    planner = _Planner(layout, record_no_ops=record_no_ops and layout.vpp > 1 and layout.pp > 1)
+    for stage in range(layout.pp):
+        order = compute_order(schedule, layout, microbatches, stage)
+        gathered = planner.add_gathers(stage)
+        computes = planner.add_pipeline(stage, order, gathered)
+        planner.add_tail(stage, order, computes, overlap_dp=overlap_dp)
+    groups = planner.groups()
+    return Plan(tuple(planner.ops), tuple(_runnable(planner.ops, groups)))
+
+
+@dataclass
+class _Direction:
+    """What has been planned of one direction of one stage."""
+
+    recv: OpKind
+    send: OpKind
+    last_recv: tuple[int, ...] = ()
+    last_send: tuple[int, ...] = ()
+    last_compute: tuple[int, ...] = ()
+
+
+@dataclass
+class _Planner:
+    """Collects the ops of a lane; one instance plans one lane."""
+
+    layout: Layout
+    record_no_ops: bool
+    ops: list[PlannedOp] = field(default_factory=list)
+    counts: dict[tuple[int, OpKind], int] = field(default_factory=dict)
+    sends: dict[tuple[int, OpKind], list[int]] = field(default_factory=dict)
+    recvs: dict[tuple[int, OpKind], list[int]] = field(default_factory=dict)
+    joined: dict[OpKind, list[int]] = field(default_factory=dict)
+
+    def add(
+        self, kind: OpKind, stage: int, waits_for: Sequence[int], at: Compute | None = None, *, no_op: bool = False
+    ) -> tuple[int, ...]:
+        """Plan one op; its position, as the waits of the next one."""
+        seq = self.counts.get((stage, kind), 0)
+        self.counts[stage, kind] = seq + 1
+        compute = at if at is not None and not kind.is_communication else None
+        self.ops.append(
+            PlannedOp(
+                kind=kind,
+                pp_rank=stage,
+                seq=seq,
+                microbatch=compute.microbatch if compute else None,
+                chunk=compute.chunk if compute else None,
+                waits_for=tuple(sorted(set(waits_for))),
+                draw_key=(kind.code, stage, seq),
+                no_op=no_op,
+            )
+        )
+        return (len(self.ops) - 1,)
+
+    def add_chunk_collective(self, kind: OpKind, stage: int, chunk: int, waits_for: Sequence[int]) -> tuple[int, ...]:
+        """Plan a collective of one model chunk."""
+        position = self.add(kind, stage, waits_for)
+        self.ops[-1] = replace(self.ops[-1], chunk=chunk)
+        return position
+
+    def add_gathers(self, stage: int) -> list[tuple[int, ...]]:
+        """One params-all-gather per chunk, one after the other; per chunk what its first forward waits for."""
+        if not self.layout.has_dp_collectives:
+            return [()] * self.layout.vpp
+        gathers: list[tuple[int, ...]] = []
+        for chunk in range(self.layout.vpp):
+            before = gathers[-1] if gathers else ()
+            gathers.append(self.add_chunk_collective(OpKind.PARAMS_ALL_GATHER, stage, chunk, before))
+        return gathers
+
+    def add_pipeline(self, stage: int, order: Sequence[Compute], gathered: list[tuple[int, ...]]) -> list[int]:
+        """The computes of a stage with their recvs and sends; positions of the computes."""
+        forward = _Direction(OpKind.FORWARD_RECV, OpKind.FORWARD_SEND)
+        backward = _Direction(OpKind.BACKWARD_RECV, OpKind.BACKWARD_SEND)
+        first_backward = next(at for at, compute in enumerate(order) if not compute.forward)
+        computes: list[int] = []
+        open_chunks = set(range(self.layout.vpp))
+        for at, compute in enumerate(order):
+            way = forward if compute.forward else backward
+            first = at in {0, first_backward}
+            warm = (computes[at - 2],) if at == first_backward and at >= 2 else ()
+            if first and self.record_no_ops:
+                way.last_send = self.add(way.send, stage, warm, no_op=True)
+            waits = [*computes[-1:], *self._recv(stage, compute, way, warm)]
+            if compute.forward and compute.chunk in open_chunks:
+                open_chunks.remove(compute.chunk)
+                waits += gathered[compute.chunk]
+            kind = OpKind.FORWARD_COMPUTE if compute.forward else OpKind.BACKWARD_COMPUTE
+            way.last_compute = self.add(kind, stage, waits, compute)
+            computes += way.last_compute
+            self._send(stage, compute, way)
+        if self.record_no_ops:
+            for way in (forward, backward):
+                self.add(way.recv, stage, (*way.last_recv, *way.last_compute), no_op=True)
+        return computes
+
+    def _recv(self, stage: int, compute: Compute, way: _Direction, warm: tuple[int, ...]) -> tuple[int, ...]:
+        """The recv of a compute's input: posted once the compute before it in its direction has ended."""
+        transfers = self._crosses(stage, compute, inbound=True)
+        if not transfers and not self.record_no_ops:
+            return ()
+        waits = (*way.last_recv, *way.last_compute, *(() if way.last_recv else warm))
+        way.last_recv = self.add(way.recv, stage, waits, compute, no_op=not transfers)
+        if transfers:
+            self.recvs.setdefault((stage, way.recv), []).extend(way.last_recv)
+        return way.last_recv
+
+    def _send(self, stage: int, compute: Compute, way: _Direction) -> None:
+        transfers = self._crosses(stage, compute, inbound=False)
+        if not transfers and not self.record_no_ops:
+            return
+        way.last_send = self.add(way.send, stage, (*way.last_send, *way.last_compute), compute, no_op=not transfers)
+        if transfers:
+            self.sends.setdefault((stage, way.send), []).extend(way.last_send)
+
+    def _crosses(self, stage: int, compute: Compute, *, inbound: bool) -> bool:
+        """Whether the compute's input (or output) comes from (or goes to) another stage."""
+        if self.layout.pp == 1:
+            return False
+        at_front = inbound == compute.forward
+        edge_stage, edge_chunk = (0, 0) if at_front else (self.layout.pp - 1, self.layout.vpp - 1)
+        return not (stage == edge_stage and compute.chunk == edge_chunk)
+
+    def add_tail(self, stage: int, order: Sequence[Compute], computes: list[int], *, overlap_dp: bool) -> None:
+        """Gradient reduction, clipping and the optimizer."""
+        collectives = self.layout.has_dp_collectives
+        last_backward = {compute.chunk: computes[at] for at, compute in enumerate(order) if not compute.forward}
+        in_order = sorted(last_backward, key=lambda chunk: last_backward[chunk])
+        reduced: tuple[int, ...] = tuple(
+            at for at, op in enumerate(self.ops) if op.kind is OpKind.PARAMS_ALL_GATHER and op.pp_rank == stage
+        )[-1:]
+        if collectives and overlap_dp:
+            for chunk in in_order:
+                waits = (*reduced, last_backward[chunk])
+                reduced = self.add_chunk_collective(OpKind.GRADS_REDUCE_SCATTER, stage, chunk, waits)
+        done = self.add(OpKind.GC, stage, computes[-1:])
+        done = self.add(OpKind.LAYERNORM_GRADS_ALL_REDUCE, stage, (*done, *(reduced if overlap_dp else ())))
+        if self.layout.pp > 1 and stage in (0, self.layout.pp - 1):
+            done = self.add(OpKind.EMBEDDING_GRADS_ALL_REDUCE, stage, done)
+            self.joined.setdefault(OpKind.EMBEDDING_GRADS_ALL_REDUCE, []).extend(done)
+        if collectives and overlap_dp:
+            done = self.add(OpKind.SEPARATE_GRADS_ALL_REDUCE, stage, done)
+        elif collectives:
+            for chunk in in_order:
+                done = self.add_chunk_collective(OpKind.GRADS_REDUCE_SCATTER, stage, chunk, (*done, *reduced))
+                reduced = done
+        done = self.add(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, stage, done)
+        self.joined.setdefault(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, []).extend(done)
+        self.add(OpKind.OPTIMIZER, stage, done)
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Positions that transfer together: each send with its recv, each collective over stages; others alone."""
+        groups: list[tuple[int, ...]] = [tuple(members) for members in self.joined.values()]
+        for send, recv, stride in (
+            (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
+            (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1),
+        ):
+            for stage in range(self.layout.pp):
+                sent = self.sends.get((stage, send), [])
+                received = self.recvs.get(((stage + stride) % self.layout.pp, recv), [])
+                groups += zip(sent, received, strict=True)
+                for sending, receiving in zip(sent, received, strict=True):
+                    self.ops[receiving] = replace(self.ops[receiving], draw_key=self.ops[sending].draw_key)
+        taken = {at for group in groups for at in group}
+        return groups + [(at,) for at in range(len(self.ops)) if at not in taken]
+
+
+def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """The groups in an order in which each comes after all it waits for (Kahn's algorithm)."""
+    group_of = {at: number for number, group in enumerate(groups) for at in group}
+    waits: list[set[int]] = [{group_of[before] for at in group for before in ops[at].waits_for} for group in groups]
+    followers: list[list[int]] = [[] for _ in groups]
+    for number, before in enumerate(waits):
+        for other in before:
+            followers[other].append(number)
+    open_waits = [len(before) for before in waits]
+    ready = [number for number, count in enumerate(open_waits) if count == 0]
+    for number in ready:
+        yield groups[number]
+        for follower in followers[number]:
+            open_waits[follower] -= 1
+            if open_waits[follower] == 0:
+                ready.append(follower)
+    assert len(ready) == len(groups), "a schedule whose ops wait for each other in a circle"

@@ -1,0 +1,331 @@
+"""The `whatif` report as a person reads it in a terminal.
+
+In: a `Report`. Out: text on a rich console, laid out for its width. Draws only; every number comes from the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.report import Report
+from tracekit.store import StoredJob
+from tracekit.trace import Trace
+
+#: Rows of a table that names culprits.
+_TOP = 8
+_LARGEST_MAP = (24, 32)
+#: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
+_HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
+_GLYPHS = "·░▒▓▆█"
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the whole report."""
+    console.print(_headline(report))
+    console.print()
+    console.print(_verdict(report))
+    console.print()
+    if report.questions_asked:
+        console.print(_questions(report))
+    culprits = [_kinds(report), _stages(report), _dp_ranks(report)]
+    rows = [culprits] if console.width >= 100 else [culprits[:2], culprits[2:]]
+    console.print(_side_by_side([*rows, [_workers(report), _worker_map(report)]], console))
+    console.print(_steps(report, console.width))
+
+
+def print_trace(trace: Trace, console: Console) -> None:
+    """Print what a trace holds: identity, layout, coverage, ops per kind."""
+    coverage, layout = trace.coverage(), trace.layout
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("Job", Text(trace.name))
+    grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
+    grid.add_row("Steps", f"{len(trace.steps)}, from {trace.steps[0]} to {trace.steps[-1]}")
+    grid.add_row(
+        "Workers",
+        f"{coverage.workers_traced} of {coverage.workers_expected} traced, {coverage.worker_steps_traced} of"
+        f" {coverage.worker_steps_expected} worker-steps",
+    )
+    grid.add_row("Ops", f"{trace.ops.height:,}")
+    for name, value in trace.metadata.items():
+        text = json.dumps(value)
+        grid.add_row(name, Text(text if len(text) < 300 else text[:300] + " ..."))
+    console.print(grid)
+    console.print()
+    table = _table("Op kind", "ops", "mean", "longest")
+    by_kind = trace.ops.group_by("kind").agg(
+        pl.len().alias("ops"), pl.col("duration").mean().alias("mean"), pl.col("duration").max().alias("longest")
+    )
+    for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
+        table.add_row(kind, f"{ops:,}", seconds(mean), seconds(longest))
+    console.print(table)
+
+
+def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
+    """Print the jobs of a store, newest first."""
+    if not jobs:
+        console.print(Text(f"{path}: no job yet; add one with `tracekit import TRACE`"))
+        return
+    table = _table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
+    for job in jobs:
+        sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
+        table.add_row(Text(job.name), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
+    console.print(table)
+
+
+def _headline(report: Report) -> Text:
+    layout = report.layout
+    sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
+    line = Text(report.name, style="bold")
+    line.append(
+        f"   {' x '.join(sizes)} on {layout.world_size} GPUs, {len(report.attribution.steps)} steps,"
+        f" {report.ops:,} ops",
+        style="dim",
+    )
+    return line
+
+
+def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
+    layout = report.layout
+    return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
+
+
+def _verdict(report: Report) -> RenderableType:
+    """What it costs, who costs it, whether to believe it."""
+    found, trust = report.attribution, report.attribution.trust
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    if found.straggling:
+        verdict = Text("STRAGGLING", style="bold white on dark_red")
+        verdict.append(
+            f"  S = {found.slowdown:.2f}: stragglers cost {seconds(found.original_s - found.ideal_s)} of every"
+            f" {seconds(found.original_s)} step, {found.waste:.1%} of the GPU time",
+            style="not bold default on default",
+        )
+    else:
+        verdict = Text("NO STRAGGLER", style="bold black on green")
+        verdict.append(f"  S = {found.slowdown:.3f}, below 1.1", style="not bold default on default")
+    grid.add_row("Verdict", verdict)
+    grid.add_row(
+        "Lost",
+        f"{max(found.wasted_gpu_hours, 0):,.3g} GPU-hours in these steps, {max(found.wasted_gpu_hours_per_day, 0):,.0f}"
+        " a day at this rate",
+    )
+    grid.add_row(
+        "Step time",
+        f"recorded {seconds(found.recorded_s)}, original (launch delays removed) {seconds(found.original_s)},"
+        f" ideal {seconds(found.ideal_s)}",
+    )
+    if found.straggling:
+        grid.add_row("Who", _who(report))
+    figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
+    if trust.trustworthy:
+        grid.add_row("Trust", Text.assemble(("yes", "green"), f"  {figures}"))
+    else:
+        grid.add_row("Trust", Text.assemble(("NO", "bold red"), f"  {figures}: " + "; ".join(trust.reasons)))
+    if coverage := _coverage(report):
+        grid.add_row("Coverage", Text(coverage, style="yellow"))
+    return grid
+
+
+def _who(report: Report) -> str:
+    """The workers or the stage that most of the loss goes back to."""
+    found = report.attribution
+    workers = ", ".join(str(worker) for worker in found.slowest_workers[:3])
+    more = len(found.slowest_workers) - 3
+    named = f"worker{'s' if len(found.slowest_workers) > 1 else ''} {workers}" + (
+        f" and {more} more" if more > 0 else ""
+    )
+    parts = [f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)"]
+    if found.stages > 1:
+        parts.append(f"fixing the last stage {_percent(found.m_s.removal)} (M_S)")
+    return ", ".join(parts)
+
+
+def _percent(share: float) -> str:
+    """Whole percent, without a minus before zero."""
+    return f"{round(share * 100)} %"
+
+
+def _coverage(report: Report) -> str:
+    """What is missing from the trace; empty where nothing is."""
+    coverage, parts = report.coverage, []
+    if coverage.workers_traced < coverage.workers_expected:
+        shown = ", ".join(str(worker) for worker in coverage.missing_workers[:4])
+        more = len(coverage.missing_workers) - 4
+        parts.append(
+            f"{coverage.workers_traced} of {coverage.workers_expected} workers traced (missing {shown}"
+            + (f" and {more} more)" if more > 0 else ")")
+        )
+    elif not coverage.complete:
+        parts.append(
+            f"{coverage.worker_steps_traced} of {coverage.worker_steps_expected} worker-steps traced: some workers miss"
+            " some steps"
+        )
+    if report.dropped_lanes:
+        ranks = sorted({dp_rank for _, dp_rank in report.dropped_lanes})
+        parts.append(
+            f"left out {len(report.dropped_lanes)} DP-rank-steps that lack a stage (DP rank"
+            f" {', '.join(map(str, ranks[:6]))}{' ...' if len(ranks) > 6 else ''})"
+        )
+    if parts:
+        parts.append("waiting for untraced workers shows as slow communication")
+    return "; ".join(parts)
+
+
+def _kinds(report: Report) -> Table:
+    table = _table("Op kind", "S alone", "if fixed")
+    for row in report.by_kind.head(_TOP).iter_rows(named=True):
+        table.add_row(row["kind"], _slowdown(row["slowdown"]), _saving(row["saved_s"]))
+    return table
+
+
+def _stages(report: Report) -> Table:
+    table = _table("Stage", "S alone", "if fixed")
+    for row in _worst(report.by_pp_rank).iter_rows(named=True):
+        table.add_row(str(row["pp_rank"]), _slowdown(row["slowdown"]), _saving(row["saved_s"]))
+    return table
+
+
+def _dp_ranks(report: Report) -> Table:
+    table = _table("DP rank", "S alone")
+    for row in _worst(report.by_dp_rank).iter_rows(named=True):
+        table.add_row(str(row["dp_rank"]), _slowdown(row["slowdown"]))
+    return table
+
+
+def _workers(report: Report) -> Table:
+    has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
+    table = _table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone")
+    for row in report.by_worker.head(_TOP).iter_rows(named=True):
+        host = (row["host"] or "",) if has_hosts else ()
+        table.add_row(f"({row['dp_rank']},{row['pp_rank']})", str(row["rank"]), *host, _slowdown(row["slowdown"]))
+    return table
+
+
+def _worst(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
+
+
+def _questions(report: Report) -> RenderableType:
+    table = _table("What if", "step time", "saved per step", "GPU-hours a day")
+    for asked in report.questions_asked:
+        table.add_row(
+            asked.question,
+            seconds(asked.step_time_s),
+            f"{seconds(asked.saved_s)} ({asked.saved_s / report.attribution.original_s:+.1%})",
+            f"{asked.saved_gpu_hours_per_day:,.1f}",
+        )
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _worker_map(report: Report) -> RenderableType:
+    """S of every worker, DP ranks down, stages across; large maps keep the maximum of each patch."""
+    slowdown = report.attribution.worker_slowdown
+    pooled, patch = _pooled(slowdown)
+    if slowdown.size == 1:
+        return Text()
+    scale = _heat_scale(slowdown)
+    lines: list[RenderableType] = [Text("S alone: DP rank down, stage across", style="bold underline")]
+    if patch != (1, 1):
+        lines.append(Text(f"a cell is the worst of {patch[0]} x {patch[1]} workers", style="dim"))
+    for row, values in enumerate(pooled):
+        first = report.attribution.dp_ranks[row * patch[0]]
+        line = Text(f"  {first:>5} ", style="dim")
+        for value in values:
+            level = int(np.searchsorted(scale, value, side="right"))
+            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+        lines.append(line)
+    legend = Text("        ")
+    for level, glyph in enumerate(_GLYPHS):
+        bound = f"<{scale[0]:.2f}" if level == 0 else f"{scale[level - 1]:.2f}"
+        legend.append(glyph * 2, style=_HEAT[level]).append(f" {bound} ", style="dim")
+    lines.append(legend)
+    return Group(*lines)
+
+
+def _heat_scale(slowdown: npt.NDArray[np.float64]) -> list[float]:
+    """Five thresholds from just above 1 to the largest slowdown; a map of healthy workers stays blank."""
+    top = max(float(slowdown.max()), 1.1)
+    return [1.0 + (top - 1.0) * share for share in (0.1, 0.25, 0.45, 0.65, 0.85)]
+
+
+def _pooled(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], tuple[int, int]]:
+    """The map reduced to at most _LARGEST_MAP cells by maximum, and how many workers a cell covers."""
+    patch = tuple(-(-size // limit) for size, limit in zip(values.shape, _LARGEST_MAP, strict=True))
+    rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
+    padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
+    padded[: values.shape[0], : values.shape[1]] = values
+    return padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)), (patch[0], patch[1])
+
+
+def _steps(report: Report, width: int) -> RenderableType:
+    """Slowdown over the steps as a line of bars, with its extremes in words."""
+    found = report.attribution
+    slowdown = found.step_slowdown
+    if len(slowdown) == 1:
+        return Text(f"One step traced: {found.steps[0]}; variation over steps is unknown", style="dim")
+    worst = int(slowdown.argmax())
+    line = Text("Steps: ", style="bold")
+    line.append(
+        f"S {slowdown.min():.3f} to {slowdown.max():.3f}, median {float(np.median(slowdown)):.3f}; worst step"
+        f" {found.steps[worst]}",
+        style="not bold",
+    )
+    size = -(-len(slowdown) // max(width - 10, 10))
+    peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
+    low = min(peaks)
+    high = max(*peaks, low + 0.05)  # so that noise stays flat
+    bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
+    return Group(line, Text(f"        {bars}", style="#fe9929"))
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="bold underline")
+    for number, header in enumerate(headers):
+        text = number == 0 or header == "host"
+        table.add_column(header, justify="left" if text else "right", no_wrap=number > 0, overflow="fold")
+    return table
+
+
+def _side_by_side(rows: Sequence[Sequence[RenderableType]], console: Console) -> RenderableType:
+    """Rows of panels beside each other where the console is wide enough, else under each other."""
+    panels: list[RenderableType] = []
+    for row in rows:
+        widths = [console.measure(panel).maximum + 3 for panel in row]
+        if sum(widths) <= console.width:
+            grid = Table.grid(padding=(0, 3, 0, 0))
+            grid.add_row(*row)
+            panels.append(Padding(grid, (0, 0, 1, 0)))
+        else:
+            panels.extend(Padding(panel, (0, 0, 1, 0)) for panel in row)
+    return Group(*panels)
+
+
+def _slowdown(value: float) -> Text:
+    return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")
+
+
+def _saving(value: float) -> str:
+    return f"-{seconds(value)}" if value > 0 else f"+{seconds(-value)}" if value < 0 else "0"
+
+
+def seconds(value: float) -> str:
+    """A duration in a unit that keeps three digits readable."""
+    size = abs(value)
+    if size >= 1 or size == 0:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:.0f} us"
