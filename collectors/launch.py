@@ -34,10 +34,14 @@ _CLOCK_FILE = "clock-server.json"
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """`exit_code` is what a shell would report: 128 + number for a command that a signal ended."""
+    """`exit_code` is what a shell would report: 128 + number for a command that a signal ended.
+
+    `first`: this launcher was the first of the run, so it merges for all.
+    """
 
     exit_code: int
     wall_s: float
+    first: bool
 
 
 def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]) -> dict[str, str]:
@@ -104,7 +108,7 @@ def run_command(
             continue
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     code = process.returncode
-    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin)
+    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
 
 
 class _ClockKeeper:
@@ -130,6 +134,11 @@ class _ClockKeeper:
             self._server.close()
         elif self._due:
             self._measure()
+
+    @property
+    def first(self) -> bool:
+        """Whether this launcher holds the reference clock."""
+        return self._server is not None
 
     def tick(self) -> None:
         """Measure when it is time to."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.errors import StoreError
+from tracekit.errors import StoreBusyError, StoreError
 from tracekit.model import Layout
 from tracekit.trace import Trace
 
@@ -219,5 +219,5 @@ class Store:
     def _error(self, error: Exception) -> StoreError:
         reason = str(error).splitlines()[0]
         if "lock" in reason.lower():
-            return StoreError(f"{self.path}: another process is writing to the store; try again when it is done")
+            return StoreBusyError(f"{self.path}: another process is writing to the store; try again when it is done")
         return StoreError(f"{self.path}: DuckDB cannot use the store: {reason}")

@@ -76,6 +76,8 @@ class Session:
         if os.getpid() != self.process_id:
             return
         self.flush_held()
+        if self._step_over:
+            self._record_step(self._last_end)
         self.recording = False
         self.recorder.close(
             {
