@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tracekit.collectors.runtime.patches import Patch
 from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.words import NONE, Category, Flag
 
@@ -183,49 +184,64 @@ class PipelineHooks:
 class LoopHooks:
     """Forward and backward of loops without a pipeline: the first trained module called, and `backward()`.
 
-    A forward lasts until its backward begins, so that the loss belongs to it. A module whose class-wide call is
-    compiled keeps its graph: the hooks stay outside of it.
+    A forward lasts until its backward begins, so that the loss belongs to it. Until the root module is found, calls of
+    modules pass through here; from then on only the root has hooks.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._finder: Any = None
-        self._root: Any = None
+        self._search: Patch | None = None
         self._start_ns: int | None = None
         session.step_listeners.append(self._forget_open_forward)
 
     def install(self) -> None:
         """Look for the root module, and hook `torch.autograd.backward`."""
-        self._finder = torch.nn.modules.module.register_module_forward_pre_hook(self._find_root)
+        self._search = Patch(torch.nn.Module, "__call__", self._find_root)
+        self._search.install()
         self.session.patches.add(torch.autograd, "backward", self._backward)
-        self.session.patches.add(torch.nn.Module, "compile", self._compile)
 
-    def stop_looking(self) -> None:
-        """Pipeline stages do the forwards, or the root is found: take the global hook away."""
-        if self._finder is not None:
-            self._finder.remove()
-            self._finder = None
+    def _stop_looking(self) -> None:
+        """Pipeline stages do the forwards, or the root is found."""
+        if self._search is not None:
+            self._search.remove()
+            self._search = None
 
-    def _find_root(self, module: Any, _inputs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self.session.attempt_hook("forward", self._consider, module)
+    def _find_root(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self.session.attempt_hook("forward", self._consider, module)
+            return original(module, *args, **kwargs)
+
+        return call
 
     def _consider(self, module: Any) -> None:
-        session = self.session
-        if session.busy:
-            self.stop_looking()
-            return
-        if not session.in_main_thread() or not _trains(module):
-            return
-        self.stop_looking()
-        self._adopt(module)
-        self._forward_begins()
+        if self.session.busy:
+            self._stop_looking()
+        elif self.session.in_main_thread() and _trains(module):
+            self._stop_looking()
+            self._adopt(module)
 
     def _adopt(self, module: Any) -> None:
-        self._root = module
-        module.register_forward_pre_hook(self._before_forward, prepend=False)
-        module.register_forward_hook(self._after_forward)
+        """Hook the root. `module.compile()` compiles the call with its hooks: then hook around the compiled call."""
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self._wrap_compiled(module)
+        else:
+            module.register_forward_pre_hook(self._before_forward)
+            module.register_forward_hook(self._after_forward)
+
+    def _wrap_compiled(self, module: Any) -> None:
+        compiled = module._compiled_call_impl  # noqa: SLF001  where torch keeps it
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._before_forward(module, args)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._after_forward(module, args, None)
+
+        module._compiled_call_impl = call  # noqa: SLF001
 
     def _before_forward(self, module: Any, _inputs: Any) -> None:
         if torch.compiler.is_compiling() or not self.session.recording or not _trains(module):
@@ -254,34 +270,6 @@ class LoopHooks:
         session.busy -= 1
         session.hold(FORWARD, start_ns, now_ns(), session.microbatch_forward, NONE)
         session.microbatch_forward += 1
-
-    def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`module.compile()` compiles the call with its hooks: record around the compiled call instead."""
-
-        @functools.wraps(original)
-        def compile_in_place(module: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(module, *args, **kwargs)
-            if self._root is None and self.session.recording:
-                self.session.attempt_hook("forward", self._wrap_compiled, module)
-            return result
-
-        return compile_in_place
-
-    def _wrap_compiled(self, module: Any) -> None:
-        self.stop_looking()
-        self._root = module
-        compiled = module._compiled_call_impl  # noqa: SLF001  where torch keeps it
-
-        @functools.wraps(compiled)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.session.recording and _trains(module):
-                self.session.attempt_hook("forward", self._forward_begins)
-            try:
-                return compiled(*args, **kwargs)
-            finally:
-                self.session.attempt_hook("forward", self._forward_ends)
-
-        module._compiled_call_impl = call  # noqa: SLF001
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
