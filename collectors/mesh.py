@@ -106,7 +106,7 @@ def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None
         or _from_megatron(ranks, world_size)
         or _from_groups(ranks, world_size)
     )
-    sizes = found.sizes or {word: 1 + max(getattr(place, word) for place in found.places.values()) for word in WORDS}
+    sizes = found.sizes or _largest(found.places)
     _check_distinct(found, sizes, world_size)
     vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
     layout = Layout(**sizes, vpp=vpp, world_size=world_size)
@@ -129,11 +129,11 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
     """Places by arithmetic, tp fastest, then dp, then pp, as Megatron orders ranks; None without options."""
     if options.dp is None and options.pp is None and options.tp is None:
         return None
-    base = _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
+    base = _from_job(ranks, world_size)
     stated = {word: getattr(options, word) for word in ("dp", "pp", "tp") if getattr(options, word) is not None}
-    known = base.sizes or {word: 1 + max(getattr(place, word) for place in base.places.values()) for word in WORDS}
-    if all(known[word] == size for word, size in stated.items()):
-        return replace_source(base, f"{base.source}, confirmed by options")
+    known = (base.sizes or _largest(base.places)) if base is not None else {}
+    if base is not None and all(known[word] == size for word, size in stated.items()):
+        return replace(base, source=f"{base.source}, confirmed by options")
     pp, tp = stated.get("pp", 1), stated.get("tp", 1)
     dp = stated.get("dp") or world_size // (pp * tp)
     if dp * pp * tp != world_size:
@@ -144,9 +144,17 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
     return _Found(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
 
 
-def replace_source(found: _Found, source: str) -> _Found:
-    """The same places, found another way."""
-    return replace(found, source=source)
+def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
+    """What the job itself tells; None where it contradicts itself or says nothing, since options are there to help."""
+    try:
+        return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
+    except LayoutError:
+        return None
+
+
+def _largest(places: Mapping[int, Place]) -> dict[str, int]:
+    """Sizes from the largest places."""
+    return {word: 1 + max(getattr(place, word) for place in places.values()) for word in WORDS}
 
 
 def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:

@@ -27,6 +27,7 @@ _DIRECT = {
     "data_load": ("data-load",),
     "checkpoint": ("checkpoint",),
 }
+_ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
 _COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
 
 
@@ -191,16 +192,16 @@ def _classified(collectives: pl.DataFrame, groups: pl.DataFrame, computes: pl.Da
     after_computes = pl.col("start_ns") >= pl.col("last_ns")
     before_chunk = pl.col("next_chunk").is_not_null() & ~pl.col("nested")
     kind = (
-        pl.when(name.str.starts_with("allreduce") & after_computes)
+        pl.when((name.str.starts_with("allreduce") | name.str.starts_with("all_reduce")) & after_computes)
         .then(pl.lit(str(OpKind.ALL_REDUCE)))
         .when(name.str.contains("reduce_scatter") & after_computes)
         .then(pl.lit(str(OpKind.GRADS_REDUCE_SCATTER)))
         .when((name.str.contains("all_gather") | name.str.contains("allgather")) & before_chunk)
         .then(pl.lit(str(OpKind.PARAMS_ALL_GATHER)))
-        .when(name.str.contains("alltoall") & ~pl.col("nested"))
+        .when(_ALL_TO_ALL & ~pl.col("nested"))
         .then(pl.lit(str(OpKind.ALL_TO_ALL)))
     )
-    data_parallel = pl.col("data_parallel").fill_null(value=False) | name.str.contains("alltoall")
+    data_parallel = pl.col("data_parallel").fill_null(value=False) | _ALL_TO_ALL
     marked = marked.with_columns(kind=pl.when(data_parallel).then(kind))
     gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
     own_name = name + pl.lit("@") + pl.col("group").fill_null("?")

@@ -7,6 +7,7 @@ future completes; nobody waits for it here.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -43,8 +44,14 @@ COLLECTIVES = (
 )
 #: P2p a pipeline schedule did not tag: recorded under its own name.
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
-#: Functional collectives that return their result, still to be waited for.
-FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
+#: Functional collectives with one tensor: their result is waited for by `wait_tensor`.
+FUNCTIONAL = (
+    "all_reduce",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_to_all_single",
+    "broadcast",
+)
 
 
 class CollectiveHooks:
@@ -55,6 +62,9 @@ class CollectiveHooks:
         self._groups: dict[str, int] = {}
         self._local = threading.local()
         self._libraries: list[Any] = []
+        self._without_future: set[str] = set()
+        self._waited_for: dict[int, tuple[Any, Callable[[int], None]]] = {}
+        session.step_listeners.append(self._forget_unfinished)
 
     def install(self) -> None:
         """Hook the process group's methods, and, once DDP is used, its reducer's bucket reductions."""
@@ -62,6 +72,7 @@ class CollectiveHooks:
             self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._collective, name))
         for name in POINT_TO_POINT:
             self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._point_to_point, name))
+        self.session.patches.add(dist.Work, "wait", self._wait)
         self.session.patches.add(torch.nn.parallel.DistributedDataParallel, "__init__", self._ddp_init)
 
     def group_number(self, group: Any) -> int:
@@ -127,19 +138,94 @@ class CollectiveHooks:
     def _started(self, name: str, group: Any, args: tuple[Any, ...], start_ns: int, work: Any) -> None:
         """Record the collective when its future completes, at once where there is none."""
         number = self.group_number(group)
-        step, size = self.session.step, _bytes(args)
-        session = self.session
-
-        def record(end_ns: int) -> None:
-            session.record(
-                Category.COLLECTIVE, name, start_ns, end_ns, peer=number, extra=size, step=step
-            )
-
+        record = functools.partial(self._record, name, start_ns, number, self.session.step, _bytes(args))
         if work is None:
             record(now_ns())
             return
-        future = work.get_future()
-        future.add_done_callback(lambda _: session.attempt_hook(name, record, now_ns()))
+        if name not in self._without_future:
+            try:
+                future = work.get_future()
+            except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
+                self._without_future.add(name)
+            else:
+                future.add_done_callback(lambda _: self.session.attempt_hook(name, record, now_ns()))
+                return
+        self._waited_for[id(work)] = (work, record)
+
+    def _record(self, name: str, start_ns: int, group: int, step: int, size: int, end_ns: int) -> None:
+        self.session.record(Category.COLLECTIVE, name, start_ns, end_ns, peer=group, extra=size, step=step)
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        waited_for, session = self._waited_for, self.session
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if not waited_for:
+                return original(work, *args, **kwargs)
+            result = original(work, *args, **kwargs)
+            pending = waited_for.pop(id(work), None)
+            if pending is not None:
+                session.attempt_hook("wait", pending[1], now_ns())
+            return result
+
+        return wait
+
+    def _forget_unfinished(self) -> None:
+        self.session.unfinished += len(self._waited_for)
+        self._waited_for.clear()
+
+    # ---- functional collectives ----------------------------------------------------------------------------------
+
+    def install_functional(self, module: Any) -> None:
+        """Hook the Python side of functional collectives, which process groups never see.
+
+        Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
+        """
+        for name in FUNCTIONAL:
+            self.session.patches.add(module, name, functools.partial(self._functional, name, module))
+        self.session.patches.add(module, "wait_tensor", self._wait_tensor)
+
+    def _functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+        group_at = list(inspect.signature(original).parameters).index("group")
+
+        @functools.wraps(original)
+        def functional(*args: Any, **kwargs: Any) -> Any:
+            if not session.recording or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            start_ns = session.attempt_hook(name, self._begins)
+            result = original(*args, **kwargs)
+            if start_ns is not None:
+                group = kwargs["group"] if "group" in kwargs else args[group_at]
+                session.attempt_hook(name, self._functional_started, name, module, group, start_ns, result)
+            return result
+
+        return functional
+
+    def _functional_started(self, name: str, module: Any, group: Any, start_ns: int, result: Any) -> None:
+        from torch.distributed.distributed_c10d import _resolve_process_group
+
+        number = self.group_number(_resolve_process_group(module._resolve_group_name(group)))  # noqa: SLF001
+        record = functools.partial(self._record, name, start_ns, number, self.session.step, int(result.nbytes))
+        waiting = getattr(result, "elem", None)
+        if waiting is None:
+            record(now_ns())
+        else:
+            self._waited_for[id(waiting)] = (waiting, record)
+
+    def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, waited_for = self.session, self._waited_for
+
+        @functools.wraps(original)
+        def wait_tensor(tensor: Any) -> Any:
+            result = original(tensor)
+            if waited_for and not torch.compiler.is_compiling():
+                pending = waited_for.pop(id(tensor), None)
+                if pending is not None:
+                    session.attempt_hook("wait_tensor", pending[1], now_ns())
+            return result
+
+        return wait_tensor
 
     # ---- DistributedDataParallel -------------------------------------------------------------------------------
 

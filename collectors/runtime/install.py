@@ -27,7 +27,9 @@ def install_hooks(session: Session) -> None:
     _later(session, "megatron.core.timers", host.install_megatron_timers)
     session.step_listeners.append(_once(host.describe_megatron))
     if dist.is_available() and dist.is_initialized():
-        session.attempt_hook("install-collectives", CollectiveHooks(session).install)
+        collectives = CollectiveHooks(session)
+        session.attempt_hook("install-collectives", collectives.install)
+        _later(session, "torch.distributed._functional_collectives", collectives.install_functional)
         _later(session, "torch.distributed.device_mesh", functools.partial(_watch_mesh, session))
 
 
