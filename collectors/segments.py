@@ -47,7 +47,8 @@ RECORD_DTYPE = np.dtype(
 )
 MANIFEST = "manifest.json"
 RUN_FILE = "run.json"
-_SEGMENT = re.compile(r"rank-(\d+)-(\d+)\.(ops|open)$")
+#: A segment or the facts of a rank.
+_RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
 _ATTEMPT = re.compile(r"attempt-(\d+)$")
 
 
@@ -99,9 +100,9 @@ def attempts(directory: str | os.PathLike[str]) -> list[int]:
 
 
 def write_manifest(directory: Path) -> dict[str, Any]:
-    """List the segments of one attempt in its manifest. Raises OutputError."""
-    segments = [path.name for path in sorted(directory.iterdir()) if _SEGMENT.match(path.name)]
-    manifest = {"version": VERSION, "segments": {name: (directory / name).stat().st_size for name in segments}}
+    """List what the ranks of one attempt wrote in its manifest. Raises OutputError."""
+    files = [path.name for path in sorted(directory.iterdir()) if _RANK_FILE.match(path.name)]
+    manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
     with replacing(directory / MANIFEST) as temporary:
         Path(temporary).write_text(json.dumps(manifest), encoding="utf-8")
     return manifest
@@ -111,10 +112,12 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
     """Read one attempt of a run directory. Raises FormatError where it holds no segments."""
     path = Path(directory) / f"attempt-{attempt:03d}"
     by_rank: dict[int, list[Path]] = {}
-    for name in _segment_names(path):
-        match = _SEGMENT.match(name)
+    for name in _file_names(path):
+        match = _RANK_FILE.match(name)
         if match:
-            by_rank.setdefault(int(match.group(1)), []).append(path / name)
+            segments = by_rank.setdefault(int(match.group(1)), [])
+            if not name.endswith(FACTS_SUFFIX):
+                segments.append(path / name)
     ranks = {}
     for rank in sorted(by_rank):
         recording = _read_rank(path, rank, sorted(by_rank[rank]))
@@ -128,15 +131,15 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
     return AttemptRecording(attempt, path, ranks)
 
 
-def _segment_names(path: Path) -> list[str]:
+def _file_names(path: Path) -> list[str]:
     """Names from the manifest; from the directory where the launcher died before it could write one."""
     manifest = path / MANIFEST
     if not manifest.exists():
-        return sorted(entry.name for entry in path.iterdir() if _SEGMENT.match(entry.name))
+        return sorted(entry.name for entry in path.iterdir())
     try:
-        return sorted(json.loads(manifest.read_text(encoding="utf-8"))["segments"])
+        return sorted(json.loads(manifest.read_text(encoding="utf-8"))["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{manifest}: damaged ({error!r}); delete it to read the segments that are there") from None
+        raise FormatError(f"{manifest}: damaged ({error!r}); delete it to read the files that are there") from None
 
 
 def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecording | None:
@@ -145,7 +148,7 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
         facts.setdefault(kind, []).append(value)
     if "process" not in facts:
         return None
-    parts, torn = [], 0
+    parts, torn = [np.empty(0, RECORD_DTYPE)], 0
     for path in paths:
         records, rest = read_segment(path)
         parts.append(records)

@@ -75,9 +75,7 @@ class Session:
         """Finish at the end of the process: what is pending, then the counters."""
         if os.getpid() != self.process_id:
             return
-        self.flush_held()
-        if self._step_over:
-            self._record_step(self._last_end)
+        self.attempt_hook("close", self._finish)
         self.recording = False
         self.recorder.close(
             {
@@ -89,6 +87,11 @@ class Session:
                 "off": self.recorder.off,
             }
         )
+
+    def _finish(self) -> None:
+        self.flush_held()
+        if self._step_over:
+            self._record_step(self._last_end)
 
     def in_main_thread(self) -> bool:
         """Whether the thread is the one that trains; others must not move the step."""

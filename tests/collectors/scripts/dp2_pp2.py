@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = int(os.environ.get("STEPS", "25"))
-DEVICE_MS = float(os.environ.get("DEVICE_MS", "4"))
+DEVICE_MS = float(os.environ.get("DEVICE_MS", "8"))
 SLOW_MS = float(os.environ.get("SLOW_MS", "0"))
 SLOW_RANK = int(os.environ.get("SLOW_RANK", "-1"))
 CRASH_STEP = int(os.environ.get("CRASH_STEP", "-1"))
