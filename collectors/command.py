@@ -22,9 +22,7 @@ class StepRange(click.ParamType):
 
     name = "FROM:TO"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int | None]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
         """First step and exclusive last step."""
         if isinstance(value, tuple):
             return value
@@ -51,7 +49,9 @@ class StepRange(click.ParamType):
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
 @click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, where they cannot be found.")
 @click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
+)
 def collect_command(
     command: tuple[str, ...],
     out: Path | None,
@@ -126,7 +126,7 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
         shown = ", ".join(map(str, one.missing_ranks[:16])) + (" ..." if len(one.missing_ranks) > 16 else "")
         lines.append(
             f"WARNING: {title}{len(one.missing_ranks)} ranks reported nothing: {shown}; the trace lacks them"
-            " (see \"Missing ranks\" in collectors/README.md)"
+            ' (see "Missing ranks" in collectors/README.md)'
         )
     for rank in one.ranks:
         if troubles := _troubles(rank):

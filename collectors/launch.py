@@ -94,7 +94,9 @@ def run_command(
         try:
             process = subprocess.Popen(command, env=environment, preexec_fn=unblock)  # noqa: S603, PLW1509
         except OSError as error:
-            raise OutputError(f"{command[0]}: cannot be started: {error.strerror or error}; check the command") from None
+            raise OutputError(
+                f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
+            ) from None
         with _ClockKeeper(directory) as clocks:
             while process.poll() is None:
                 received = signal.sigtimedwait(watched, POLL_S)

@@ -18,6 +18,7 @@ from tracekit.collectors.mesh import LayoutOptions, Place, Placement, RankFacts,
 from tracekit.collectors.ops import OpReport, build_ops
 from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import AttemptRecording, RankRecording
+from tracekit.collectors.stepcut import cut_steps
 from tracekit.errors import TraceError
 from tracekit.trace import Trace
 
@@ -72,13 +73,15 @@ def merge_attempt(
         )
     kept = _placed(records, placement).join(steps, on=["rank", "step"], how="semi")
     ops, report = build_ops(kept, placement.layout, _group_table(groups, placement))
-    ops, step_starts = _relative(ops, recording)
-    ranks = tuple(rank_report(one, records) for one in recording.ranks.values())
+    cut = cut_steps(ops)
+    process = recording.ranks[min(recording.ranks)].facts["process"][0]
+    epoch_ns = int(process["time_ns"]) - int(process["monotonic_ns"])
+    ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
-        ops,
+        cut.ops,
         placement.layout,
         name=name,
-        step_starts=step_starts,
+        step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},
         metadata={
             "format": "collected",
             "framework": "torch",
@@ -96,15 +99,13 @@ def merge_attempt(
     return MergedAttempt(trace, ranks, recording.missing_ranks, placement, report)
 
 
-def rank_report(recording: RankRecording, records: pl.DataFrame | None = None) -> RankReport:
-    """The counters of one rank; a killed one left no summary, so its steps are counted from `records`."""
+def rank_report(recording: RankRecording) -> RankReport:
+    """The counters of one rank; a killed one left no summary, so its steps are counted from its records."""
     summary = recording.summary or {}
-    table = recording.records if records is None else records
-    steps = int((recording.records["category"] == Category.STEP).sum()) if table is not None else 0
     return RankReport(
         rank=recording.rank,
         host=str(recording.facts["process"][0]["host"]),
-        steps=steps,
+        steps=int((recording.records["category"] == Category.STEP).sum()),
         records=len(recording.records),
         dropped=int(summary.get("dropped", 0)),
         unfinished=int(summary.get("unfinished", 0)),
@@ -195,25 +196,3 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
 def _is_data_parallel(places: list[Place], size: int) -> bool:
     """More than one rank, all of one stage and one tensor-parallel slice."""
     return size > 1 and len({(place.pp, place.tp) for place in places}) == 1
-
-
-def _relative(ops: pl.DataFrame, recording: AttemptRecording) -> tuple[pl.DataFrame, dict[int, float]]:
-    """Starts in seconds from the step's start, and the steps' starts in seconds since the epoch.
-
-    A step starts when the last rank begins it: ranks of a late stage begin while an early stage still finishes the
-    step before, and that time belongs to the step before.
-    """
-    firsts = ops.group_by("step", "rank").agg(first_ns=pl.col("start_ns").min())
-    starts = firsts.group_by("step").agg(step_ns=pl.col("first_ns").max())
-    process = recording.ranks[min(recording.ranks)].facts["process"][0]
-    epoch_ns = int(process["time_ns"]) - int(process["monotonic_ns"])
-    step_starts = {int(step): (step_ns + epoch_ns) / 1e9 for step, step_ns in sorted(starts.iter_rows())}
-    relative = ops.join(starts, on="step").with_columns(
-        start=(pl.col("start_ns") - pl.col("step_ns")) / 1e9,
-        duration=(pl.col("end_ns") - pl.col("start_ns")) / 1e9,
-    )
-    ordered = relative.sort("step", "rank", "kind", "start_ns", "end_ns").with_columns(
-        seq=pl.int_range(pl.len()).over("step", "rank", "kind")
-    )
-    columns = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
-    return ordered.select(columns), step_starts

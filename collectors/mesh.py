@@ -206,7 +206,9 @@ def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
     knowing = [one for one in ranks if one.megatron is not None]
     if not knowing:
         return None
-    sizes_of = {one.rank: {word: one.megatron["sizes"].get(word, 1) for word in WORDS} for one in knowing if one.megatron}
+    sizes_of = {
+        one.rank: {word: one.megatron["sizes"].get(word, 1) for word in WORDS} for one in knowing if one.megatron
+    }
     usual = sizes_of[knowing[0].rank]
     odd = [rank for rank, sizes in sizes_of.items() if sizes != usual]
     silent = [one.rank for one in ranks if one.megatron is None]
@@ -216,7 +218,9 @@ def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
             f" {'otherwise' if odd else 'nothing'}; state the sizes with --dp, --pp and --tp"
         )
     places = {
-        one.rank: Place(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS}) for one in knowing if one.megatron
+        one.rank: Place(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
+        for one in knowing
+        if one.megatron
     }
     if usual["dp"] * usual["pp"] * usual["tp"] * usual["cp"] != world_size and usual["cp"] > 1:
         usual = {**usual, "cp": 1}  # Megatron's data-parallel size can include the context-parallel one

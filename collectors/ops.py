@@ -121,9 +121,7 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
     median of those that were waited for, counted from the later of send and recv.
     """
     key = ["step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "stage"]
-    whole = records.group_by(key).agg(
-        pl.col("start_ns").min(), pl.col("end_ns").max(), wait_ns=pl.col("extra").min()
-    )
+    whole = records.group_by(key).agg(pl.col("start_ns").min(), pl.col("end_ns").max(), wait_ns=pl.col("extra").min())
     forward = pl.col("name").str.starts_with("forward")
     is_send = pl.col("name").str.ends_with("send")
     ahead = pl.when(forward).then(1).otherwise(-1)
@@ -133,9 +131,7 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
     )
     pair = ["step", "dp_rank", "direction", "microbatch", "target"]
     sends = whole.filter(is_send)
-    recvs = whole.filter(~is_send).join(
-        sends.select(*pair, send_ns="start_ns"), on=pair, how="left", nulls_equal=True
-    )
+    recvs = whole.filter(~is_send).join(sends.select(*pair, send_ns="start_ns"), on=pair, how="left", nulls_equal=True)
     both_ns = pl.max_horizontal("start_ns", "send_ns")
     waited = recvs.filter(pl.col("end_ns") - pl.col("wait_ns") >= NO_WAIT_NS)
     usual_ns = waited.select((pl.col("end_ns") - both_ns).median()).item() if waited.height else 0.0
@@ -159,9 +155,9 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
 
 def _mark_nested(records: pl.DataFrame, computes: pl.DataFrame) -> pl.DataFrame:
     """`nested`: the record starts inside a compute of its rank; `host_start_ns`, `host_last` tell which."""
-    hosts = computes.select(
-        "rank", "start_ns", host_start_ns="start_ns", host_end_ns="end_ns", host_kind="kind"
-    ).sort("start_ns")
+    hosts = computes.select("rank", "start_ns", host_start_ns="start_ns", host_end_ns="end_ns", host_kind="kind").sort(
+        "start_ns"
+    )
     marked = records.sort("start_ns").join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
     return marked.with_columns(nested=(pl.col("start_ns") < pl.col("host_end_ns")).fill_null(value=False))
 
@@ -247,7 +243,9 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
     key = ["rank", "step"]
     rest = rest.sort("start_ns", "end_ns", descending=[False, True])
     busy = ops.select(*key, "start_ns", "end_ns").sort("start_ns")
-    before = busy.with_columns(busy_until_ns=pl.col("end_ns").cum_max().over(key)).select(*key, "start_ns", "busy_until_ns")
+    before = busy.with_columns(busy_until_ns=pl.col("end_ns").cum_max().over(key)).select(
+        *key, "start_ns", "busy_until_ns"
+    )
     after = busy.select(*key, "start_ns", next_ns="start_ns")
     placed = (
         rest.join_asof(before, on="start_ns", by=key, check_sortedness=False)
@@ -265,6 +263,9 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
         seconds=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
         host_delays=pl.col("free").sum(),
     )
-    other = {row["name"]: {k: float(v) for k, v in row.items() if k != "name"} for row in table.sort("name").iter_rows(named=True)}
+    other = {
+        row["name"]: {k: float(v) for k, v in row.items() if k != "name"}
+        for row in table.sort("name").iter_rows(named=True)
+    }
     delays = placed.filter("free").with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)))
     return delays, other

@@ -21,9 +21,7 @@ from tracekit.collectors.runtime.words import (
     FACTS_SUFFIX,
     HEADER,
     MAGIC,
-    OPEN_SUFFIX,
     RECORD,
-    SEALED_SUFFIX,
     VERSION,
     rank_stem,
 )
@@ -183,19 +181,37 @@ def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
     return np.frombuffer(content, RECORD_DTYPE, whole, HEADER.size), torn
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the launcher wrote about a run. `first_step`: the first step that belongs in the trace."""
+
+    command: tuple[str, ...]
+    first_step: int
+
+
+def read_run(directory: Path) -> Run:
+    """The run of a run directory. Raises FormatError where its file is damaged."""
+    path = directory / RUN_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Run(tuple(content["command"]), int(content["options"]["first_step"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: damaged or unreadable ({error}); record the run again") from None
+
+
 def is_run_directory(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a run directory of `tracekit collect`."""
     return Path(path).is_dir() and (Path(path) / RUN_FILE).exists()
 
 
 __all__ = [
-    "OPEN_SUFFIX",
-    "SEALED_SUFFIX",
     "AttemptRecording",
     "RankRecording",
+    "Run",
     "attempts",
     "is_run_directory",
     "read_attempt",
+    "read_run",
     "read_segment",
     "write_manifest",
 ]

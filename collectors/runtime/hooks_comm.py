@@ -126,9 +126,7 @@ class CollectiveHooks:
         return point_to_point
 
     def _posted(self, name: str, group: Any, start_ns: int) -> None:
-        self.session.record(
-            Category.COLLECTIVE, f"p2p-{name}", start_ns, now_ns(), peer=self.group_number(group)
-        )
+        self.session.record(Category.COLLECTIVE, f"p2p-{name}", start_ns, now_ns(), peer=self.group_number(group))
 
     def _begins(self) -> int:
         if self.session.busy == 0 and self.session.in_main_thread():
@@ -261,9 +259,7 @@ class CollectiveHooks:
         self._libraries.append(library)
 
     def _bucket_started(self, group: Any, tensors: Any, start_ns: int, work: Any) -> None:
-        self._started(
-            "allreduce", dist.ProcessGroup.unbox(group), (tensors,), start_ns, dist.Work.unbox(work)
-        )
+        self._started("allreduce", dist.ProcessGroup.unbox(group), (tensors,), start_ns, dist.Work.unbox(work))
 
 
 def _bytes(args: tuple[Any, ...]) -> int:

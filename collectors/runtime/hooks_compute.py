@@ -303,5 +303,7 @@ class LoopHooks:
 def _trains(module: Any) -> bool:
     """Whether a call of the module is part of training: gradients on, and something to learn."""
     return bool(
-        torch.is_grad_enabled() and module.training and any(parameter.requires_grad for parameter in module.parameters())
+        torch.is_grad_enabled()
+        and module.training
+        and any(parameter.requires_grad for parameter in module.parameters())
     )

@@ -110,9 +110,7 @@ class HostHooks:
             return
         ranks, sizes = {}, {}
         for dimension, word in MEGATRON_DIMENSIONS.items():
-            rank_of, size_of = (
-                getattr(state, f"get_{dimension}_{what}", None) for what in ("rank", "world_size")
-            )
+            rank_of, size_of = (getattr(state, f"get_{dimension}_{what}", None) for what in ("rank", "world_size"))
             if rank_of is not None and size_of is not None:
                 ranks[word], sizes[word] = int(rank_of()), int(size_of())
         chunks = getattr(state, "get_virtual_pipeline_model_parallel_world_size", lambda: None)()

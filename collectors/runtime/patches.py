@@ -28,7 +28,9 @@ class Patch:
 
     def install(self) -> None:
         """Put the wrapper in place."""
-        self.original = self.owner.__dict__[self.name] if isinstance(self.owner, type) else getattr(self.owner, self.name)
+        self.original = (
+            self.owner.__dict__[self.name] if isinstance(self.owner, type) else getattr(self.owner, self.name)
+        )
         setattr(self.owner, self.name, self.wrap(self.original))
         self.installed = True
 

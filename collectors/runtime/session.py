@@ -29,7 +29,9 @@ class Session:
     nested hooks keep quiet. `microbatch_forward`, `microbatch_backward`: counters of loops without a pipeline.
     """
 
-    def __init__(self, recorder: Recorder, options: RuntimeOptions, *, rank: int, world_size: int, attempt: int) -> None:
+    def __init__(
+        self, recorder: Recorder, options: RuntimeOptions, *, rank: int, world_size: int, attempt: int
+    ) -> None:
         self.recorder, self.options = recorder, options
         self.rank, self.world_size, self.attempt = rank, world_size, attempt
         self.process_id = os.getpid()
@@ -144,9 +146,7 @@ class Session:
     ) -> None:
         """Keep one op of the current step."""
         at = self.step if step is None else step
-        self.recorder.add(
-            (category, flags, self.name(name), at, microbatch, chunk, peer, start_ns, end_ns, extra)
-        )
+        self.recorder.add((category, flags, self.name(name), at, microbatch, chunk, peer, start_ns, end_ns, extra))
 
     def record_compute(
         self, name: str, start_ns: int, end_ns: int, microbatch: int, chunk: int, *, flags: int = 0
@@ -156,9 +156,7 @@ class Session:
         number = self._names.get(name)
         if number is None:
             number = self.name(name)
-        self.recorder.add(
-            (Category.COMPUTE, flags, number, self.step, microbatch, chunk, NONE, start_ns, end_ns, 0)
-        )
+        self.recorder.add((Category.COMPUTE, flags, number, self.step, microbatch, chunk, NONE, start_ns, end_ns, 0))
 
     def hold(self, name: str, start_ns: int, end_ns: int, microbatch: int, chunk: int) -> None:
         """Keep a forward back: its loss, computed right behind it, still belongs to it."""

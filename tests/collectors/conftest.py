@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Collected:
 
     @property
     def weights(self) -> set[str]:
-        return {line for line in self.process.stdout.splitlines() if "weights" in line}
+        return weights(self.process)
 
     @property
     def attempt(self) -> dict:
@@ -60,7 +61,18 @@ def collect(directory: Path, command: list[str], *options: str, **variables) -> 
     """Run `tracekit collect` in `directory`."""
     out = directory / "job.parquet"
     process = subprocess.run(
-        [sys.executable, "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", *options, "--", *command],
+        [
+            sys.executable,
+            "-m",
+            "tracekit.collectors",
+            "--out",
+            str(out),
+            "--no-store",
+            "--json",
+            *options,
+            "--",
+            *command,
+        ],
         cwd=directory,
         env=environment(**variables),
         capture_output=True,
@@ -77,6 +89,20 @@ def plain(command: list[str], directory: Path, **variables) -> subprocess.Comple
     return subprocess.run(
         command, cwd=directory, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S
     )
+
+
+def weights(process: subprocess.CompletedProcess) -> set[str]:
+    """Checksums of the weights by rank; ranks share one stdout, so that lines run into each other."""
+    return set(
+        re.findall(
+            r"rank \d+ (?:median_step_s [0-9.]+ )?weights [0-9a-f]{64}", process.stdout.replace("rank", "\nrank")
+        )
+    )
+
+
+def digests(process: subprocess.CompletedProcess) -> set[str]:
+    """The checksums alone."""
+    return {line.split()[-1] for line in weights(process)}
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.collectors.conftest import collect, plain, python, torchrun
+from tests.collectors.conftest import collect, plain, python, torchrun, weights
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import OpKind
@@ -31,7 +31,7 @@ def test_ddp_with_gradient_accumulation(tmp_path):
     }
     assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
     alone = plain(torchrun(4, "ddp_accumulation.py"), tmp_path)
-    assert {line for line in alone.stdout.splitlines() if "weights" in line} == collected.weights
+    assert weights(alone) == collected.weights
 
 
 def test_fsdp2_with_interleaved_pipeline(tmp_path):
@@ -46,7 +46,7 @@ def test_fsdp2_with_interleaved_pipeline(tmp_path):
     assert trace.metadata["collect"]["unmatched_p2p"] == 0
     assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
     alone = plain(torchrun(4, "fsdp_interleaved.py"), tmp_path)
-    assert {line for line in alone.stdout.splitlines() if "weights" in line} == collected.weights
+    assert weights(alone) == collected.weights
 
 
 @pytest.fixture(scope="module")

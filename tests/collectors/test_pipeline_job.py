@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import plain, torchrun
+from tests.collectors.conftest import digests, plain, torchrun
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import OpKind, Worker
@@ -92,7 +92,7 @@ def test_nobody_is_named_on_a_healthy_run(healthy_verdict):
 def test_weights_do_not_change(healthy, slowed, tmp_path):
     """Training gives the same bits with and without collect."""
     alone = plain(torchrun(4, "dp2_pp2.py"), tmp_path)
-    digests = {line.split("weights ")[1] for line in alone.stdout.splitlines() if "weights" in line}
-    assert len(digests) == 2
-    assert {line.split("weights ")[1] for line in healthy.weights} == digests
-    assert {line.split("weights ")[1] for line in slowed.weights} == digests
+    expected = digests(alone)
+    assert len(expected) == 2
+    assert digests(healthy.process) == expected
+    assert digests(slowed.process) == expected

@@ -22,7 +22,10 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
-        if step == int(os.environ.get("CRASH_STEP", "-1")) and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        if (
+            step == int(os.environ.get("CRASH_STEP", "-1"))
+            and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0
+        ):
             raise RuntimeError(f"rank {rank} fails in step {step}")
         optimizer.zero_grad()
         for microbatch in range(ACCUMULATE):

@@ -88,7 +88,10 @@ def main():
     digest = hashlib.sha256()
     for value in model.state_dict().values():
         digest.update(value.numpy().tobytes())
-    print(f"rank {rank} median_step_s {sorted(times[1:])[len(times[1:]) // 2]:.6f} weights {digest.hexdigest()}", flush=True)
+    print(
+        f"rank {rank} median_step_s {sorted(times[1:])[len(times[1:]) // 2]:.6f} weights {digest.hexdigest()}",
+        flush=True,
+    )
     dist.destroy_process_group()
 
 
