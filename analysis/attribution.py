@@ -30,6 +30,7 @@ from tracekit.analysis.scenario import (
     worker,
 )
 from tracekit.analysis.structure import Floats
+from tracekit.errors import TraceError
 from tracekit.model import Worker, kind_groups
 
 #: S from here on is straggling.
@@ -231,7 +232,9 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     graph, durations = replay.graph, replay.durations
     stages = graph.layout.pp
     tell("step times")
+    recorded = replay.recorded_step_times()
     ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
+    _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
     tell("op kinds")
     groups = kind_groups(durations.ideal)
     chosen_kinds = {name: kind(*kinds) for name, kinds in groups.items()}
@@ -259,7 +262,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         dp_ranks=graph.dp_ranks,
         stages=stages,
         world_size=graph.layout.world_size,
-        recorded=replay.recorded_step_times(),
+        recorded=recorded,
         original=original,
         ideal=ideal,
         with_delays=with_delays,
@@ -279,6 +282,17 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         clamped_transfers=durations.clamped_transfers,
         clamped_delays=durations.clamped_delays,
     )
+
+
+def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
+    """Every ratio divides by a step time. Raises TraceError where one is not above zero."""
+    for name, values in times.items():
+        if (values <= 0).any():
+            at = int(values.argmin())
+            raise TraceError(
+                f"step {steps[at]} takes {values[at]:g} s ({name}); expected ops that take time after the step's start:"
+                " repair start and duration, or leave the step out with --ignore-steps"
+            )
 
 
 def contribution(replay: JobReplay, selection: Selection) -> Contribution:

@@ -30,15 +30,13 @@ def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
     """Durations of forwards and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
     forward, backward = [np.empty(0)], [np.empty(0)]
     for block, own in zip(replay.graph.blocks, replay.durations.own, strict=True):
-        for member in np.unique(block.template.member):
-            here = (block.template.member == member) & (block.template.pp_rank == stage)
-            parts = []
-            for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
-                rows = np.flatnonzero(here & (block.template.kind == kind.code))
-                parts.append(np.take_along_axis(own[rows], _order(block, rows), axis=0))
-            if len(parts[0]) == len(parts[1]):
-                forward.append(parts[0].ravel())
-                backward.append(parts[1].ravel())
+        parts = []
+        for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
+            rows = np.flatnonzero((block.template.pp_rank == stage) & (block.template.kind == kind.code))
+            parts.append(np.take_along_axis(own[rows], _order(block, rows), axis=0))
+        if len(parts[0]) == len(parts[1]):
+            forward.append(parts[0].ravel())
+            backward.append(parts[1].ravel())
     return np.concatenate(forward), np.concatenate(backward)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numba as nb
 import numpy as np
 
 from tracekit.analysis.graph import Block, DependencyGraph
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import Floats
 from tracekit.model import KINDS, OpKind
 
@@ -41,10 +41,14 @@ class Durations:
 
 def measure_durations(graph: DependencyGraph) -> Durations:
     """Split every recorded duration of `graph` into own cost and waiting."""
+    joined = np.full((graph.joins, len(graph.steps)), -np.inf)
+    for block in graph.blocks:
+        template = block.template
+        _latest_joins(template.order, template.first_of_group, template.join, block.start, block.step, joined)
     own, delays = [], []
     clamped_transfers = clamped_delays = 0
     for block in graph.blocks:
-        block_own, transfers = _own_costs(block)
+        block_own, transfers = _own_costs(block, joined)
         block_delay, late = _launch_delays(block)
         own.append(block_own)
         delays.append(block_delay)
@@ -79,12 +83,12 @@ def ideal_rows(block: Block, ideal: Mapping[OpKind, float]) -> Floats:
     return rows
 
 
-def _own_costs(block: Block) -> tuple[Floats, int]:
+def _own_costs(block: Block, joined: Floats) -> tuple[Floats, int]:
     template = block.template
     own = block.duration.copy()
     clamped = _transfer_durations(
-        template.order, template.first_of_group, template.joins_lanes, template.is_communication,
-        block.start, block.first_lane, -CLOCK_TOLERANCE_S, own,
+        template.order, template.first_of_group, template.join, template.is_communication,
+        block.start, block.step, joined, -CLOCK_TOLERANCE_S, own,
     )  # fmt: skip
     return own, int(clamped)
 
@@ -96,9 +100,21 @@ def _launch_delays(block: Block) -> tuple[Floats, int]:
     return delay, int(clamped)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
+def _latest_joins(order, first_of_group, join, start, step, joined):  # type: ignore[no-untyped-def]
+    """Raise `joined`, [joins, steps], to the latest recorded start of each data-parallel collective in each step."""
+    for group in range(len(join)):
+        if join[group] < 0:
+            continue
+        for at in range(first_of_group[group], first_of_group[group + 1]):
+            row = order[at]
+            for i in range(start.shape[1]):
+                joined[join[group], step[i]] = max(joined[join[group], step[i]], start[row, i])
+
+
+@kernel
 def _transfer_durations(  # type: ignore[no-untyped-def]
-    order, first_of_group, joins_lanes, is_communication, start, first_lane, lowest, own
+    order, first_of_group, join, is_communication, start, step, joined, lowest, own
 ):
     """Replace the durations of communication ops in `own` by transfer durations; how many were clamped."""
     lanes = start.shape[1]
@@ -106,17 +122,16 @@ def _transfer_durations(  # type: ignore[no-untyped-def]
     clamped = 0
     for group in range(len(first_of_group) - 1):
         first, last = first_of_group[group], first_of_group[group + 1]
-        if not is_communication[order[first]] or (last - first == 1 and not joins_lanes[group]):
+        if not is_communication[order[first]] or (last - first == 1 and join[group] < 0):
             continue
         latest[:] = start[order[first]]
         for at in range(first + 1, last):
             other = start[order[at]]
             for i in range(lanes):
                 latest[i] = max(latest[i], other[i])
-        if joins_lanes[group]:
-            for step in range(len(first_lane) - 1):
-                begin, end = first_lane[step], first_lane[step + 1]
-                latest[begin:end] = latest[begin:end].max()
+        if join[group] >= 0:
+            for i in range(lanes):
+                latest[i] = joined[join[group], step[i]]
         for at in range(first, last):
             row = order[at]
             for i in range(lanes):
@@ -128,7 +143,7 @@ def _transfer_durations(  # type: ignore[no-untyped-def]
     return clamped
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _delays(first_wait, waits_for, start, duration, lowest, delay):  # type: ignore[no-untyped-def]
     """Turn recorded starts in `delay` into launch delays; how many were clamped."""
     rows, lanes = start.shape

@@ -12,7 +12,14 @@ import numpy as np
 
 from tracekit.analysis.durations import Durations, measure_durations
 from tracekit.analysis.graph import DependencyGraph
-from tracekit.analysis.replay import Timeline, replay_lanes, replay_timeline
+from tracekit.analysis.replay import (
+    LanesToReplay,
+    Timeline,
+    replay_lanes,
+    replay_meeting_lanes,
+    replay_meeting_timelines,
+    replay_timeline,
+)
 from tracekit.analysis.scenario import Scenario, scenario_costs
 from tracekit.analysis.structure import Floats
 from tracekit.errors import SelectionError
@@ -67,11 +74,16 @@ class JobReplay:
 
     def step_times(self, scenario: Scenario, *, threads: int | None = None) -> Floats:
         """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
+        if self.graph.blocks_meet:
+            ends = replay_meeting_lanes(self._lanes(scenario), self.graph.joins, threads=threads)
+        else:
+            ends = [
+                replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
+                for lanes in self._lanes(scenario)
+            ]
         times = np.zeros(len(self.graph.steps))
-        for number, block in enumerate(self.graph.blocks):
-            costs = scenario_costs(scenario, self.graph, self.durations, number)
-            ends = replay_lanes(block.template, block.first_lane, costs, threads=threads)
-            np.maximum.at(times, block.step, ends)
+        for block, end in zip(self.graph.blocks, ends, strict=True):
+            np.maximum.at(times, block.step, end)
         return times
 
     def mean_step_time(self, scenario: Scenario) -> float:
@@ -80,12 +92,21 @@ class JobReplay:
 
     def timelines(self, scenario: Scenario, *, threads: int | None = None) -> tuple[Timeline, ...]:
         """When every op runs under `scenario`, one timeline per block of the graph."""
+        if self.graph.blocks_meet:
+            return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.joins, threads=threads))
         return tuple(
-            replay_timeline(
+            replay_timeline(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
+            for lanes in self._lanes(scenario)
+        )
+
+    def _lanes(self, scenario: Scenario) -> list[LanesToReplay]:
+        """The lanes of each block with their costs under `scenario`."""
+        return [
+            LanesToReplay(
                 block.template,
+                block.step,
                 block.first_lane,
                 scenario_costs(scenario, self.graph, self.durations, number),
-                threads=threads,
             )
             for number, block in enumerate(self.graph.blocks)
-        )
+        ]

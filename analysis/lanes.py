@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import (
     BACKWARD,
     COMPUTE_STREAM,
@@ -29,7 +29,8 @@ from tracekit.analysis.structure import (
 )
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
-from tracekit.trace import Trace, step_positions, traced_dp_ranks
+from tracekit.text import short
+from tracekit.trace import Trace, step_positions
 
 Int32s = npt.NDArray[np.int32]
 
@@ -70,7 +71,7 @@ def place_lanes(trace: Trace) -> Lanes:
     kind = trace.kind_codes()
     steps = trace.steps
     step_index = step_positions(columns["step"], steps)
-    dp_ranks = traced_dp_ranks(layout, columns["dp_rank"])
+    dp_ranks = int(columns["dp_rank"].max()) + 1
 
     cells = layout.pp * len(KINDS)
     counts = np.zeros((len(steps) * dp_ranks, cells), np.int32)
@@ -78,7 +79,7 @@ def place_lanes(trace: Trace) -> Lanes:
     if not layout.has_dp_collectives:
         dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
         counts.reshape(-1, layout.pp, len(KINDS))[:, :, dropped_kinds] = 0
-    lanes, dropped_lanes = _complete_lanes(counts, steps, dp_ranks, layout.pp)
+    lanes, dropped_lanes = _complete_lanes(counts, steps, dp_ranks, layout.pp, trace.name)
 
     group_of_lane = np.full(len(counts), -1, np.int32)
     column_of_lane = np.zeros(len(counts), np.int64)
@@ -180,7 +181,7 @@ def _by_structure(placed: _Placed, trace: Trace, steps: Int32s) -> list[LaneGrou
                 end=start + placed.duration[:, first],
                 stages=stages,
                 chunks=chunks,
-                where=f"{trace.name}: step {steps[placed.step[first]]}, dp_rank {placed.dp_rank[first]}",
+                where=f"{short(trace.name)}: step {steps[placed.step[first]]}, dp_rank {placed.dp_rank[first]}",
             )
         )
         groups.append(
@@ -202,15 +203,15 @@ def _of_lanes(matrix: npt.NDArray[Any], lanes: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def _complete_lanes(
-    counts: Int32s, steps: Int32s, dp_ranks: int, stages: int
+    counts: Int32s, steps: Int32s, dp_ranks: int, stages: int, name: str
 ) -> tuple[npt.NDArray[np.int64], tuple[tuple[int, int], ...]]:
     """Lanes in which every stage has ops, and those (step number, dp_rank) in which some but not all have."""
     staged: npt.NDArray[np.bool_] = np.any(counts.reshape(len(counts), stages, -1) > 0, axis=2)
     complete = np.flatnonzero(staged.all(axis=1))
     if not len(complete):
         raise TraceError(
-            f"no DP rank has ops on all {stages} stages in any step; the replay needs at least one complete"
-            " DP rank: record more ranks, or correct the layout"
+            f"{short(name)}: no DP rank has ops on all {stages} stages in any step; the replay needs at least one"
+            " complete DP rank: record more ranks, or correct the layout"
         )
     partial = np.flatnonzero(staged.any(axis=1) & ~staged.all(axis=1))
     return complete, tuple((int(steps[lane // dp_ranks]), int(lane % dp_ranks)) for lane in partial)
@@ -277,13 +278,13 @@ def _hash_held_sends(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[n
             signature += np.where(held, _mark(send), np.uint64(0))
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _count(step_index, dp_rank, pp_rank, kind, dp_ranks, kinds, counts):  # type: ignore[no-untyped-def]
     for i in range(len(step_index)):
         counts[step_index[i] * dp_ranks + dp_rank[i], pp_rank[i] * kinds + kind[i]] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
@@ -302,7 +303,7 @@ def _place(  # type: ignore[no-untyped-def]
         duration_out[cell] = duration[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place_uniform(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, row_base, values, row_offset, uniform, varies,
@@ -323,7 +324,7 @@ def _place_uniform(  # type: ignore[no-untyped-def]
             varies[group] = True
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _place_labels(  # type: ignore[no-untyped-def]
     step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
     group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
@@ -339,7 +340,7 @@ def _place_labels(  # type: ignore[no-untyped-def]
             out[cell_offset[group] + (base + seq[i]) * lanes_in_group[group] + column_of_lane[lane]] = values[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _hash_streams(start, bounds, streams, signature):  # type: ignore[no-untyped-def]
     """Fold into each lane's signature the order in which the kinds of each stream take turns."""
     heads = np.empty(len(bounds), np.int64)

@@ -92,7 +92,7 @@ class DpRanks(Selection):
     dp_ranks: frozenset[int]
 
     def mask(self, context: Context) -> Mask:
-        return np.isin(context.block.dp_rank, list(self.dp_ranks))
+        return np.isin(context.block.dp_rank, list(self.dp_ranks)).reshape(1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,10 @@ class Workers(Selection):
 
     def mask(self, context: Context) -> Mask:
         block = context.block
-        cells = [worker.dp_rank * context.graph.layout.pp + worker.pp_rank for worker in self.workers]
+        stages_in_job = context.graph.layout.pp
+        cells = [at.dp_rank * stages_in_job + at.pp_rank for at in self.workers if at.pp_rank < stages_in_job]
         stages = block.template.pp_rank.astype(np.int64).reshape(-1, 1)
-        return np.isin(block.dp_rank.astype(np.int64) * context.graph.layout.pp + stages, cells)
+        return np.isin(block.dp_rank.astype(np.int64) * stages_in_job + stages, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +355,10 @@ class _Costs:
 
 def all_of(selections: Iterable[Selection]) -> Selection:
     """The union of several selections; raises SelectionError for none."""
-    union: Selection | None = None
-    for selection in selections:
-        union = selection if union is None else union | selection
-    if union is None:
+    parts = list(selections)
+    if not parts:
         raise SelectionError("no selection given; expected at least one")
-    return union
+    while len(parts) > 1:  # in pairs, so that the tree of a long list stays shallow
+        pairs = [left | right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]

@@ -25,6 +25,7 @@ from tracekit.model import KINDS, OpKind, Worker, kind_groups
 _TOKEN = re.compile(r"\s*(?:([()])|([^\s()=]+)|=)")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
+_MOST_WORDS = 200
 
 
 def parse_selection(text: str) -> Selection:
@@ -41,7 +42,7 @@ def checked_selection(text: str, graph: DependencyGraph, durations: Durations) -
     selection = parse_selection(text)
     if not count_selected(selection, graph, durations):
         raise SelectionError(
-            f"selection {text!r} matches no op; the job has stages 0-{graph.layout.pp - 1}, DP ranks"
+            f"selection {text!r:.200} matches no op; the job has stages 0-{graph.layout.pp - 1}, DP ranks"
             f" {graph.dp_ranks[0]}-{graph.dp_ranks[-1]}, steps {graph.steps[0]}-{graph.steps[-1]} and the kinds"
             f" {', '.join(kind_groups(durations.ideal))}"
         )
@@ -56,11 +57,13 @@ class _Parser:
         self.tokens: list[str] = [bracket or word for bracket, word in _TOKEN.findall(text) if bracket or word]
         if not self.tokens:
             raise self.error("it is empty")
+        if len(self.tokens) > _MOST_WORDS:
+            raise self.error(f"it has {len(self.tokens)} words, more than {_MOST_WORDS}")
 
     def error(self, reason: str) -> SelectionError:
         return SelectionError(
-            f"selection {self.text!r}: {reason}; expected for example `worker=5,2 and step=100-200`, `stage=3`,"
-            " `kind=gc`, `slowest=3%` or `everything but communication`"
+            f"selection {self.text!r:.200}: {reason:.200}; expected for example `worker=5,2 and step=100-200`,"
+            " `stage=3`, `kind=gc`, `slowest=3%` or `everything but communication`"
         )
 
     def either(self) -> Selection:

@@ -8,13 +8,14 @@ Columns of the file: dp_rank, stage, rank, step, optype, start_ts, duration, seq
 from __future__ import annotations
 
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from tracekit.errors import FormatError, LayoutError
-from tracekit.model import Layout
+from tracekit.model import LARGEST_SIZE, Layout, is_size
 from tracekit.trace import Trace, read_columns
 
 #: Published column -> canonical column.
@@ -61,9 +62,10 @@ def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[
     return Trace.from_frame(
         ops,
         layout,
-        name=str(header.get("trial_name") or Path(os.fsdecode(path)).stem),
-        metadata={"format": "published", "run_id": header.get("run_id")},
+        name=_scalar(header.get("trial_name")) or Path(os.fsdecode(path)).stem,
+        metadata={"format": "published", "run_id": _scalar(header.get("run_id"))},
         source=str(path),
+        columns={name: column for column, name in COLUMNS.items()},
     )
 
 
@@ -75,18 +77,33 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise FormatError(f"{path}: nested too deeply; expected lines such as `dp_size: 4`") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes, dates and numbers that cannot be
         raise FormatError(
             f"{path}: not YAML ({str(error).splitlines()[0]}); expected lines such as `dp_size: 4`"
         ) from None
     if not isinstance(content, dict):
-        raise FormatError(f"{path}: expected a YAML mapping with lines such as `dp_size: 4`, found {content!r:.60}")
+        raise FormatError(
+            f"{path}: expected a YAML mapping with lines such as `dp_size: 4`, found {type(content).__name__}"
+        )
     return content
+
+
+def _scalar(value: object) -> str | None:
+    """A name or number of the YAML file as text; None for anything nested."""
+    return str(value) if isinstance(value, str | int | float | date) else None
 
 
 def _layout(header: dict[str, Any], source: str) -> Layout:
     if missing := [name for name in REQUIRED_SIZES if name not in header]:
         raise LayoutError(f"{source}: {missing[0]} is missing; expected {', '.join(SIZES)}")
+    for name in SIZES:
+        if name in header and not is_size(header[name]):
+            raise LayoutError(
+                f"{source}: {name} is {header[name]!r:.40}; expected an integer from 1 to {LARGEST_SIZE}, such as"
+                f" `{name}: 4`"
+            )
     try:
         return Layout(**{size: header[name] for name, size in SIZES.items() if name in header})
     except LayoutError as error:

@@ -66,7 +66,7 @@ def write_chrome(
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n')
         file.write(",\n".join(_track_names(timelines, ranks)))
         for number, timeline in enumerate(timelines):
-            for lines in _slices(timeline.ops.join(starts, on="step"), number, len(ranks)):
+            for lines in _slices(timeline.ops.join(starts, on="step"), number, tuple(ranks)):
                 file.write(",\n")
                 file.write(lines)
             slices += timeline.ops.height
@@ -97,17 +97,21 @@ def _track_names(timelines: tuple[Timeline, ...], ranks: Mapping[Worker, int]) -
                 )
 
 
-def _slices(ops: pl.DataFrame, number: int, workers: int) -> Iterator[str]:
+def _slices(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> Iterator[str]:
     """JSON lines, a chunk of rows at a time, formatted by polars."""
     streams = list(dict.fromkeys(STREAMS.values()))
     thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
-    cells = ops.select("dp_rank", "pp_rank").unique().sort("dp_rank", "pp_rank").with_row_index("position")
+    cells = pl.DataFrame(
+        [(worker.dp_rank, worker.pp_rank) for worker in workers],
+        {name: ops.schema[name] for name in ("dp_rank", "pp_rank")},
+        orient="row",
+    ).with_row_index("position")
     ops = ops.join(cells, on=["dp_rank", "pp_rank"])
 
     line = pl.struct(
         ph=pl.lit("X"),
         name=pl.col("kind").cast(pl.String),
-        pid=pl.col("position") + (number * workers + 1),
+        pid=pl.col("position") + (number * len(workers) + 1),
         tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
         ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
         dur=(pl.col("duration") * 1e6).round(6),

@@ -6,19 +6,22 @@ message), 3 a --fail-on condition holds, 130 interrupted. Heavy imports live in 
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from tracekit import __version__
 from tracekit.errors import SelectionError, TracekitError
+from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.job import Job
@@ -26,11 +29,18 @@ if TYPE_CHECKING:
 
 EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 
+# polars' allocator keeps freed memory for seconds, longer than most commands run: give it back at once.
+os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
+
 _PATH = click.Path(path_type=Path)
 
 
 def main() -> None:
     """Entry point: run a command, turn every expected failure into one line and an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows its escape
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    output = sys.stdout
     try:
         code = commands.main(standalone_mode=False)
         sys.stdout.flush()
@@ -43,15 +53,31 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except TracekitError as error:
-        click.echo(f"tracekit: {_printable(str(error))}", err=True)
+        click.echo(f"tracekit: {printable(str(error))}", err=True)
         sys.exit(EXIT_BAD_INPUT)
-    except BrokenPipeError:  # the reader of our output has left: nothing to say to nobody
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _silence(output)
         sys.exit(0)
+    except SystemExit as stop:
+        if sys.stdout is output:
+            raise
+        _silence(output)  # click replaces stdout and leaves with 1 where the reader of our output has left
+        sys.exit(0 if stop.code == 1 else stop.code)
+    except OSError as error:
+        _silence(output)
+        click.echo(
+            f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions", err=True
+        )
+        sys.exit(EXIT_BAD_INPUT)
     except MemoryError:
         click.echo("tracekit: out of memory; analyse fewer steps or use a larger machine", err=True)
         sys.exit(EXIT_BAD_INPUT)
     sys.exit(code or 0)
+
+
+def _silence(output: TextIO) -> None:
+    """Send what is still buffered nowhere: its reader has left, or its disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -105,8 +131,8 @@ def whatif(
     with _progress() as tell:
         tell("reading the trace")
         loaded = _load(trace, layout, store, job)
-        if ignore_steps:
-            loaded = loaded.without_steps(_step_numbers(ignore_steps))
+        if ignore_steps is not None:
+            loaded = loaded.without_steps(_step_numbers(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
         report = loaded.whatif(fix=fix, keep=keep, progress=tell)
     if csv_directory is not None:
@@ -142,16 +168,16 @@ def import_(traces: tuple[Path, ...], layout: Path | None, store: Path | None, n
     incoming = []
     with _progress() as tell:
         for path in traces:
-            tell(f"reading {path.name}")
-            trace = load(path, layout=layout).trace
-            incoming.append(Incoming(trace, name or trace.name, str(path)))
+            tell(f"reading {short(path.name)}")
+            with _hushed_panics():
+                trace = load(path, layout=layout).trace
+            incoming.append(Incoming(trace, trace.name if name is None else name, printable(str(path))))
         tell("writing the store")
         opened.add(incoming, replace=replace)
     for item in incoming:
-        click.echo(
-            f"Imported {_printable(item.name)} ({item.trace.ops.height:,} ops) into {_printable(str(opened.path))}"
-        )
-    click.echo(f"Next: tracekit whatif --store {_printable(str(opened.path))} --job {_printable(incoming[-1].name)}")
+        click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {printable(str(opened.path))}")
+    job = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
+    click.echo(f"Next: tracekit whatif {printable(job)}")
 
 
 @commands.command()
@@ -227,7 +253,7 @@ def synth(
         )
         tell("writing")
         trace.write_parquet(out)
-    click.echo(f"Wrote {_printable(str(out))}: {trace.ops.height:,} ops. Next: tracekit whatif {_printable(str(out))}")
+    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: tracekit whatif {printable(str(out))}")
 
 
 @commands.command()
@@ -242,13 +268,11 @@ def export(
         tell("reading the trace")
         loaded = _load(trace, layout, store, job)
         tell("replaying and writing")
-        exported = loaded.export(out, steps=None if steps is None else _step_numbers(steps))
+        exported = loaded.export(out, steps=None if steps is None else _step_numbers(steps, "--steps"))
     chosen = f"{exported.steps} of {exported.steps_in_job} steps"
     if steps is None and exported.steps < exported.steps_in_job:
         chosen += ", the slowest ones; choose others with --steps"
-    click.echo(
-        f"Wrote {_printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev"
-    )
+    click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")
 
 
 def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:
@@ -258,24 +282,25 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
     if trace is not None:
         if store is not None or name is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
-        return load(trace, layout=layout)
+        with _hushed_panics():
+            return load(trace, layout=layout)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
     job = load_from_store(name, store=store)
     if name is None:
-        click.echo(f"No job named: taking the newest one in the store, {_printable(job.trace.name)}", err=True)
+        click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
 
 
-def _step_numbers(text: str) -> list[int]:
+def _step_numbers(text: str, option: str) -> list[int]:
     """`3,5,9-12` as step numbers."""
     if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
-        raise SelectionError(f"steps {text!r}; expected numbers and ranges such as 12,40-45")
+        raise SelectionError(f"{option} {text!r}; expected numbers and ranges such as 12,40-45")
     steps: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if int(last or first) - int(first) not in range(1_000_000):
-            raise SelectionError(f"steps {part!r}; expected a range from a smaller to a larger number")
+            raise SelectionError(f"{option} {part!r}; expected a range from a smaller to a larger number")
         steps.extend(range(int(first), int(last or first) + 1))
     return steps
 
@@ -331,6 +356,24 @@ def _progress() -> Iterator[Any]:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
+@contextmanager
+def _hushed_panics() -> Iterator[None]:
+    """Keep what polars prints, from its own threads, about a damaged file off stderr; the error says it in one line."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # started without stderr
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _console() -> Any:
     from rich.console import Console
 
@@ -338,13 +381,7 @@ def _console() -> Any:
 
 
 def _done(path: Path) -> None:
-    click.echo(f"Wrote {_printable(str(path))}", err=True)
-
-
-def _printable(text: str) -> str:
-    """Text a terminal can show: undecodable bytes and control characters as escapes, so that they do no harm."""
-    shown = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in shown)
+    click.echo(f"Wrote {printable(str(path))}", err=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ In: a file or a store. Out: `Job`, and from it reports, answers and timelines.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracekit.text import encodable
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:
@@ -74,7 +76,6 @@ class Job:
         graph = self.replay.graph
         asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         found = self.attribution if progress is None else self.attribute(progress)
-        hosts = self.trace.metadata.get("hosts", {})
         return Report(
             name=self.trace.name,
             layout=self.trace.layout,
@@ -82,10 +83,16 @@ class Job:
             coverage=self.trace.coverage(),
             dropped_lanes=graph.dropped_lanes,
             ranks=self.trace.worker_ranks(),
-            hosts={int(rank): str(host) for rank, host in hosts.items()} if isinstance(hosts, dict) else {},
+            hosts=self._hosts(),
             attribution=found,
             questions_asked=tuple(asked),
         )
+
+    def _hosts(self) -> dict[int, str]:
+        """Rank -> host from the free metadata, as far as it is that."""
+        hosts = self.trace.metadata.get("hosts")
+        named = hosts.items() if isinstance(hosts, dict) else ()
+        return {int(rank): encodable(str(host)) for rank, host in named if re.fullmatch(r"[0-9]{1,9}", str(rank))}
 
     def without_steps(self, steps: Sequence[int]) -> Job:
         """The same job as if these steps had not been recorded. Raises SelectionError where nothing is left."""

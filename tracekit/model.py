@@ -119,13 +119,23 @@ class Worker:
         return f"({self.dp_rank},{self.pp_rank})"
 
 
+#: No job has that many GPUs; a larger size is a mistake that would cost all memory.
+LARGEST_SIZE = 2**20
+
+
+def is_size(value: object) -> bool:
+    """True for an integer from 1 to LARGEST_SIZE."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Parallel sizes of a job.
 
     `dsp` is an extra data-parallel-like degree of the published traces: with dp x dsp > 1 the data-parallel
     collectives exist. `ep` ranks are part of the data-parallel ones and do not multiply the world size.
-    Raises LayoutError when a size is not a positive integer or the world size is no multiple of dp x pp x tp x cp.
+    Raises LayoutError when a size is not an integer from 1 to LARGEST_SIZE, or the world size is no
+    multiple of dp x pp x tp x cp.
     """
 
     dp: int = 1
@@ -142,8 +152,8 @@ class Layout:
             size = getattr(self, field.name)
             if field.name == "world_size" and size == 0:
                 continue
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise LayoutError(f"layout: {field.name} is {size!r}; expected an integer of at least 1")
+            if not is_size(size):
+                raise LayoutError(f"layout: {field.name} is {size!r:.40}; expected an integer from 1 to {LARGEST_SIZE}")
         product = self.dp * self.pp * self.tp * self.cp
         if self.world_size == 0:
             object.__setattr__(self, "world_size", product * self.dsp)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -239,14 +240,15 @@ class Report:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another directory") from None
-        for name in TABLES + PER_STEP_TABLES:
-            with replacing(folder / f"{name}.csv") as temporary:
-                self.table(name).write_csv(temporary)
+        with ExitStack() as files:  # all of them or, where one fails, none
+            for name in TABLES + PER_STEP_TABLES:
+                with open(files.enter_context(replacing(folder / f"{name}.csv")), "wb") as file:
+                    self.table(name).write_csv(file)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown). Raises OutputError."""
-        with replacing(path) as temporary:
-            self.by_worker_per_step.write_parquet(temporary)
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            self.by_worker_per_step.write_parquet(file)
 
     def _contributions(
         self,

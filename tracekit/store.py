@@ -21,6 +21,7 @@ import polars as pl
 
 from tracekit.errors import StoreBusyError, StoreError
 from tracekit.model import Layout
+from tracekit.text import encodable
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Store:
 
     def add(self, incoming: Sequence[Incoming], *, replace: bool = False) -> None:
         """Add traces, all or none. A job of the same name is an error unless `replace`."""
+        names = [item.name for item in incoming]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise StoreError(
+                f"two of the traces are of a job named {twice[0]!r}; import one of them with another --name"
+            )
         with self._open(write=True) as connection:
             connection.begin()
             for item in incoming:
@@ -173,29 +179,33 @@ class Store:
         """A connection that closes at the end; a new file gets the schema."""
         import duckdb
 
-        new = not self.path.exists()
+        if encodable(str(self.path)) != str(self.path):
+            raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
+        try:
+            new = not self.path.exists()
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
         if new and not write:
             raise StoreError(f"{self.path}: no such store; make one with `tracekit import TRACE --store {self.path}`")
         if not new:
             self._check_magic()
         try:
-            connection = duckdb.connect(str(self.path), read_only=not write)
+            # An absolute path: DuckDB takes ":memory:" and prefixes such as "md:" for other things than a file.
+            connection = duckdb.connect(str(self.path.absolute()), read_only=not write)
         except duckdb.Error as error:
             raise self._error(error) from None
-        except UnicodeError:
-            raise StoreError(f"{self.path!r}: DuckDB needs a path in UTF-8; choose another --store") from None
         try:
             with connection:
                 if new:
                     connection.execute(files("tracekit").joinpath("schema.sql").read_text(encoding="utf-8"))
                 self._check_version(connection)
                 yield connection
-        except duckdb.Error as error:
-            raise self._error(error) from None
-        except BaseException:
+        except BaseException as error:
             if new:  # leave no empty store behind a failed first import
                 connection.close()
                 self.path.unlink(missing_ok=True)
+            if isinstance(error, duckdb.Error):
+                raise self._error(error) from None
             raise
 
     def _check_magic(self) -> None:
@@ -212,9 +222,10 @@ class Store:
         tables = connection.execute("SELECT table_name FROM information_schema.tables").fetchall()
         if ("store_version",) not in tables:
             raise StoreError(f"{self.path}: a DuckDB file, but no tracekit store; choose another --store")
-        version = connection.execute("SELECT version FROM store_version").fetchall()[0][0]
-        if version != STORE_VERSION:
-            raise StoreError(f"{self.path}: store version {version}; this tracekit uses {STORE_VERSION}, upgrade it")
+        versions = [row[0] for row in connection.execute("SELECT version FROM store_version").fetchall()]
+        if versions != [STORE_VERSION]:
+            shown = ", ".join(map(str, versions)) or "none"
+            raise StoreError(f"{self.path}: store version {shown}; this tracekit uses {STORE_VERSION}, upgrade it")
 
     def _error(self, error: Exception) -> StoreError:
         reason = str(error).splitlines()[0]

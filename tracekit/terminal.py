@@ -19,11 +19,16 @@ from rich.text import Text
 
 from tracekit.report import Report
 from tracekit.store import StoredJob
+from tracekit.text import printable, short
 from tracekit.trace import Trace
 
 #: Rows of a table that names culprits.
 _TOP = 8
+#: From this share of the loss on, workers or a stage count as the culprit.
+_CULPRIT_SHARE = 0.3
 _LARGEST_MAP = (24, 32)
+#: Columns between panels.
+_GAP = 3
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
@@ -38,9 +43,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     if report.questions_asked:
         console.print(_questions(report))
-    culprits = [_kinds(report), _stages(report), _dp_ranks(report)]
-    rows = [culprits] if console.width >= 100 else [culprits[:2], culprits[2:]]
-    console.print(_side_by_side([*rows, [_workers(report), _worker_map(report)]], console))
+    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
+    console.print(_side_by_side(panels, console))
     console.print(_steps(report, console.width))
 
 
@@ -50,7 +54,7 @@ def print_trace(trace: Trace, console: Console) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("Job", Text(trace.name))
+    grid.add_row("Job", Text(short(trace.name)))
     grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
     grid.add_row("Steps", f"{len(trace.steps)}, from {trace.steps[0]} to {trace.steps[-1]}")
     grid.add_row(
@@ -61,7 +65,7 @@ def print_trace(trace: Trace, console: Console) -> None:
     grid.add_row("Ops", f"{trace.ops.height:,}")
     for name, value in trace.metadata.items():
         text = json.dumps(value)
-        grid.add_row(name, Text(text if len(text) < 300 else text[:300] + " ..."))
+        grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
     console.print(grid)
     console.print()
     table = _table("Op kind", "ops", "mean", "longest")
@@ -76,19 +80,19 @@ def print_trace(trace: Trace, console: Console) -> None:
 def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
     """Print the jobs of a store, newest first."""
     if not jobs:
-        console.print(Text(f"{path}: no job yet; add one with `tracekit import TRACE`"))
+        console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
         return
     table = _table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
     for job in jobs:
         sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
-        table.add_row(Text(job.name), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
+        table.add_row(Text(short(job.name)), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
     console.print(table)
 
 
 def _headline(report: Report) -> Text:
     layout = report.layout
     sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
-    line = Text(report.name, style="bold")
+    line = Text(short(report.name), style="bold")
     line.append(
         f"   {' x '.join(sizes)} on {layout.world_size} GPUs, {len(report.attribution.steps)} steps,"
         f" {report.ops:,} ops",
@@ -142,17 +146,18 @@ def _verdict(report: Report) -> RenderableType:
 
 
 def _who(report: Report) -> str:
-    """The workers or the stage that most of the loss goes back to."""
+    """How much of the loss goes back to few workers, and to the last stage; the larger share first."""
     found = report.attribution
     workers = ", ".join(str(worker) for worker in found.slowest_workers[:3])
     more = len(found.slowest_workers) - 3
-    named = f"worker{'s' if len(found.slowest_workers) > 1 else ''} {workers}" + (
-        f" and {more} more" if more > 0 else ""
-    )
-    parts = [f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)"]
+    plural = "s" if len(found.slowest_workers) > 1 else ""
+    named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
+    shares = [(found.m_w.removal, f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)")]
     if found.stages > 1:
-        parts.append(f"fixing the last stage {_percent(found.m_s.removal)} (M_S)")
-    return ", ".join(parts)
+        shares.append((found.m_s.removal, f"fixing the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
+    shares.sort(reverse=True)
+    line = ", ".join(text for _, text in shares)
+    return line if shares[0][0] >= _CULPRIT_SHARE else f"nobody in particular: {line}"
 
 
 def _percent(share: float) -> str:
@@ -211,7 +216,7 @@ def _workers(report: Report) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
     table = _table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone")
     for row in report.by_worker.head(_TOP).iter_rows(named=True):
-        host = (row["host"] or "",) if has_hosts else ()
+        host = (Text(short(row["host"] or "")),) if has_hosts else ()
         table.add_row(f"({row['dp_rank']},{row['pp_rank']})", str(row["rank"]), *host, _slowdown(row["slowdown"]))
     return table
 
@@ -224,7 +229,7 @@ def _questions(report: Report) -> RenderableType:
     table = _table("What if", "step time", "saved per step", "GPU-hours a day")
     for asked in report.questions_asked:
         table.add_row(
-            asked.question,
+            Text(printable(asked.question)),
             seconds(asked.step_time_s),
             f"{seconds(asked.saved_s)} ({asked.saved_s / report.attribution.original_s:+.1%})",
             f"{asked.saved_gpu_hours_per_day:,.1f}",
@@ -301,18 +306,23 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def _side_by_side(rows: Sequence[Sequence[RenderableType]], console: Console) -> RenderableType:
-    """Rows of panels beside each other where the console is wide enough, else under each other."""
-    panels: list[RenderableType] = []
+def _side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
+    """Panels in rows, each row as many as the console is wide enough for."""
+    rows: list[list[RenderableType]] = []
+    left = 0
+    for panel in panels:
+        width = console.measure(panel).maximum + _GAP
+        if not rows or width > left:
+            rows.append([])
+            left = console.width + _GAP
+        rows[-1].append(panel)
+        left -= width
+    grids: list[RenderableType] = []
     for row in rows:
-        widths = [console.measure(panel).maximum + 3 for panel in row]
-        if sum(widths) <= console.width:
-            grid = Table.grid(padding=(0, 3, 0, 0))
-            grid.add_row(*row)
-            panels.append(Padding(grid, (0, 0, 1, 0)))
-        else:
-            panels.extend(Padding(panel, (0, 0, 1, 0)) for panel in row)
-    return Group(*panels)
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        grid.add_row(*row)
+        grids.append(Padding(grid, (0, 0, 1, 0)))
+    return Group(*grids)
 
 
 def _slowdown(value: float) -> Text:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,11 @@ import polars as pl
 
 from tracekit.errors import FormatError, LayoutError, OutputError, SelectionError, TraceError
 from tracekit.model import KINDS, Layout, Worker
+from tracekit.text import encodable
 
 SCHEMA_VERSION = 1
+#: No step takes that long, seconds; clock times and other units are larger.
+LONGEST_S = 1e8
 #: Key of tracekit's JSON in the key-value metadata of a Parquet file.
 METADATA_KEY = "tracekit"
 
@@ -86,19 +89,23 @@ class Trace:
         step_starts: Mapping[int, float] | None = None,
         metadata: Mapping[str, Any] | None = None,
         source: str = "trace",
+        columns: Mapping[str, str] | None = None,
     ) -> Trace:
         """Validate `ops` and freeze it. `source` (a file name, say) opens every error message.
 
+        `columns`: what a canonical column is called there, where that is another name; messages use it.
+
         Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
         """
-        columns = _canonical_columns(ops, source)
-        _check_values(columns, source)
-        _check_layout(columns, layout, source)
-        _check_identity(columns, source)
+        place = _Source(source, columns or {})
+        checked = _canonical_columns(ops, place)
+        _check_values(checked, place)
+        _check_layout(checked, layout, place)
+        _check_identity(checked, place)
         return cls(
-            ops=columns,
+            ops=checked,
             layout=layout,
-            name=name,
+            name=encodable(name),
             step_starts=MappingProxyType(dict(step_starts or {})),
             metadata=MappingProxyType(dict(metadata or {})),
         )
@@ -120,28 +127,31 @@ class Trace:
         return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
-        """The trace without these step numbers. Raises SelectionError where no step is left."""
+        """The trace without these step numbers. Raises SelectionError where none is left, or none was there."""
         left = self.ops.filter(~pl.col("step").is_in(list(steps)))
-        if left.height == 0:
-            raise SelectionError(f"every step is left out; the trace has steps {self.steps[0]} to {self.steps[-1]}")
+        if left.height in (0, self.ops.height):
+            which = "every step is" if left.height == 0 else "none of these steps is there to be"
+            raise SelectionError(f"{which} left out; the trace has steps {self.steps[0]} to {self.steps[-1]}")
         return replace(self, ops=left.rechunk())
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
         steps = self.ops["step"].to_numpy()
         dp_rank, pp_rank = self.ops["dp_rank"].to_numpy(), self.ops["pp_rank"].to_numpy()
-        dp_ranks = traced_dp_ranks(self.layout, dp_rank)
-        workers = dp_ranks * self.layout.pp
+        workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
-        present = np.zeros((len(numbers), workers), dtype=bool)
+        present = np.zeros((len(numbers), (int(dp_rank.max()) + 1) * self.layout.pp), dtype=bool)
         present[step_positions(steps, numbers), dp_rank.astype(np.int64) * self.layout.pp + pp_rank] = True
         traced = present.any(axis=0)
         return Coverage(
             workers_expected=workers,
             workers_traced=int(traced.sum()),
-            worker_steps_expected=present.size,
+            worker_steps_expected=len(self.steps) * workers,
             worker_steps_traced=int(present.sum()),
-            missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in np.flatnonzero(~traced)),
+            missing_workers=tuple(
+                Worker(*divmod(int(cell), self.layout.pp))
+                for cell in np.setdiff1d(np.arange(workers), np.flatnonzero(traced), assume_unique=True)
+            ),
         )
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
@@ -153,8 +163,8 @@ class Trace:
             "step_starts": {str(step): start for step, start in self.step_starts.items()},
             "metadata": dict(self.metadata),
         }
-        with replacing(path) as temporary:
-            self.ops.write_parquet(temporary, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
 def read_parquet(path: str | os.PathLike[str]) -> Trace:
@@ -192,7 +202,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     try:
         header = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         raise FormatError(f"{path}: its tracekit metadata is not a JSON object; write the trace again")
@@ -221,7 +231,7 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
             return read(file)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # damage inside makes polars panic
         reason = str(error).splitlines()[0]
         raise FormatError(
             f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
@@ -231,15 +241,20 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
 class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as temporary
     """Context manager: a temporary path beside `path` that becomes `path` on success and vanishes otherwise.
 
+    A link is followed. What is no file, such as /dev/stdout or a pipe, is never replaced: it is written as it is.
     Raises OutputError where the file cannot be written (directory missing, no permission, disk full).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.target = Path(os.path.realpath(path))
 
     def __enter__(self) -> Path:
+        if self.target.exists() and not self.target.is_file() and not self.target.is_dir():
+            self.temporary = self.path
+            return self.path
         try:
-            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+            handle, name = tempfile.mkstemp(prefix=".tracekit.", dir=self.target.parent)
         except OSError as error:
             raise self._error(error) from None
         os.close(handle)
@@ -247,19 +262,25 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
         return self.temporary
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if self.temporary != self.path:
+            self._settle(done=error is None)
+        if isinstance(error, OSError):
+            raise self._error(error) from None
+        if isinstance(error, pl.exceptions.PolarsError) and "IO error: " in str(error):
+            raise self._error(OSError(str(error).rpartition("IO error: ")[2])) from None
+
+    def _settle(self, *, done: bool) -> None:
+        """Let the temporary file take its place, or vanish."""
         try:
-            if error is None:
+            if done:
                 mask = os.umask(0)
                 os.umask(mask)
                 self.temporary.chmod(0o666 & ~mask)
-                self.temporary.replace(self.path)
-                return
+                self.temporary.replace(self.target)
         except OSError as failure:
             raise self._error(failure) from None
         finally:
             self.temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise self._error(error) from None
 
     def _error(self, error: OSError) -> OutputError:
         return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
@@ -291,12 +312,27 @@ def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) ->
     return positions
 
 
-def _canonical_columns(ops: pl.DataFrame, source: str) -> pl.DataFrame:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where ops come from, as messages say it: a name, and its names of canonical columns where they differ."""
+
+    name: str
+    columns: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def column(self, name: str) -> str:
+        return f"column {self.columns.get(name, name)!r}"
+
+
+def _canonical_columns(ops: pl.DataFrame, source: _Source) -> pl.DataFrame:
     """The canonical columns of `ops` in canonical types, one contiguous chunk each."""
     optional = {name for name in NULLABLE if name not in ops.columns}
     if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
         raise TraceError(
-            f"{source}: column {missing[0]!r} is missing; it has {', '.join(ops.columns)}; expected {', '.join(SCHEMA)}"
+            f"{source}: {source.column(missing[0])} is missing; it has {', '.join(ops.columns)}; expected"
+            f" {', '.join(SCHEMA)}"
         )
     if ops.height == 0:
         raise TraceError(f"{source}: no ops (0 rows); record at least one step")
@@ -309,14 +345,16 @@ def _canonical_columns(ops: pl.DataFrame, source: str) -> pl.DataFrame:
     return pl.DataFrame([column.rechunk() for column in columns])
 
 
-def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: str) -> pl.Series:
+def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: _Source) -> pl.Series:
     """`column` as `dtype`, or the error that names the first value which is none."""
     if dtype == KIND_TYPE:
         return _kinds(column, source)
     wanted = "a number" if dtype == pl.Float64 else "an integer"
     fits = column.dtype.is_numeric() if dtype == pl.Float64 else column.dtype.is_integer()
     if not fits and column.null_count() < len(column):
-        raise TraceError(f"{source}: column {column.name!r} has type {column.dtype}; expected {wanted}")
+        raise TraceError(
+            f"{source}: {source.column(column.name)} has type {column.dtype}; expected {wanted}; convert the column"
+        )
     try:
         converted = column.cast(dtype)
     except pl.exceptions.InvalidOperationError:
@@ -328,10 +366,12 @@ def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source
     return converted
 
 
-def _kinds(column: pl.Series, source: str) -> pl.Series:
+def _kinds(column: pl.Series, source: _Source) -> pl.Series:
     """The kind column as codes of `OpKind`."""
     if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
-        raise TraceError(f"{source}: column 'kind' has type {column.dtype}; expected a string such as {KINDS[0]!r}")
+        raise TraceError(
+            f"{source}: {source.column('kind')} has type {column.dtype}; expected a string such as {str(KINDS[0])!r}"
+        )
     if column.null_count():
         raise _violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
     if column.dtype == KIND_TYPE:
@@ -343,12 +383,16 @@ def _kinds(column: pl.Series, source: str) -> pl.Series:
     return column.cast(KIND_TYPE) if column.dtype != pl.String else column.cast(pl.Categorical).cast(KIND_TYPE)
 
 
-def _check_values(ops: pl.DataFrame, source: str) -> None:
+def _check_values(ops: pl.DataFrame, source: _Source) -> None:
     """Ranges that hold for every trace, whatever its layout."""
     for name in ("start", "duration"):
         finite = ops[name].is_finite()
         if not finite.all():
             raise _violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
+        size = ops[name].abs()
+        if float(size.max()) > LONGEST_S:  # type: ignore[arg-type]
+            expected = "expected seconds from the start of the step" if name == "start" else "expected seconds"
+            raise _violation(source, ops[name], int(size.arg_max() or 0), f"{expected}; convert the column")
     for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
         smallest = ops[name].min()
         if smallest is not None and smallest < 0:  # type: ignore[operator]
@@ -356,7 +400,7 @@ def _check_values(ops: pl.DataFrame, source: str) -> None:
             raise _violation(source, ops[name], int(ops[name].arg_min() or 0), f"expected 0 or more{hint}")
 
 
-def _check_layout(ops: pl.DataFrame, layout: Layout, source: str) -> None:
+def _check_layout(ops: pl.DataFrame, layout: Layout, source: _Source) -> None:
     """Every rank inside the layout, and no stage or chunk of the layout that never occurs."""
     for name, size, parameter in (
         ("dp_rank", layout.dp_ranks, "dp"),
@@ -373,22 +417,21 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: str) -> None:
                 f"the layout says {parameter} {size}, so at most {size - 1}; correct the layout or the trace",
             )
             raise LayoutError(str(error))
-    largest_chunk = ops["chunk"].max()
-    if layout.vpp > 1 and largest_chunk is not None and largest_chunk < layout.vpp - 1:  # type: ignore[operator]
-        raise LayoutError(
-            f"{source}: the layout says vpp {layout.vpp}, but the largest chunk in the trace is {largest_chunk!r};"
-            " correct the layout or the trace"
-        )
+    largest = cast("int | None", ops["chunk"].max())
+    if layout.vpp > 1 and (layout.pp > 1 if largest is None else largest < layout.vpp - 1):
+        found = "no op has a chunk" if largest is None else f"the largest chunk in the trace is {largest}"
+        raise LayoutError(f"{source}: the layout says vpp {layout.vpp}, but {found}; correct the layout or the trace")
     stages = ops["pp_rank"].n_unique()
     if stages < layout.pp:
-        absent = sorted(set(range(layout.pp)) - set(ops["pp_rank"].unique().to_list()))
+        absent = np.setdiff1d(np.arange(layout.pp), ops["pp_rank"].to_numpy())
+        shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
         raise LayoutError(
-            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {', '.join(map(str, absent))} is in the"
-            " trace; correct the layout, or record at least one DP rank with all its stages"
+            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {shown} is in the trace; correct the"
+            " layout, or record at least one DP rank with all its stages"
         )
 
 
-def _check_identity(ops: pl.DataFrame, source: str) -> None:
+def _check_identity(ops: pl.DataFrame, source: _Source) -> None:
     """One rank per worker, and (step, worker, kind, seq) names one op with seq running from 0 without a gap."""
     dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
     worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
@@ -438,5 +481,5 @@ def _describe(ops: pl.DataFrame, row: int) -> str:
     return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
 
 
-def _violation(source: str, column: pl.Series, row: int, expectation: str) -> TraceError:
-    return TraceError(f"{source}: column {column.name!r}, row {row}: {column[row]!r}; {expectation}")
+def _violation(source: _Source, column: pl.Series, row: int, expectation: str) -> TraceError:
+    return TraceError(f"{source}: {source.column(column.name)}, row {row}: {column[row]!r}; {expectation}")

@@ -1,0 +1,91 @@
+"""What the documents say is true: commands run, output is as shown, links lead somewhere, commands have help."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tracekit.cli import commands
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md")])
+
+
+def run(arguments, folder):
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": "", "TRACEKIT_STORE": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "tracekit.cli", *arguments],
+        check=False,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def words(line):
+    import shlex
+
+    return shlex.split(line.removeprefix("$ tracekit "))
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    return tmp_path
+
+
+def test_every_command_of_the_readme_runs_and_prints_what_is_shown(workplace):
+    blocks = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        for shown in re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]:
+            command, _, output = shown.partition("\n")
+            result = run(words(command), workplace)
+            assert result.returncode == 0, f"{command}\n{result.stderr}"
+            if output.strip():
+                assert [line.rstrip() for line in result.stdout.rstrip().splitlines()] == output.rstrip().splitlines()
+
+
+def test_every_python_block_of_the_readme_runs(workplace):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=workplace, check=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+        assert target.startswith("https://") or (document.parent / target).exists(), f"{document}: {target}"
+
+
+def test_the_readme_shows_every_command():
+    for name in commands.commands:
+        assert f"tracekit {name}" in README
+
+
+def walk(command, path=()):
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from walk(child, (*path, name))
+
+
+@pytest.mark.parametrize(("path", "command"), list(walk(commands)), ids=str)
+def test_every_command_and_option_has_help(path, command):
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{path}: {parameter.opts}"
+
+
+def test_the_glossary_names_every_op_kind():
+    from tracekit.model import OpKind
+
+    assert all(f"`{kind}`" in README for kind in OpKind)
