@@ -17,7 +17,7 @@ _PATH = click.Path(path_type=Path)
 _STEPS = re.compile(r"(\d*):(\d*)$")
 
 
-class StepRange(click.ParamType):
+class StepRange(click.ParamType[tuple[int, int | None]]):
     """`100:200`, `100:` or `:200`; the end is exclusive."""
 
     name = "FROM:TO"

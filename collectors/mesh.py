@@ -188,7 +188,7 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
     for position, rank in enumerate(members):
         coordinate = dict.fromkeys(WORDS, 0)
         rest = position
-        stride = {word: 1 for word in WORDS}
+        stride = dict.fromkeys(WORDS, 1)
         for name, size in zip(reversed(names), reversed(shape), strict=True):
             word = DIMENSION_WORDS[name]
             coordinate[word] += rest % size * stride[word]

@@ -160,7 +160,7 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
         first, last = int(match["first"]), int(match["last"])
         if not len(durations) == len(starts) == len(tags):
             raise FormatError(
-                f"{where}: {len(durations)} durations, {len(starts)} starts and {len(tags)} tags; expected as many of each"
+                f"{where}: {len(durations)} durations, {len(starts)} starts and {len(tags)} tags; expected one of each"
             )
         steps = [tag.get(_STEP_TAG) for tag in tags]
         if durations and None in steps:

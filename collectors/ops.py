@@ -1,7 +1,7 @@
 """The rules that turn records into ops of the dependency graph.
 
-In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start and
-end, and an `OpReport` that counts what became no op of its own.
+In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start
+and end, and an `OpReport` that counts what became no op of its own.
 
 A compute contains what ran inside it: nested collectives (FSDP's re-gathering, tensor parallelism), collections of
 garbage. Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last
@@ -22,13 +22,13 @@ from tracekit.model import Layout, OpKind
 NO_WAIT_NS = 100_000
 _DIRECT = {
     "compute": ("forward-compute", "backward-compute"),
-    "p2p": ("forward-send", "forward-recv", "backward-send", "backward-recv"),
     "optimizer": ("optimizer",),
     "data_load": ("data-load",),
     "checkpoint": ("checkpoint",),
 }
 _ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
 _COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
+_UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "start_ns", "end_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +58,20 @@ class _Transfers:
 def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, OpReport]:
     """Ops of the trace from the records of whole steps."""
     records = _with_chunks(records.filter(pl.col("category") != "step"), layout)
-    known = [str(kind) for kind in OpKind]
-    direct = records.filter(
-        pl.any_horizontal(
-            (pl.col("category") == category) & pl.col("name").is_in(names) for category, names in _DIRECT.items()
-        )
-        & (pl.col("category") != "p2p")
-        | ((pl.col("category") == "span") & pl.col("name").is_in(known))
-    ).with_columns(kind=pl.col("name"))
+    direct = records.filter(_has_kind()).with_columns(kind=pl.col("name"))
     computes = direct.filter(pl.col("category") == "compute")
-    transfers = _transfers(records.filter((pl.col("category") == "p2p")))
+    transfers = _transfers(records.filter(pl.col("category") == "p2p"))
     collectives = _classified(records.filter(pl.col("category") == "collective"), groups, computes)
     pauses = _mark_nested(records.filter(pl.col("category") == "gc"), computes).with_columns(
-        kind=pl.when(~pl.col("nested")).then(pl.lit("gc"))
+        kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC)))
     )
-    kept = [frame.select(_COLUMNS) for frame in (direct, transfers.ops)]
-    kept += [frame.filter(pl.col("kind").is_not_null()).select(_COLUMNS) for frame in (collectives, pauses)]
-    ops = _cut_last_computes(pl.concat(kept))
-    rest = records.filter(
-        ((pl.col("category") == "span") & ~pl.col("name").is_in(known))
-        | ((pl.col("category") == "compute") & ~pl.col("name").is_in(_DIRECT["compute"]))
-    )
-    unkinded = collectives.filter(pl.col("kind").is_null() & ~pl.col("nested"))
-    delays, other = _host_delays(pl.concat([rest.select(*_COLUMNS[:4], *_COLUMNS[5:], "name"), unkinded.select(*_COLUMNS[:4], *_COLUMNS[5:], "name")]), ops)  # fmt: skip
+    kept = [frame.filter(pl.col("kind").is_not_null()).select(_COLUMNS) for frame in (collectives, pauses)]
+    ops = _cut_last_computes(pl.concat([direct.select(_COLUMNS), transfers.ops.select(_COLUMNS), *kept]))
+    unkinded = [
+        records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()),
+        collectives.filter(pl.col("kind").is_null() & ~pl.col("nested")),
+    ]
+    delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
     ops = pl.concat([ops, delays.select(_COLUMNS)])
     inside = pl.concat([frame.filter("nested").select("name") for frame in (collectives, pauses)])
     report = OpReport(
@@ -92,6 +83,13 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
         causality_violations=transfers.violations,
     )
     return ops, report
+
+
+def _has_kind() -> pl.Expr:
+    """Records whose name is their kind: what the hooks name so, and spans the user named so."""
+    category, name = pl.col("category"), pl.col("name")
+    hooked = pl.any_horizontal((category == one) & name.is_in(names) for one, names in _DIRECT.items())
+    return hooked | ((category == "span") & name.is_in([str(kind) for kind in OpKind]))
 
 
 def _with_chunks(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:

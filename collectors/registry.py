@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from tracekit.collectors import ndtimeline
-from tracekit.collectors.merge import merge_attempt
 from tracekit.collectors.clock import read_clocks
+from tracekit.collectors.merge import merge_attempt
 from tracekit.collectors.published import read_published
 from tracekit.collectors.segments import attempts, is_run_directory, read_attempt, read_run
 from tracekit.errors import FormatError

@@ -80,7 +80,7 @@ class _Span:
 
 
 def span(name: str) -> _Span:
-    """Record what runs inside as an op called `name`: `with span("tokenize"): ...`, or as a decorator.
+    """A context manager and decorator that records what runs inside as an op of that name.
 
     A name that is an op kind (`"data-load"`, `"checkpoint"`, ...) makes an op of that kind; any other name is kept
     as it is, and counts as `host-delay` where it lies between a worker's computes.

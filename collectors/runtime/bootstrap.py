@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +46,7 @@ def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], N
     def call(module: ModuleType) -> None:
         try:
             callback(module)
-        except Exception as error:  # noqa: BLE001  no hook raises into training
+        except Exception as error:
             _warn(f"hooks for {module.__name__} cannot be installed ({type(error).__name__}: {error})")
 
     return call
@@ -97,15 +98,15 @@ def activate(rank: int, world_size: int) -> None:
         return
     try:
         _session = _start(rank, world_size)
-    except Exception as error:  # noqa: BLE001  no hook raises into training
+    except Exception as error:
         _warn(f"rank {rank} cannot start its recorder ({type(error).__name__}: {error})")
 
 
 def _start(rank: int, world_size: int) -> Any:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    directory = attempt_directory(os.environ[ENV_DIRECTORY], attempt)
-    os.makedirs(directory, exist_ok=True)
-    claim = os.path.join(directory, f"{rank_stem(rank)}.claim")
+    directory = attempt_directory(Path(os.environ[ENV_DIRECTORY]), attempt)
+    directory.mkdir(parents=True, exist_ok=True)
+    claim = directory / f"{rank_stem(rank)}.claim"
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:

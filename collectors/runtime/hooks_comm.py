@@ -201,9 +201,8 @@ class CollectiveHooks:
         return functional
 
     def _functional_started(self, name: str, module: Any, group: Any, start_ns: int, result: Any) -> None:
-        from torch.distributed.distributed_c10d import _resolve_process_group
-
-        number = self.group_number(_resolve_process_group(module._resolve_group_name(group)))  # noqa: SLF001
+        name_of_group = module._resolve_group_name(group)  # noqa: SLF001
+        number = self.group_number(torch.distributed.distributed_c10d._resolve_process_group(name_of_group))  # noqa: SLF001
         record = functools.partial(self._record, name, start_ns, number, self.session.step, int(result.nbytes))
         waiting = getattr(result, "elem", None)
         if waiting is None:
@@ -241,7 +240,7 @@ class CollectiveHooks:
         """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
         if self._libraries:
             return
-        library = torch.library.Library("c10d", "IMPL")  # noqa: TOR901  kept alive below
+        library = torch.library.Library("c10d", "IMPL")
         below = torch._C._after_autograd_keyset  # noqa: SLF001
         operator = torch.ops.c10d.allreduce_.default
         session, local = self.session, self._local

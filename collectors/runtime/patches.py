@@ -101,7 +101,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
             for callback in self.watched.pop(fullname, []):
                 callback(module)
 
-        loader.exec_module = exec_and_tell  # type: ignore[method-assign]  one loader per module
+        vars(loader)["exec_module"] = exec_and_tell  # one loader per module
         return spec
 
 

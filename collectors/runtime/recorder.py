@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from tracekit.collectors.runtime.words import (
@@ -36,12 +37,12 @@ CLOSE_TIMEOUT_S = 5.0
 class Recorder:
     """Writes the records of one rank. `dropped`: records lost to a full ring. `off`: why it stopped, if it did."""
 
-    def __init__(self, directory: str, rank: int, attempt: int, options: RuntimeOptions) -> None:
+    def __init__(self, directory: Path, rank: int, attempt: int, options: RuntimeOptions) -> None:
         self.dropped = 0
         self.written = 0
         self.off: str | None = None
         self._rank, self._attempt = rank, attempt
-        self._stem = os.path.join(directory, rank_stem(rank))
+        self._directory = directory
         self._capacity = options.ring_capacity
         self._per_segment = options.records_per_segment
         self._ring: deque[Record] = deque()
@@ -49,7 +50,7 @@ class Recorder:
         self._wake = threading.Event()
         self._closing = False
         self._segment: BinaryIO | None = None
-        self._segment_path = ""
+        self._segment_path = directory
         self._segments = 0
         self._in_segment = 0
         self._facts_file: BinaryIO | None = None
@@ -94,7 +95,7 @@ class Recorder:
                 self._drain()
             self._drain()
             self._seal()
-        except Exception as error:  # noqa: BLE001  a recorder that fails must not take the training with it
+        except Exception as error:
             self._switch_off(error)
 
     def _drain(self) -> None:
@@ -116,7 +117,7 @@ class Recorder:
         if not self._facts:
             return
         if self._facts_file is None:
-            self._facts_file = open(self._stem + FACTS_SUFFIX, "ab", buffering=0)  # noqa: SIM115  open for the run
+            self._facts_file = (self._directory / f"{rank_stem(self._rank)}{FACTS_SUFFIX}").open("ab", buffering=0)
         lines = []
         while self._facts:
             lines.append(self._facts.popleft())
@@ -124,8 +125,8 @@ class Recorder:
 
     def _open_segment(self) -> BinaryIO:
         if self._segment is None:
-            self._segment_path = f"{self._stem}-{self._segments:04d}"
-            self._segment = open(self._segment_path + OPEN_SUFFIX, "xb", buffering=0)  # noqa: SIM115  until sealed
+            self._segment_path = self._directory / f"{rank_stem(self._rank)}-{self._segments:04d}{OPEN_SUFFIX}"
+            self._segment = self._segment_path.open("xb", buffering=0)
             self._segment.write(HEADER.pack(MAGIC, VERSION, RECORD.size, self._rank, self._attempt, os.getpid()))
         return self._segment
 
@@ -135,7 +136,7 @@ class Recorder:
             return
         os.fsync(self._segment.fileno())
         self._segment.close()
-        os.replace(self._segment_path + OPEN_SUFFIX, self._segment_path + SEALED_SUFFIX)
+        self._segment_path.rename(self._segment_path.with_suffix(SEALED_SUFFIX))
         self._segment = None
         self._segments += 1
         self._in_segment = 0

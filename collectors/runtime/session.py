@@ -116,7 +116,7 @@ class Session:
             return None
         try:
             return body(*args)
-        except Exception as error:  # noqa: BLE001  no hook raises into training
+        except Exception as error:
             self.failed(hook, error)
             return None
 

@@ -6,10 +6,10 @@ process groups, mesh, pipeline) are JSON lines beside it.
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 #: category, flags, name number, step, microbatch, stage index, peer or group number, start ns, end ns, extra.
@@ -66,7 +66,7 @@ class RuntimeOptions:
         return asdict(self)
 
     def records_step(self, step: int) -> bool:
-        """Whether ops of that step are recorded. Step 0 always is: it shows the job's shape, and stays out of the trace."""
+        """Whether ops of that step are recorded. Step 0 always is: it shows the job's shape."""
         if step == 0:
             return True
         if step < self.first_step or (self.last_step is not None and step >= self.last_step):
@@ -76,9 +76,9 @@ class RuntimeOptions:
         return (step - self.first_step) % self.every == 0
 
 
-def attempt_directory(directory: str, attempt: int) -> str:
+def attempt_directory(directory: Path, attempt: int) -> Path:
     """Where the ranks of one (elastic) attempt write."""
-    return os.path.join(directory, f"attempt-{attempt:03d}")
+    return directory / f"attempt-{attempt:03d}"
 
 
 def rank_stem(rank: int) -> str:

@@ -12,8 +12,6 @@ import pytest
 
 from tracekit.trace import Trace, read_parquet
 
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-
 SCRIPTS = Path(__file__).parent / "scripts"
 #: A run that hangs is a failure, not a wait.
 TIMEOUT_S = 120

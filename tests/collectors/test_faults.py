@@ -15,6 +15,8 @@ from tracekit.analysis.job_replay import JobReplay
 from tracekit.store import Store
 from tracekit.trace import Trace
 
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
 SABOTAGE = Path(__file__).parent / "sabotage"
 
 
@@ -65,8 +67,10 @@ def test_ctrl_c_reaches_the_command(tmp_path):
     """Ctrl-C at the terminal ends the command as it would alone, and the steps before are kept."""
     out = tmp_path / "job.parquet"
     with subprocess.Popen(
-        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", str(out), "--"]
-        + python("loop.py", "interrupt"),
+        [
+            *(sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", str(out), "--"),
+            *python("loop.py", "interrupt"),
+        ],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -179,7 +183,7 @@ def test_missing_ranks_are_named(tmp_path):
 
 def test_two_runs_in_one_directory(tmp_path):
     """Runs at the same time share the store and nothing else."""
-    command = [sys.executable, "-m", "tracekit.collectors", "--"] + python("loop.py", "plain")
+    command = [sys.executable, "-m", "tracekit.collectors", "--", *python("loop.py", "plain")]
     runs = [
         subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]

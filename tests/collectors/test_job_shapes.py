@@ -7,6 +7,8 @@ from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import OpKind
 
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
 
 def counts(trace) -> dict[str, int]:
     """Ops of each kind per worker and step, where all have as many."""

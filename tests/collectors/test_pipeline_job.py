@@ -9,6 +9,8 @@ from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import OpKind, Worker
 
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
 #: A worker whose S is this much above the median worker's stands out.
 STANDS_OUT = 0.06
 KINDS = {
