@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.collectors.clock import read_clocks
-from tracekit.collectors.launch import LaunchResult, finish_run, prepare_run, run_command
+from tracekit.collectors.launch import LaunchResult, finish_run, prepare_run, run_command, running_launchers
 from tracekit.collectors.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.mesh import LayoutOptions
 from tracekit.collectors.progress import Overhead, Progress, measure_overhead
@@ -27,8 +27,8 @@ from tracekit.store import Incoming, Store, default_store
 
 #: Steps per block of `--overhead`.
 OVERHEAD_BLOCK = 10
-#: How long ranks on other hosts may take to finish writing, seconds.
-OTHER_HOSTS_TIMEOUT_S = 30.0
+#: How long the launchers of other nodes may take longer than the first, seconds.
+OTHER_NODES_TIMEOUT_S = 30.0
 #: How long another writer of the store is waited for, seconds.
 STORE_TIMEOUT_S = 30.0
 
@@ -124,10 +124,9 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     problem = None
     collected: list[CollectedAttempt] = []
     try:
+        _await_other_launchers(directory)
         numbers = attempts(directory)
         for number in numbers:
-            if options.segments is not None:
-                _await_other_hosts(directory, number)
             collected.append(_collect_attempt(options, directory, number, last=number == numbers[-1]))
         finish_run(directory)
         if not numbers:
@@ -145,16 +144,11 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     )
 
 
-def _await_other_hosts(directory: Path, attempt: int) -> None:
-    """Give ranks of other hosts time to seal what they wrote."""
-    deadline = time.monotonic() + OTHER_HOSTS_TIMEOUT_S
-    while time.monotonic() < deadline:
-        recording = read_attempt(directory, attempt)
-        hosts = {one.facts["process"][0]["host"] for one in recording.ranks.values()}
-        whole = not recording.missing_ranks and all(one.summary for one in recording.ranks.values())
-        if whole or (len(hosts) == 1 and not recording.missing_ranks):
-            return
-        time.sleep(0.2)
+def _await_other_launchers(directory: Path) -> None:
+    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
+    deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
+    while running_launchers(directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, last: bool) -> CollectedAttempt:

@@ -30,6 +30,7 @@ POLL_S = 0.5
 #: How often it measures the reference clock, seconds.
 CLOCK_PERIOD_S = 10.0
 _CLOCK_FILE = "clock-server.json"
+_RUNNING = ".running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ def finish_run(directory: Path) -> None:
     run_file.write_text(json.dumps({**state, "finished": True}), encoding="utf-8")
 
 
+def running_launchers(directory: Path) -> list[str]:
+    """The launchers of the run whose command has not ended yet."""
+    return sorted(path.name for path in directory.glob(f"launcher-*{_RUNNING}"))
+
+
 def run_command(
     command: Sequence[str], environment: dict[str, str], directory: Path, on_poll: Callable[[], None]
 ) -> LaunchResult:
@@ -90,6 +96,8 @@ def run_command(
     def unblock() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
+    presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
+    presence.touch()
     try:
         try:
             process = subprocess.Popen(command, env=environment, preexec_fn=unblock)  # noqa: S603, PLW1509
@@ -106,6 +114,7 @@ def run_command(
                 clocks.tick()
                 on_poll()
     finally:
+        presence.rename(presence.with_suffix(".done"))
         while signal.sigtimedwait(watched, 0) is not None:  # none is left to surprise the merge
             continue
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)

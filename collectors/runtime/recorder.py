@@ -85,7 +85,6 @@ class Recorder:
         self.off = "forked"
         self._ring.clear()
         self._facts.clear()
-        self._segment = self._facts_file = None
 
     def _run(self) -> None:
         try:
@@ -97,6 +96,10 @@ class Recorder:
             self._seal()
         except Exception as error:
             self._switch_off(error)
+        finally:
+            for file in (self._segment, self._facts_file):
+                if file is not None:
+                    file.close()
 
     def _drain(self) -> None:
         ring = self._ring
