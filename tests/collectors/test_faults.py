@@ -12,6 +12,7 @@ import pytest
 from tests.collectors.conftest import TIMEOUT_S, collect, environment, plain, python, torchrun
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
+from tracekit.collectors.registry import read_any
 from tracekit.store import Store
 from tracekit.trace import Trace
 
@@ -179,6 +180,16 @@ def test_missing_ranks_are_named(tmp_path):
     assert collected.process.returncode == 0, collected.process.stderr
     assert collected.attempt["missing_ranks"] == [1]
     assert "WARNING: 1 ranks reported nothing: 1" in collected.process.stderr
+
+
+def test_kept_segments_can_be_imported_and_are_not_written_to_again(tmp_path):
+    """--segments keeps them; the importer gives the same trace; another run there is refused."""
+    segments = tmp_path / "segments"
+    collected = collect(tmp_path, python("loop.py", "plain"), "--segments", str(segments))
+    assert read_any(segments).ops.equals(collected.trace.ops)
+    again = plain([sys.executable, "-m", "tracekit.collectors", "--segments", str(segments), "--", "true"], tmp_path)
+    assert again.returncode == 2
+    assert "holds the segments of a finished run" in again.stderr
 
 
 def test_two_runs_in_one_directory(tmp_path):
