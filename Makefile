@@ -33,7 +33,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 lock: $(VENV)/.dev
-	$(BIN)/python -m pip freeze --exclude-editable --exclude pip --exclude setuptools > requirements.lock
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,11 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks import core
+from benchmarks import collect, core
 from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-SECTIONS = {"core": core.section}
+SECTIONS = {"core": core.section, "collect": collect.section}
 TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"
 
 

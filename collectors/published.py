@@ -62,7 +62,7 @@ def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[
     return Trace.from_frame(
         ops,
         layout,
-        name=_scalar(header.get("trial_name")) or Path(os.fsdecode(path)).stem,
+        name=str(_scalar(header.get("trial_name")) or "") or Path(os.fsdecode(path)).stem,
         metadata={"format": "published", "run_id": _scalar(header.get("run_id"))},
         source=str(path),
         columns={name: column for column, name in COLUMNS.items()},
@@ -90,9 +90,9 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def _scalar(value: object) -> str | None:
-    """A name or number of the YAML file as text; None for anything nested."""
-    return str(value) if isinstance(value, str | int | float | date) else None
+def _scalar(value: object) -> str | int | float | None:
+    """A text, number or date of the YAML file as JSON can hold it; None for anything nested."""
+    return value if isinstance(value, str | int | float) else str(value) if isinstance(value, date) else None
 
 
 def _layout(header: dict[str, Any], source: str) -> Layout:

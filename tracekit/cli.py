@@ -202,7 +202,9 @@ def info(trace: Path | None, layout: Path | None, store: Path | None, job: str |
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")
 @click.option("--vpp", default=1, show_default=True, help="Model chunks per stage.")
 @click.option(
-    "--schedule", type=click.Choice(["gpipe", "1f1b", "interleaved"]), help="[default: 1f1b, interleaved with --vpp]"
+    "--schedule",
+    type=click.Choice(["gpipe", "1f1b", "interleaved"]),
+    help="Order of forwards and backwards [default: 1f1b, interleaved with --vpp].",
 )
 @click.option("--microbatches", default=8, show_default=True, help="Microbatches per step and DP rank.")
 @click.option("--steps", default=20, show_default=True, help="Steps to simulate.")
@@ -377,7 +379,11 @@ def _hushed_panics() -> Iterator[None]:
 def _console() -> Any:
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave with 1
+            raise BrokenPipeError
+
+    return _Console(highlight=False, soft_wrap=False)
 
 
 def _done(path: Path) -> None:

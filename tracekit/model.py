@@ -157,6 +157,9 @@ class Layout:
         product = self.dp * self.pp * self.tp * self.cp
         if self.world_size == 0:
             object.__setattr__(self, "world_size", product * self.dsp)
+        if max(self.world_size, self.workers) > LARGEST_SIZE:
+            largest = max(self.world_size, self.workers)
+            raise LayoutError(f"layout: {largest} workers or GPUs; expected at most {LARGEST_SIZE}, correct the sizes")
         if self.world_size % product:
             raise LayoutError(
                 f"layout: world_size {self.world_size} is no multiple of dp {self.dp} x pp {self.pp} x tp {self.tp}"

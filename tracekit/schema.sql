@@ -19,7 +19,7 @@ CREATE TABLE job (
     world_size  INTEGER NOT NULL,
     steps       INTEGER NOT NULL,
     ops         BIGINT NOT NULL,
-    metadata    JSON NOT NULL                   -- free: framework, hosts, labels of a synthetic trace ...
+    metadata    VARCHAR NOT NULL                   -- free, as JSON text: framework, hosts, labels of a synthetic trace ...
 );
 
 CREATE TABLE step (

@@ -229,6 +229,9 @@ class Store:
 
     def _error(self, error: Exception) -> StoreError:
         reason = str(error).splitlines()[0]
-        if "lock" in reason.lower():
-            return StoreBusyError(f"{self.path}: another process is writing to the store; try again when it is done")
+        if "Could not set lock" in reason:
+            return StoreBusyError(
+                f"{self.path}: another process has the store open (it takes one writer, or readers only); try again"
+                " when it is done"
+            )
         return StoreError(f"{self.path}: DuckDB cannot use the store: {reason}")

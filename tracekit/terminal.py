@@ -52,7 +52,7 @@ def print_trace(trace: Trace, console: Console) -> None:
     """Print what a trace holds: identity, layout, coverage, ops per kind."""
     coverage, layout = trace.coverage(), trace.layout
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(style="bold", overflow="fold", max_width=24)
     grid.add_column(overflow="fold")
     grid.add_row("Job", Text(short(trace.name)))
     grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
@@ -136,6 +136,9 @@ def _verdict(report: Report) -> RenderableType:
     if found.straggling:
         grid.add_row("Who", _who(report))
     figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
+    clamped = found.clamped_transfers + found.clamped_delays
+    if clamped and trust.trustworthy:
+        figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: clocks of ranks disagree"
     if trust.trustworthy:
         grid.add_row("Trust", Text.assemble(("yes", "green"), f"  {figures}"))
     else:

@@ -56,7 +56,9 @@ def test_ndtimeline_raw_log(tmp_path):
     trace = read_any(raw_log(tmp_path))
     assert (trace.layout.pp, trace.layout.world_size) == (2, 2)
     assert trace.steps.tolist() == [3]
-    counts = dict(trace.ops.group_by("rank", "kind").len().select(pl.format("{} {}", "rank", "kind"), "len").iter_rows())
+    counts = dict(
+        trace.ops.group_by("rank", "kind").len().select(pl.format("{} {}", "rank", "kind"), "len").iter_rows()
+    )
     assert counts == {
         "0 forward-compute": 1,
         "0 forward-send": 1,

@@ -84,6 +84,8 @@ def test_contradictions_name_the_ranks():
     with pytest.raises(LayoutError, match="ranks 3 saw a world size other than 4"):
         place_ranks([*good[:3], RankFacts(3, 8)])
     with pytest.raises(LayoutError, match="ranks 0 and 1 both stand at dp 0"):
-        place_ranks([RankFacts(rank, 2, pipelines=({"group_rank": 0, "num_stages": 1, "ranks": [0]},)) for rank in (0, 1)])
+        place_ranks(
+            [RankFacts(rank, 2, pipelines=({"group_rank": 0, "num_stages": 1, "ranks": [0]},)) for rank in (0, 1)]
+        )
     with pytest.raises(LayoutError, match="state it with --dp, --pp and --tp"):
         place_ranks([RankFacts(rank, 4) for rank in range(4)])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tracekit.collectors.merge import merge_attempt
 from tracekit.collectors.clock import ClockFit
+from tracekit.collectors.merge import merge_attempt
 from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import RECORD_DTYPE, AttemptRecording, RankRecording
 from tracekit.errors import TraceError
@@ -44,7 +44,9 @@ def merged(*ranks, **options):
 def ops_of(result, rank_number, kind):
     """(start, end) in ms of one rank's ops of a kind."""
     rows = result.trace.ops.filter((result.trace.ops["rank"] == rank_number) & (result.trace.ops["kind"] == str(kind)))
-    return [(pytest.approx(s * 1e3), pytest.approx((s + d) * 1e3)) for s, d in rows.select("start", "duration").iter_rows()]
+    return [
+        (pytest.approx(s * 1e3), pytest.approx((s + d) * 1e3)) for s, d in rows.select("start", "duration").iter_rows()
+    ]
 
 
 def compute(name, start, end, **fields):

@@ -51,9 +51,10 @@ class Sink:
 
 
 @pytest.fixture
-def sink():
-    """A collector that listens."""
+def sink(monkeypatch):
+    """A collector that listens, in a process that `tracekit collect` started."""
     made = Sink()
+    monkeypatch.setattr(spans, "_under_collect", True)
     spans.attach(made)
     yield made
     spans.attach(spans.NOBODY)
@@ -69,6 +70,8 @@ def test_spans_are_no_ops_outside_collect():
 
     with span("block"):
         assert double(4) == 8
+    with pytest.raises(KeyError), span("block"):
+        raise KeyError("x")
     set_step(3)
     assert double.__doc__ == "Twice."
 

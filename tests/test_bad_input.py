@@ -1,0 +1,578 @@
+"""Bad input: one clear message that says what, where and what to do, the right exit code, nothing half-written.
+
+Every kind of bad input is a row of a table. Rows of PROCESSES run the real command; rows of LOADED only differ in
+what the door says, so they call the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import tracekit
+from tests.handmade import (
+    HEALTHY_STEP_S,
+    LAYOUT,
+    OPS_PER_STEP,
+    SLOW_STEP_S,
+    Ran,
+    command,
+    healthy_frame,
+    published_columns,
+    run,
+    slow_frame,
+    slow_trace,
+    write_canonical,
+)
+from tracekit.errors import FormatError, GraphError, LayoutError, TraceError, TracekitError
+
+SIZES = LAYOUT.to_dict()
+YAML = "dp_size: 2\npp_size: 2\nworld_size: 4\n"
+Argument = str | bytes | Path
+
+
+def changed(**columns: Any) -> pl.DataFrame:
+    """The slow job with these columns replaced."""
+    return slow_frame((0, 1)).with_columns(**columns)
+
+
+def first_row(column: str, value: Any) -> pl.DataFrame:
+    """The slow job with another value in row 3 of one column."""
+    frame = slow_frame((0, 1)).with_row_index("row")
+    return frame.with_columns(pl.when(pl.col("row") == 3).then(value).otherwise(column).alias(column)).drop("row")
+
+
+def write(name: str, content: bytes) -> Callable[[Path], list[Argument]]:
+    def make(folder: Path) -> list[Argument]:
+        (folder / name).write_bytes(content)
+        return [name]
+
+    return make
+
+
+def canonical(ops: pl.DataFrame, layout: dict[str, Any] | None = None, **header: Any) -> Callable[[Path], list[Any]]:
+    def make(folder: Path) -> list[Argument]:
+        write_canonical(folder / "trace.parquet", ops, layout, **header)
+        return ["trace.parquet"]
+
+    return make
+
+
+def published(yaml: str | bytes, ops: pl.DataFrame | None = None) -> Callable[[Path], list[Any]]:
+    def make(folder: Path) -> list[Argument]:
+        published_columns(slow_frame((0, 1)) if ops is None else ops).write_parquet(folder / "trace.parquet")
+        (folder / "meta.yaml").write_bytes(yaml if isinstance(yaml, bytes) else yaml.encode())
+        return ["trace.parquet", "--layout", "meta.yaml"]
+
+    return make
+
+
+def truncated(folder: Path) -> list[Argument]:
+    write_canonical(folder / "trace.parquet", slow_frame((0, 1)))
+    content = (folder / "trace.parquet").read_bytes()
+    (folder / "trace.parquet").write_bytes(content[: len(content) // 2])
+    return ["trace.parquet"]
+
+
+def damaged(folder: Path) -> list[Argument]:
+    """The first data page overwritten, the footer whole: polars panics on that."""
+    write_canonical(folder / "trace.parquet", slow_frame((0, 1)))
+    content = bytearray((folder / "trace.parquet").read_bytes())
+    content[4:40] = bytes(36)
+    (folder / "trace.parquet").write_bytes(content)
+    return ["trace.parquet"]
+
+
+def directory(folder: Path) -> list[Argument]:
+    (folder / "trace.parquet").mkdir()
+    return ["trace.parquet"]
+
+
+def failing_read(_: Path) -> list[Argument]:
+    """Reading address 0 of a process is an I/O error; permission bits would not stop root."""
+    return ["/proc/self/mem"]
+
+
+def broken_non_utf8(folder: Path) -> list[Argument]:
+    (folder / os.fsdecode(b"\xff\xfe.parquet")).write_bytes(b"")
+    return [b"\xff\xfe.parquet"]
+
+
+def raw_metadata(folder: Path, text: str) -> list[Argument]:
+    slow_frame().write_parquet(folder / "trace.parquet", metadata={"tracekit": text})
+    return ["trace.parquet"]
+
+
+def without_metadata(folder: Path) -> list[Argument]:
+    slow_frame().write_parquet(folder / "trace.parquet")
+    return ["trace.parquet"]
+
+
+def canonical_with_layout(folder: Path) -> list[Argument]:
+    slow_trace().write_parquet(folder / "trace.parquet")
+    (folder / "meta.yaml").write_text(YAML)
+    return ["trace.parquet", "--layout", "meta.yaml"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input: how to make it, and what the message must say."""
+
+    name: str
+    make: Callable[[Path], list[Any]]
+    says: tuple[str, ...]
+
+
+PROCESSES = (
+    Row("no such file", lambda _: ["gone.parquet"], ("gone.parquet", "No such file", "check path")),
+    Row("empty file", write("empty.parquet", b""), ("empty.parquet", "is empty", "expected a Parquet trace")),
+    Row("truncated Parquet", truncated, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
+    Row("damaged Parquet", damaged, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
+    Row("not Parquet", write("text.parquet", b"step,rank\n0,0\n"), ("text.parquet", "not a readable Parquet file")),
+    Row("directory", directory, ("trace.parquet", "cannot be read", "Is a directory", "check path")),
+    Row("unreadable file", failing_read, ("/proc/self/mem", "expected a Parquet trace")),
+    Row("non-UTF-8 path", broken_non_utf8, ("\\udcff\\udcfe.parquet", "is empty")),
+    Row(
+        "missing column",
+        canonical(slow_frame().drop("duration")),
+        ("trace.parquet", "column 'duration' is missing", "expected step, rank"),
+    ),
+    Row(
+        "wrong type",
+        canonical(changed(step=pl.col("step").cast(pl.String))),
+        ("trace.parquet", "column 'step' has type String", "expected an integer", "convert the column"),
+    ),
+    Row(
+        "null duration",
+        canonical(first_row("duration", None)),
+        ("column 'duration', row 3: None", "expected a number", "drop or repair the row"),
+    ),
+    Row(
+        "NaN duration",
+        canonical(first_row("duration", float("nan"))),
+        ("column 'duration', row 3: nan", "expected a finite number of seconds"),
+    ),
+    Row("negative duration", canonical(first_row("duration", -0.5)), ("column 'duration', row 3: -0.5", "0 or more")),
+    Row("NaN start", canonical(first_row("start", float("nan"))), ("column 'start', row 3: nan", "finite")),
+    Row(
+        "unknown op kind",
+        canonical(first_row("kind", pl.lit("fwd"))),
+        ("column 'kind', row 3: 'fwd'", "known kinds: forward-compute"),
+    ),
+    Row(
+        "duplicate op",
+        canonical(pl.concat([slow_frame(), slow_frame()[3:4]])),
+        ("rows 3 and 48 are the same op: forward-send of worker (0,0) in step 0, seq 0", "remove the duplicate"),
+    ),
+    Row(
+        "rank outside the layout",
+        canonical(first_row("dp_rank", 7)),
+        ("column 'dp_rank', row 3: 7", "the layout says dp 2, so at most 1", "correct the layout or the trace"),
+    ),
+    Row(
+        "layout that contradicts the trace",
+        canonical(slow_frame(), SIZES | {"pp": 4, "world_size": 8}),
+        ("the layout says pp 4", "no op of pp_rank 2, 3", "correct the layout"),
+    ),
+    Row(
+        "send without its recv",
+        canonical(slow_frame().filter(~((pl.col("kind") == "forward-recv") & (pl.col("seq") == 1)))),
+        ("step 0, dp_rank 0, stage 1", "1 forward-recv ops for 2 forward-compute ops", "--ignore-steps"),
+    ),
+    Row("zero rows", canonical(slow_frame().clear()), ("trace.parquet", "0 rows", "record at least one step")),
+    Row(
+        "nothing takes time",
+        canonical(changed(start=0.0, duration=0.0)),
+        ("step 0 takes 0 s", "expected ops that take time", "--ignore-steps"),
+    ),
+    Row("YAML that is none", published("dp_size: [2"), ("meta.yaml", "not YAML", "`dp_size: 4`")),
+    Row("huge size", published(YAML.replace("2", "1000000000", 1)), ("meta.yaml", "dp_size is 1000000000")),
+)
+
+
+@pytest.mark.parametrize("row", PROCESSES, ids=lambda row: row.name)
+def test_the_command_says_what_is_wrong_and_leaves_nothing(row: Row, tmp_path: Path) -> None:
+    arguments = row.make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    ran = run("whatif", *arguments, "--json", cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.message.startswith("tracekit: ")
+    for part in row.says:
+        assert part in ran.message
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+LOADED = (
+    Row("metadata that is no JSON", lambda folder: raw_metadata(folder, "{"), ("not a JSON object", "write the trace")),
+    Row("metadata nested without end", lambda folder: raw_metadata(folder, "[" * 100_000), ("not a JSON object",)),
+    Row("metadata with an endless number", lambda folder: raw_metadata(folder, "9" * 5000), ("not a JSON object",)),
+    Row("another schema version", canonical(slow_frame(), schema_version=9), ("schema version 9", "reads version 1")),
+    Row("no metadata", without_metadata, ("no tracekit metadata", "--layout meta.yaml")),
+    Row("unknown size", canonical(slow_frame(), SIZES | {"mp": 2}), ("unknown size 'mp'", "known: cp, dp")),
+    Row("size that is text", canonical(slow_frame(), SIZES | {"dp": "2"}), ("dp is '2'", "expected an integer")),
+    Row("size that is a boolean", canonical(slow_frame(), SIZES | {"dp": True}), ("dp is True",)),
+    Row("size below one", canonical(slow_frame(), SIZES | {"tp": 0}), ("tp is 0",)),
+    Row("endless size", canonical(slow_frame(), SIZES | {"pp": 10**9}), ("pp is 1000000000", "1 to 1048576")),
+    Row("world too small", canonical(slow_frame(), SIZES | {"world_size": 6}), ("world_size 6 is no multiple of",)),
+    Row("many stages", canonical(slow_frame(), SIZES | {"pp": 50, "world_size": 100}), ("pp_rank 2, 3, 4", "9 ...")),
+    Row("vpp without chunks", canonical(changed(chunk=None), SIZES | {"vpp": 2}), ("vpp 2", "no op has a chunk")),
+    Row("vpp above the chunks", canonical(slow_frame(), SIZES | {"vpp": 3}), ("vpp 3", "largest chunk", "is 0")),
+    Row("step beyond int32", canonical(first_row("step", 2**31)), ("column 'step', row 3: 2147483648", "fits Int32")),
+    Row("seq with a gap", canonical(first_row("seq", 2**31 - 1)), ("row 3: 2147483647", "seq to run from 0")),
+    Row("negative microbatch", canonical(first_row("microbatch", -1)), ("'microbatch', row 3: -1", "null where")),
+    Row("start as clock time", canonical(changed(start=pl.col("start") + 1.7e9)), ("'start', row", "of the step")),
+    Row("duration without bound", canonical(first_row("duration", 1e308)), ("'duration', row 3: 1e+308",)),
+    Row("infinite start", canonical(first_row("start", float("inf"))), ("'start', row 3: inf", "finite")),
+    Row("list column", canonical(changed(start=pl.concat_list("start"))), ("'start' has type List(Float64)",)),
+    Row("struct as kind", canonical(changed(kind=pl.struct("kind"))), ("'kind' has type Struct", "'forward-compute'")),
+    Row("bytes as kind", canonical(changed(kind=pl.lit(b"gc"))), ("'kind' has type Binary",)),
+    Row("null kind", canonical(first_row("kind", None)), ("column 'kind', row 3: None", "expected an op kind")),
+    Row("boolean step", canonical(changed(step=pl.col("step") > 0)), ("'step' has type Boolean",)),
+    Row("two ranks of one worker", canonical(first_row("rank", 3)), ("worker (0,0)", "by rank 3 (row 3)", "by rank 0")),
+    Row("YAML list", published("- dp_size\n"), ("meta.yaml", "expected a YAML mapping", "found list")),
+    Row("YAML empty", published(""), ("expected a YAML mapping", "found NoneType")),
+    Row("YAML not UTF-8", published(b"\xff\xfe\x00"), ("meta.yaml", "not YAML")),
+    Row("YAML nested without end", published("a: " + "[" * 100_000), ("meta.yaml", "nested too deeply")),
+    Row("YAML date that is none", published(YAML + "day: 2026-13-45\n"), ("not YAML (month must be in 1..12)",)),
+    Row("YAML number without end", published(YAML + "x: " + "9" * 5000), ("meta.yaml", "not YAML (Exceeds the limit")),
+    Row("YAML without a size", published("dp_size: 2\npp_size: 2\n"), ("world_size is missing", "expected dp_size")),
+    Row("YAML size as text", published(YAML.replace("2", "'2'", 1)), ("dp_size is '2'", "`dp_size: 4`")),
+    Row("YAML size true", published(YAML.replace("2", "true", 1)), ("dp_size is True", "expected an integer")),
+    Row("YAML size negative", published(YAML.replace("2", "-2", 1)), ("dp_size is -2", "from 1 to 1048576")),
+    Row("YAML size null", published(YAML.replace("2", "", 1)), ("dp_size is None",)),
+    Row("published: kind", published(YAML, first_row("kind", pl.lit("fwd"))), ("column 'optype', row 3: 'fwd'",)),
+    Row("published: time", published(YAML, first_row("start", None)), ("column 'start_ts', row 3: None",)),
+    Row("published: stage", published(YAML, first_row("pp_rank", 5)), ("column 'stage', row 3: 5", "pp 2")),
+    Row("canonical with --layout", canonical_with_layout, ("column 'stage' is missing", "leave out --layout")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", LOADED, ids=lambda row: row.name)
+def test_the_door_says_what_is_wrong(row: Row, tmp_path: Path) -> None:
+    trace, *layout = row.make(tmp_path)
+    with pytest.raises(TracekitError) as caught:
+        tracekit.load(tmp_path / trace, layout=tmp_path / layout[1] if layout else None)
+    message = str(caught.value)
+    for part in row.says:
+        assert part in message
+    assert len(message) < 1000
+    assert message.startswith(str(tmp_path))
+
+
+def test_each_cause_has_its_class(tmp_path: Path) -> None:
+    for make, error in (
+        (write("trace.parquet", b""), FormatError),
+        (canonical(first_row("duration", -1.0)), TraceError),
+        (canonical(slow_frame(), SIZES | {"pp": 4, "world_size": 8}), LayoutError),
+    ):
+        make(tmp_path)
+        with pytest.raises(error):
+            tracekit.load(tmp_path / "trace.parquet")
+    canonical(slow_frame().filter(pl.col("kind") != "backward-send"))(tmp_path)
+    with pytest.raises(GraphError):
+        tracekit.load(tmp_path / "trace.parquet").whatif()
+
+
+def test_a_file_cut_or_flipped_anywhere_is_an_error_of_ours_or_loads(tmp_path: Path, capfd: Any) -> None:
+    """Damage anywhere in the file never escapes as another exception."""
+    path = tmp_path / "trace.parquet"
+    slow_trace().write_parquet(path)
+    content = path.read_bytes()
+    random = np.random.default_rng(7)
+    for _ in range(150):
+        damage = bytearray(content)
+        at = int(random.integers(len(damage)))
+        if random.integers(2):
+            del damage[at:]
+        else:
+            damage[at] ^= int(random.integers(1, 256))
+        path.write_bytes(damage)
+        try:
+            tracekit.load(path)
+        except TracekitError as error:
+            assert str(path) in str(error)  # noqa: PT017 - most damage is found, some hits a value that can be
+    capfd.readouterr()
+
+
+# ---- odd, but fine
+
+
+def report(ran: Ran) -> dict[str, Any]:
+    assert ran.code == 0, ran.err
+    content: dict[str, Any] = json.loads(ran.out)
+    return content
+
+
+def whatif(folder: Path, ops: pl.DataFrame, **header: Any) -> dict[str, Any]:
+    """`whatif` in this process."""
+    write_canonical(folder / "trace.parquet", ops, **header)
+    content: dict[str, Any] = tracekit.load(folder / "trace.parquet").whatif().to_dict()
+    return content
+
+
+def test_one_step_is_enough(tmp_path: Path) -> None:
+    write_canonical(tmp_path / "trace.parquet", slow_frame((5,)))
+    ran = run("whatif", tmp_path / "trace.parquet")
+    assert ran.code == 0
+    assert "One step traced: 5" in ran.out
+    assert whatif(tmp_path, slow_frame((5,)))["step_time_s"]["recorded"] == SLOW_STEP_S
+
+
+def test_a_missing_rank_is_left_out_and_said(tmp_path: Path) -> None:
+    """Without stage 1 of DP rank 1, DP rank 0 alone is replayed, and the report says what is missing."""
+    gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    write_canonical(tmp_path / "trace.parquet", slow_frame((0, 1)).filter(~gone))
+    coverage = report(run("whatif", tmp_path / "trace.parquet", "--json"))["coverage"]
+    assert coverage == {
+        "workers_expected": 4,
+        "workers_traced": 3,
+        "worker_steps_expected": 8,
+        "worker_steps_traced": 6,
+        "missing_workers": [{"dp_rank": 1, "pp_rank": 1}],
+        "dropped": [{"step": 0, "dp_rank": 1}, {"step": 1, "dp_rank": 1}],
+    }
+    shown = " ".join(run("whatif", tmp_path / "trace.parquet").out.split())
+    assert "3 of 4 workers traced (missing (1,1))" in shown
+    assert "left out 2 DP-rank-steps that lack a stage (DP rank 1)" in shown
+
+
+def test_a_clock_off_by_10_ms_changes_nothing(tmp_path: Path) -> None:
+    """Transfers here take 250 ms, so a clock 10 ms behind leaves every one above zero."""
+    late = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    ops = changed(start=pl.col("start") - pl.when(late).then(0.01).otherwise(0.0))
+    write_canonical(tmp_path / "trace.parquet", ops)
+    found = report(run("whatif", tmp_path / "trace.parquet", "--json"))
+    assert found["trust"]["clamped_transfers"] == found["trust"]["clamped_delays"] == 0
+    assert found["trust"]["trustworthy"]
+    assert found["step_time_s"]["recorded"] == SLOW_STEP_S
+
+
+def test_a_clock_off_by_more_than_a_transfer_is_counted_and_said(tmp_path: Path) -> None:
+    """300 ms behind, both recvs, the second backward send and clip of that worker end 50 ms before they can."""
+    late = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    ops = changed(start=pl.col("start") - pl.when(late).then(0.3).otherwise(0.0))
+    assert whatif(tmp_path, ops)["trust"]["clamped_transfers"] == 4 * 2
+    shown = " ".join(run("whatif", tmp_path / "trace.parquet").out.split())
+    assert "8 transfers or delays more than 10 ms below zero taken as 0: clocks of ranks disagree" in shown
+
+
+def test_a_path_that_is_not_utf8_works(slow_file: Path) -> None:
+    slow_file.rename(os.fsdecode(os.fsencode(slow_file.parent) + b"/\xff.parquet"))
+    found = run("whatif", b"\xff.parquet", "--csv", b"\xfe", "--parquet", b"\xfd.parquet", cwd=slow_file.parent)
+    assert found.code == 0
+    assert sorted(os.fsencode(path.name) for path in slow_file.parent.iterdir()) == [
+        b"\xfd.parquet",
+        b"\xfe",
+        b"\xff.parquet",
+    ]
+    exported = run("export", b"\xff.parquet", "-o", b"\xfc.json.gz", cwd=slow_file.parent)
+    assert exported.code == 0
+    assert "Wrote \\udcfc.json.gz" in exported.out
+
+
+@pytest.mark.parametrize("step", [2**31 - 1, 1_000_000_007])
+def test_a_huge_gap_between_steps_costs_nothing(step: int, tmp_path: Path) -> None:
+    ops = changed(step=pl.when(pl.col("step") == 1).then(step).otherwise(0))
+    assert [row["step"] for row in whatif(tmp_path, ops)["by_step"]] == [0, step]
+
+
+def test_a_huge_microbatch_is_only_a_label(tmp_path: Path) -> None:
+    ops = changed(microbatch=pl.when(pl.col("microbatch") == 1).then(2**31 - 1).otherwise("microbatch"))
+    assert whatif(tmp_path, ops)["step_time_s"]["recorded"] == SLOW_STEP_S
+
+
+def test_many_untraced_dp_ranks_cost_no_memory(tmp_path: Path) -> None:
+    """Two DP ranks of 65,536 traced: analysed, with the coverage said."""
+    found = whatif(tmp_path, slow_frame((0, 1)), layout=SIZES | {"dp": 2**16, "world_size": 2**17})
+    assert found["coverage"]["workers_expected"] == 2**17
+    assert len(found["coverage"]["missing_workers"]) == 2**17 - 4
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda ops: ops.with_columns(pl.col("kind").cast(pl.String)),
+        lambda ops: ops.with_columns(pl.col("kind").cast(pl.Categorical)),
+        lambda ops: ops.with_columns(pl.col("kind").cast(pl.Enum(["never", *ops["kind"].unique().to_list()]))),
+        lambda ops: ops.with_columns(pl.lit("more").alias("note"), pl.struct("step").alias("nested")),
+        lambda ops: ops.with_columns(pl.col("step", "rank", "dp_rank", "pp_rank", "seq").cast(pl.UInt64)),
+        lambda ops: ops.with_columns(pl.col("start", "duration").cast(pl.Float32)),
+        lambda ops: ops.sample(fraction=1, shuffle=True, seed=3),
+        lambda ops: ops.select(reversed(ops.columns)),
+    ],
+    ids=["string", "categorical", "enum", "extra columns", "uint64", "float32", "unsorted rows", "column order"],
+)
+def test_any_writer_of_parquet_will_do(convert: Callable[[pl.DataFrame], pl.DataFrame], tmp_path: Path) -> None:
+    found = whatif(tmp_path, convert(slow_frame((0, 1))))
+    assert found["step_time_s"] == {"recorded": 15.5, "original": 15.5, "ideal": 13.5}
+
+
+def test_a_published_trace_written_by_pandas_works(tmp_path: Path) -> None:
+    ops = published_columns(healthy_frame((0, 1))).to_pandas()
+    ops["optype"] = ops["optype"].astype(object)
+    ops.to_parquet(tmp_path / "trace.parquet")
+    (tmp_path / "meta.yaml").write_text(YAML + "run_id: 2026-01-31\n")
+    job = tracekit.load(tmp_path / "trace.parquet", layout=tmp_path / "meta.yaml")
+    assert job.whatif().attribution.recorded_s == HEALTHY_STEP_S
+    assert job.trace.ops.height == 2 * OPS_PER_STEP
+    assert job.trace.metadata["run_id"] == "2026-01-31"
+
+
+def test_a_yaml_alias_bomb_is_not_unfolded(tmp_path: Path) -> None:
+    levels = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"{name}: &{name} [{', '.join([f'*{chr(ord(name) - 1)}'] * 10)}]" for name in "bcdefghijklmnop"]
+    arguments = published(YAML + "\n".join(levels) + "\ntrial_name: *p\nrun_id: *p\n")(tmp_path)
+    job = tracekit.load(tmp_path / str(arguments[0]), layout=tmp_path / "meta.yaml")
+    assert job.trace.name == "trace"
+
+
+# ---- hostile names
+
+HOSTILE = {
+    "markup": ("<script>alert(1)</script>[/red][bold]", "<script>alert(1)</script>[/red][bold]"),
+    "escape sequences": ("\x1b[31mred\x1b]0;title\x07", "\\x1b[31mred\\x1b]0;title\\x07"),
+    "newlines": ("two\nlines\r\u2028three", "two\\nlines\\r\\u2028three"),
+    "direction": ("abc\u202edef", "abc\\u202edef"),
+    "surrogate": ("half\udcff", "half\\udcff"),
+    "long": ("x" * 100_000, "x" * 77 + "..."),
+}
+
+
+@pytest.mark.parametrize(("name", "shown"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_name_is_shown_harmless(name: str, shown: str, tmp_path: Path) -> None:
+    """The same holds where a name is the job's, a host's or a metadata key."""
+    metadata = {name: 1, "hosts": {"0": name, "nobody": name}}
+    write_canonical(tmp_path / "trace.parquet", slow_frame(), name=name, metadata=metadata)
+    for ran in (
+        run("whatif", "trace.parquet", cwd=tmp_path, env={"COLUMNS": "200"}),
+        run("info", "trace.parquet", cwd=tmp_path, env={"COLUMNS": "200"}),
+    ):
+        assert ran.code == 0, ran.err
+        assert shown in ran.out
+        assert not [char for char in ran.out if not char.isprintable() and char != "\n"]
+
+
+def test_a_hostile_name_in_an_error_stays_on_one_line(tmp_path: Path) -> None:
+    ops = slow_frame().filter(pl.col("kind") != "backward-send")
+    write_canonical(tmp_path / "trace.parquet", ops, name="two\nlines\x1b[31m" + "x" * 10_000)
+    message = run("whatif", tmp_path / "trace.parquet").message
+    assert "two\\nlines\\x1b[31m" in message
+    assert len(message) < 1000
+
+
+# ---- interrupts, full disks, closed pipes
+
+
+def test_ctrl_c_while_reading_exits_with_130(slow_file: Path) -> None:
+    """The layout is a named pipe: once it can be opened for writing, the command is reading it."""
+    pipe = slow_file.parent / "meta.yaml"
+    os.mkfifo(pipe)
+    process = subprocess.Popen(
+        command("whatif", slow_file, "--layout", pipe, "--csv", slow_file.parent / "tables"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with open(pipe, "wb"):
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == b""
+    assert err.decode().split() == ["interrupted"]
+    assert sorted(path.name for path in slow_file.parent.iterdir()) == ["meta.yaml", "slow.parquet"]
+
+
+def test_ctrl_c_while_writing_leaves_no_file(tmp_path: Path) -> None:
+    """The kernel tells when the command creates its temporary file; it has a second of writing before it then."""
+    slow_trace(range(1500)).write_parquet(tmp_path / "trace.parquet")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    notifications = libc.inotify_init1(0)
+    assert libc.inotify_add_watch(notifications, os.fsencode(folder), 0x100) >= 0  # IN_CREATE
+    process = subprocess.Popen(
+        command("export", tmp_path / "trace.parquet", "-o", folder / "out.json.gz"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert os.read(notifications, 4096)
+    os.close(notifications)
+    assert [path.name[:10] for path in folder.iterdir()] == [".tracekit."]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.decode().splitlines()[-1] == "interrupted"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk_on_export_is_said(slow_file: Path) -> None:
+    ran = run("export", slow_file, "-o", "/dev/full")
+    assert ran.code == 2
+    assert ran.message == "tracekit: /dev/full: cannot be written: No space left on device; choose another place"
+    assert Path("/dev/full").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "at_fault"),
+    [
+        (("export", "slow.parquet", "-o", "out.json.gz"), "out.json.gz"),
+        (("whatif", "slow.parquet", "--parquet", "out.parquet"), "out.parquet"),
+        (("whatif", "slow.parquet", "--csv", "."), "by_"),
+    ],
+    ids=["export", "parquet", "csv"],
+)
+def test_a_disk_that_fills_up_leaves_no_half_file(arguments: tuple[str, ...], at_fault: str, slow_file: Path) -> None:
+    assert run(*arguments, cwd=slow_file.parent).code == 0  # the compiled kernels are cached from here on
+    for path in slow_file.parent.iterdir():
+        if path != slow_file:
+            path.unlink()
+
+    def little_space() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+
+    ran = run(*arguments, cwd=slow_file.parent, preexec_fn=little_space)
+    assert ran.code == 2
+    assert at_fault in ran.message
+    assert "cannot be written: File too large" in ran.message
+    assert list(slow_file.parent.iterdir()) == [slow_file]
+
+
+def test_a_full_disk_behind_stdout_is_said(slow_file: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command("whatif", slow_file, "--json"), stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert done.returncode == 2
+    assert "No space left on device" in Ran(2, "", done.stderr.decode()).message
+
+
+@pytest.mark.parametrize("arguments", [("whatif", "slow.parquet"), ("--help",), ("whatif", "--help")], ids=" ".join)
+def test_a_closed_pipe_ends_in_silence(arguments: tuple[str, ...], slow_file: Path) -> None:
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=slow_file.parent
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(60) == 0
+    assert [line for line in err.splitlines() if " ... (" not in line] == []
+    process.stderr.close()
+
+
+def test_a_terminal_without_unicode_shows_escapes(slow_file: Path) -> None:
+    ran = run("whatif", slow_file, env={"PYTHONIOENCODING": "ascii"})
+    assert ran.code == 0
+    assert "\\u2588" in ran.out

@@ -1,0 +1,431 @@
+"""The commands as a person or a script uses them: answers, files, exit codes, what goes to which stream.
+
+Most run in this process through click; what only a process can show (exit codes of `main`, imports) runs as one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import polars as pl
+import pytest
+from click.testing import CliRunner, Result
+
+import tracekit
+from tests.handmade import (
+    FIXED_STEP_S,
+    IDEAL_STEP_S,
+    KEPT_STEP_S,
+    LAYOUT,
+    SLOW_STEP_S,
+    healthy_frame,
+    published_columns,
+    run,
+    slow_frame,
+    slow_trace,
+)
+from tracekit.cli import commands
+from tracekit.errors import TracekitError
+from tracekit.report import PER_STEP_TABLES, TABLES
+from tracekit.store import Store
+from tracekit.trace import Trace
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, at 80 columns, with no default store but the one there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("TRACEKIT_STORE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def slow(folder: Path) -> str:
+    slow_trace().write_parquet("slow.parquet")
+    return "slow.parquet"
+
+
+@pytest.fixture
+def healthy(folder: Path) -> str:
+    Trace.from_frame(healthy_frame((0, 1)), LAYOUT, name="healthy job").write_parquet("healthy.parquet")
+    return "healthy.parquet"
+
+
+def tracekit_(*arguments: str) -> Result:
+    """Run a command in this process; errors come back as `exception`."""
+    return CliRunner().invoke(commands, arguments, standalone_mode=False)
+
+
+def done(*arguments: str) -> Result:
+    result = tracekit_(*arguments)
+    assert result.exception is None, result.exception
+    return result
+
+
+def failed(*arguments: str) -> str:
+    result = tracekit_(*arguments)
+    assert isinstance(result.exception, TracekitError), result.output
+    return str(result.exception)
+
+
+def whatif(*arguments: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(done("whatif", *arguments, "--json").stdout)
+    return content
+
+
+# ---- whatif
+
+
+def test_whatif_answers_what_was_worked_out_by_hand(slow: str) -> None:
+    found = whatif(slow)
+    assert found["step_time_s"] == {"recorded": SLOW_STEP_S, "original": SLOW_STEP_S, "ideal": IDEAL_STEP_S}
+    assert found["slowdown"] == pytest.approx(SLOW_STEP_S / IDEAL_STEP_S)
+    assert found["waste"] == pytest.approx(1 - IDEAL_STEP_S / SLOW_STEP_S)
+    assert found["straggling"]
+    assert found["wasted_gpu_hours"] == pytest.approx(2 * (SLOW_STEP_S - IDEAL_STEP_S) * 4 / 3600)
+    assert found["m_w"] == pytest.approx((SLOW_STEP_S - FIXED_STEP_S) / (SLOW_STEP_S - IDEAL_STEP_S))
+    assert found["slowest_workers"] == [{"dp_rank": 1, "pp_rank": 0}]
+    worst = found["by_worker"][0]
+    assert (worst["dp_rank"], worst["pp_rank"], worst["rank"]) == (1, 0, 1)
+    assert worst["slowdown"] == pytest.approx(KEPT_STEP_S / IDEAL_STEP_S)
+    assert found["trust"]["replay_error"] == found["trust"]["discrepancy"] == 0
+
+
+def test_whatif_on_a_healthy_job_finds_no_straggler(healthy: str) -> None:
+    found = whatif(healthy)
+    assert found["slowdown"] == 1
+    assert not found["straggling"]
+    assert "NO STRAGGLER  S = 1.000, below 1.1" in done("whatif", healthy).stdout
+
+
+def test_fix_and_keep_answer_each_question_in_order(slow: str) -> None:
+    """--fix idealises in the job as it ran; --keep leaves as recorded in the ideal job."""
+    asked = whatif(
+        slow, "--fix", "worker=1,0", "--fix", "worker=1,0 and step=1", "--fix", "compute", "--keep", "worker=1,0",
+        "--keep", "kind=optimizer", "--fix", "everything",
+    )["questions"]  # fmt: skip
+    answers = {row["question"]: (row["ops"], row["step_time_s"]) for row in asked}
+    assert answers == {
+        "fix worker=1,0": (24, FIXED_STEP_S),
+        "fix worker=1,0 and step=1": (12, (SLOW_STEP_S + FIXED_STEP_S) / 2),
+        "fix compute": (40, IDEAL_STEP_S),
+        "fix everything": (96, IDEAL_STEP_S),
+        "keep only worker=1,0": (24, KEPT_STEP_S),
+        "keep only kind=optimizer": (8, IDEAL_STEP_S),
+    }
+    assert list(answers)[-2:] == ["keep only worker=1,0", "keep only kind=optimizer"]
+    assert asked[0]["saved_s"] == SLOW_STEP_S - FIXED_STEP_S
+    assert asked[0]["saved_gpu_hours_per_day"] == pytest.approx((1 - 12 / 15.5) * 4 * 24)
+    shown = done("whatif", slow, "--fix", "worker=1,0").stdout
+    assert "fix worker=1,0" in shown
+    assert "12.00 s" in shown
+
+
+def test_ignored_steps_are_as_if_never_recorded(folder: Path) -> None:
+    """Step 7 takes twice as long throughout; without it the job is the slow job again."""
+    twice = pl.when(pl.col("step") == 7).then(2.0).otherwise(1.0)
+    ops = slow_frame((0, 1, 7)).with_columns(pl.col("start") * twice, pl.col("duration") * twice)
+    Trace.from_frame(ops, LAYOUT, name="job").write_parquet("job.parquet")
+    assert whatif("job.parquet")["step_time_s"]["recorded"] == pytest.approx(SLOW_STEP_S * 4 / 3)
+    left = whatif("job.parquet", "--ignore-steps", "7")
+    assert left["step_time_s"]["ideal"] == IDEAL_STEP_S
+    assert [row["step"] for row in left["by_step"]] == [0, 1]
+    assert whatif("job.parquet", "--ignore-steps", "1-3,7")["job"]["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ("0-9", "every step is left out; the trace has steps 0 to 1"),
+        ("5", "none of these steps is there to be left out; the trace has steps 0 to 1"),
+        ("", "--ignore-steps ''; expected numbers and ranges such as 12,40-45"),
+        ("a", "--ignore-steps 'a'; expected numbers"),
+        ("9-3", "--ignore-steps '9-3'; expected a range from a smaller to a larger number"),
+        ("0-999999999", "--ignore-steps '0-999999999'; expected a range"),
+    ],
+)
+def test_steps_that_make_no_sense_are_quoted(steps: str, reason: str, slow: str) -> None:
+    assert reason in failed("whatif", slow, "--ignore-steps", steps)
+
+
+def test_csv_writes_every_table(slow: str, folder: Path) -> None:
+    result = done("whatif", slow, "--csv", "deep/tables")
+    assert sorted(path.stem for path in (folder / "deep/tables").iterdir()) == sorted(TABLES + PER_STEP_TABLES)
+    assert "Wrote deep/tables" in result.stderr
+    report = tracekit.load(slow).whatif()
+    for name in TABLES + PER_STEP_TABLES:
+        written = pl.read_csv(folder / "deep/tables" / f"{name}.csv", schema=report.table(name).schema)
+        assert written.equals(report.table(name)), name
+
+
+def test_parquet_writes_exact_s_of_every_worker_in_every_step(slow: str) -> None:
+    result = done("whatif", slow, "--parquet", "workers.parquet", "--json")
+    json.loads(result.stdout)
+    assert "Wrote workers.parquet" in result.stderr
+    with open("workers.parquet", "rb") as file:
+        table = pl.read_parquet(file)
+    assert table.columns == ["step", "dp_rank", "pp_rank", "slowdown"]
+    assert table.height == 2 * 4
+    worst = table.filter((pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 0))["slowdown"]
+    assert worst.to_list() == pytest.approx([KEPT_STEP_S / IDEAL_STEP_S] * 2)
+
+
+#: The slow job has S = 1.148, waste 12.9 %, replay error and discrepancy 0.
+CONDITIONS = {
+    "slowdown>1.1": 3,
+    "slowdown>1.2": 0,
+    "slowdown<1.2": 3,
+    "slowdown >= 1.1": 3,
+    "slowdown<=1.1": 0,
+    "waste>12%": 3,
+    "waste>0.12": 3,
+    "waste>13%": 0,
+    "replay_error>0": 0,
+    "replay_error<=0": 3,
+    "discrepancy>=0": 3,
+    "discrepancy>.05": 0,
+}
+
+
+def test_fail_on_exits_with_3_where_the_condition_holds(slow: str) -> None:
+    codes = {text: done("whatif", slow, "--json", "--fail-on", text).return_value for text in CONDITIONS}
+    assert codes == CONDITIONS
+
+
+def test_fail_on_still_prints_the_report_and_leaves_the_process_with_3(slow: str) -> None:
+    ran = run("whatif", slow, "--fail-on", "slowdown>1.1")
+    assert ran.code == 3
+    assert "STRAGGLING" in ran.out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "S>1.1", "slowdown=1.1", "slowdown>", "slowdown>1.1.1", "slowdown>-1", "waste>1e1"]
+)
+def test_a_condition_that_makes_no_sense_is_quoted_before_any_work(text: str) -> None:
+    assert failed("whatif", "gone.parquet", "--fail-on", text).startswith(
+        f"--fail-on {text!r}; expected slowdown, waste"
+    )
+
+
+def test_a_published_trace_takes_its_layout_from_yaml(folder: Path) -> None:
+    published_columns(slow_frame((0, 1))).write_parquet("trace.parquet")
+    Path("meta.yaml").write_text("trial_name: trial\ndp_size: 2\npp_size: 2\nworld_size: 4\n")
+    found = whatif("trace.parquet", "--layout", "meta.yaml")
+    assert found["job"]["name"] == "trial"
+    assert found["step_time_s"]["ideal"] == IDEAL_STEP_S
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("a.parquet", "--store", "b.duckdb"), "give a TRACE, or --store and --job, not both"),
+        (("a.parquet", "--job", "b"), "give a TRACE, or --store and --job, not both"),
+        (("--layout", "meta.yaml"), "--layout belongs to a TRACE; name the trace file too"),
+        ((), "tracekit.duckdb: no such store; make one with `tracekit import TRACE"),
+        (("--store", "gone.duckdb"), "gone.duckdb: no such store"),
+    ],
+)
+def test_sources_that_contradict_each_other_are_said(arguments: tuple[str, ...], reason: str) -> None:
+    assert reason in failed("whatif", *arguments)
+
+
+# ---- import, info and the store
+
+
+def test_import_then_whatif_by_name_by_default_and_by_environment(slow: str, healthy: str, folder: Path) -> None:
+    result = done("import", slow, healthy)
+    assert result.stdout.splitlines() == [
+        "Imported slow job (96 ops) into tracekit.duckdb",
+        "Imported healthy job (96 ops) into tracekit.duckdb",
+        "Next: tracekit whatif --store tracekit.duckdb --job 'healthy job'",
+    ]
+    newest = done("whatif", "--json")
+    assert json.loads(newest.stdout)["job"]["name"] == "healthy job"
+    assert newest.stderr == "No job named: taking the newest one in the store, healthy job\n"
+    named = done("whatif", "--job", "slow job", "--json")
+    assert json.loads(named.stdout)["slowdown"] == pytest.approx(SLOW_STEP_S / IDEAL_STEP_S)
+    assert named.stderr == ""
+    Path("tracekit.duckdb").rename("other.duckdb")
+    assert whatif("--store", "other.duckdb")["job"]["name"] == "healthy job"
+    environment = CliRunner(env={"TRACEKIT_STORE": "other.duckdb"}).invoke(commands, ["info"], standalone_mode=False)
+    assert "healthy job" in environment.stdout
+
+
+def test_the_next_command_can_be_pasted_into_a_shell(slow: str) -> None:
+    name = "$(touch hacked); 'x' \"y\""
+    line = done("import", slow, "--name", name, "--store", "my jobs.duckdb").stdout.splitlines()[-1]
+    assert shlex.split(line)[1:] == ["tracekit", "whatif", "--store", "my jobs.duckdb", "--job", name]
+
+
+def test_import_takes_all_traces_or_none(slow: str, healthy: str) -> None:
+    Path("bad.parquet").write_bytes(b"")
+    assert "bad.parquet: the file is empty" in failed("import", slow, "bad.parquet")
+    assert not Path("tracekit.duckdb").exists()
+    done("import", healthy)
+    assert "job 'healthy job' is there already; replace it with --replace" in failed("import", slow, healthy)
+    assert [job.name for job in Store(Path("tracekit.duckdb")).jobs()] == ["healthy job"]
+
+
+def test_import_replaces_and_names_on_request(slow: str, healthy: str) -> None:
+    done("import", slow, "--name", "mine")
+    done("import", healthy, "--name", "mine", "--replace")
+    assert not whatif("--job", "mine")["straggling"]
+    assert "two of the traces are of a job named 'slow job'" in failed("import", slow, slow)
+    assert "--name 'x' for 2 traces; name one trace at a time" in failed("import", slow, healthy, "--name", "x")
+    done("import", slow, "--name", "")
+    assert [job.name for job in Store(Path("tracekit.duckdb")).jobs()] == ["", "mine"]
+
+
+def test_import_of_a_path_that_is_not_utf8_works(slow: str) -> None:
+    published_columns(slow_frame()).write_parquet("trace.parquet")
+    Path("trace.parquet").rename("half\udcff.parquet")
+    Path("meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n")
+    ran = run("import", "half\udcff.parquet", "--layout", "meta.yaml", "--store", "jobs.duckdb")
+    assert ran.code == 0, ran.err
+    job = Store(Path("jobs.duckdb")).jobs()[0]
+    assert (job.name, job.source) == ("half\\udcff", "half\\udcff.parquet")
+
+
+def test_info_says_what_a_trace_holds(folder: Path) -> None:
+    gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1) & (pl.col("step") == 5)
+    trace = Trace.from_frame(
+        slow_frame((4, 5)).filter(~gone), LAYOUT, name="partial", metadata={"framework": "Megatron"}
+    )
+    trace.write_parquet("partial.parquet")
+    shown = done("info", "partial.parquet").stdout
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert lines[:6] == [
+        "Job        partial",
+        "Layout     dp 2, pp 2, tp 1, cp 1, ep 1, vpp 1, dsp 1, world_size 4",
+        "Steps      2, from 4 to 5",
+        "Workers    4 of 4 traced, 7 of 8 worker-steps",
+        "Ops        84",
+        'framework  "Megatron"',
+    ]
+    assert [line.split() for line in shown.splitlines() if "optimizer " in line] == [
+        ["optimizer", "7", "500.0", "ms", "500.0", "ms"]
+    ]
+
+
+def test_info_lists_the_jobs_of_a_store_newest_first(slow: str, healthy: str) -> None:
+    done("import", slow, healthy)
+    rows = [line for line in done("info", "--store", "tracekit.duckdb").stdout.splitlines() if " job " in line]
+    assert [row.split()[:7] for row in rows] == [
+        ["healthy", "job", "2", "2", "4", "2", "96"],
+        ["slow", "job", "2", "2", "4", "2", "96"],
+    ]
+    assert "Job" in done("info", "--job", "slow job").stdout
+
+
+# ---- export
+
+
+def test_export_writes_a_timeline_and_says_what_is_in_it(slow: str) -> None:
+    result = done("export", slow, "-o", "out.json.gz", "--steps", "1")
+    assert result.stdout == "Wrote out.json.gz: 144 slices, 1 of 2 steps. Open it in https://ui.perfetto.dev\n"
+    with gzip.open("out.json.gz", "rt") as file:
+        assert json.load(file)["otherData"]["name"] == "slow job"
+    done("import", slow)
+    assert "288 slices, 2 of 2 steps" in done("export", "--job", "slow job", "--out", "two.json.gz").stdout
+    assert "none of these steps is in the job; it has 2 steps from 0 to 1" in failed(
+        "export", slow, "-o", "x.json.gz", "--steps", "9"
+    )
+    assert "--steps 'x'; expected numbers" in failed("export", slow, "-o", "x.json.gz", "--steps", "x")
+    assert not Path("x.json.gz").exists()
+
+
+# ---- help, width, speed of start
+
+
+@pytest.mark.parametrize("name", ["", *commands.commands])
+def test_every_command_and_option_explains_itself(name: str) -> None:
+    command = commands.commands[name] if name else commands
+    assert command.help
+    assert command.help[0].isupper()
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts}"
+            assert parameter.help.endswith("."), f"{name} {parameter.opts}"
+
+
+def test_there_is_a_command_for_each_task() -> None:
+    assert {"whatif", "import", "info", "synth", "export"} <= set(commands.commands)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), *((name, "--help") for name in commands.commands)],
+    ids=" ".join,
+)
+def test_help_fits_80_columns(arguments: tuple[str, ...]) -> None:
+    shown = done(*arguments).stdout
+    assert shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_report_is_wider_than_the_terminal(width: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With long names and hosts, many questions, a large store, and missing workers."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    gone = (pl.col("dp_rank") == 0) & (pl.col("pp_rank") == 1) & (pl.col("step") == 1)
+    hosts = {str(rank): f"node-{rank}." + "very-long-domain." * 4 for rank in range(4)}
+    trace = Trace.from_frame(
+        slow_frame((0, 1)).filter(~gone),
+        LAYOUT,
+        name="long name " * 30,
+        metadata={"hosts": hosts, "key " * 40: "x" * 400},
+    )
+    trace.write_parquet("job.parquet")
+    done("import", "job.parquet")
+    questions = ("--fix", "worker=1,0", "--keep", "stage=1 or " * 12 + "stage=0")
+    for shown in (
+        done("whatif", "job.parquet", *questions).stdout,
+        done("info", "job.parquet").stdout,
+        done("info").stdout,
+    ):
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
+
+
+HEAVY = ("numpy", "polars", "duckdb", "numba", "pandas", "pyarrow", "rich", "networkx", "yaml")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["whatif", "--help"], ["--version"]], ids=" ".join)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom tracekit.cli import main\nsys.argv[1:] = sys.argv[1:]\n"
+        "try:\n    main()\nfinally:\n    print([name for name in "
+        + repr(HEAVY)
+        + " if name in sys.modules], file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert ran.stderr == "[]\n"
+    assert ran.stdout
+
+
+def test_importing_tracekit_imports_nothing_at_all() -> None:
+    """A training process that imports tracekit pays for nothing it does not use."""
+    code = "import sys, tracekit; print([name for name in sys.modules if name.startswith('tracekit.')])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_an_unknown_option_exits_with_2_and_names_the_help() -> None:
+    ran = run("whatif", "--fixx", "a")
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "No such option" in ran.err
+    assert "--help" in ran.err
+
+
+def test_no_arguments_at_all_shows_the_help() -> None:
+    ran = run()
+    assert "Usage:" in ran.out + ran.err
+    assert "Traceback" not in ran.err

@@ -1,0 +1,130 @@
+"""What a user installs: a wheel and an sdist hold all of tracekit, and nothing else goes into site-packages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tracekit
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("collectors", "analysis", "dashboards")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a package is made of: building writes into the tree it builds."""
+    copy = tmp_path_factory.mktemp("source") / "tracekit"
+    copy.mkdir()
+    unwanted = shutil.ignore_patterns("__pycache__")
+    for folder in ("tracekit", *FOLDERS):
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=unwanted)
+    for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("LICENSE*")):
+        shutil.copy(path, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> zipfile.ZipFile:
+    run = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "."]
+    subprocess.run([*run, "--wheel-dir", "dist"], cwd=source, check=True, capture_output=True)
+    (path,) = (source / "dist").glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def sdist(source: Path) -> tarfile.TarFile:
+    build = "import setuptools.build_meta as backend; print(backend.build_sdist('dist'))"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (path,) = (source / "dist").glob("*.tar.gz")
+    return tarfile.open(path)
+
+
+def modules() -> set[str]:
+    """Every module of the project by the path it has once installed."""
+    found = {f"tracekit/{path.name}" for path in (ROOT / "tracekit").glob("*.py")}
+    for folder in FOLDERS:
+        found |= {f"tracekit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
+    return found
+
+
+def test_a_wheel_adds_tracekit_and_its_metadata_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert top == {"tracekit", f"tracekit-{tracekit.__version__}.dist-info"}
+
+
+def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert {name for name in names if name.endswith(".py")} == modules()
+    assert {"tracekit/py.typed", "tracekit/schema.sql"} <= names
+
+
+def test_an_sdist_holds_every_module_and_data_file(sdist: tarfile.TarFile) -> None:
+    names = {name.partition("/")[2] for name in sdist.getnames()}
+    expected = {name for name in modules() if name.split("/")[1] not in FOLDERS}
+    expected |= {name.removeprefix("tracekit/") for name in modules() if name.split("/")[1] in FOLDERS}
+    assert expected <= names
+    assert {"pyproject.toml", "tracekit/py.typed", "tracekit/schema.sql"} <= names
+
+
+def test_a_wheel_made_from_the_sdist_is_the_same(
+    sdist: tarfile.TarFile, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    """As pip does on a machine that has only the sdist: no links, no repository."""
+    sdist.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    build = "import setuptools.build_meta as backend; backend.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=unpacked, check=True, capture_output=True)
+    (path,) = (unpacked / "dist").glob("*.whl")
+    assert sorted(zipfile.ZipFile(path).namelist()) == sorted(wheel.namelist())
+
+
+def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Found first on the path, its own copies answer: the command, the three sub-packages and the SQL."""
+    wheel.extractall(tmp_path)  # noqa: S202 - our own
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import tracekit.analysis.replay, tracekit.collectors.published, tracekit.dashboards, tracekit.store\n"
+        "from importlib.resources import files\n"
+        "print(*{module.__file__ for name, module in sys.modules.items() if name.startswith('tracekit')}, sep='\\n')\n"
+        "print(files('tracekit').joinpath('schema.sql').read_text()[:2])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    *paths, comment = ran.stdout.splitlines()
+    assert comment == "--"
+    assert len(paths) > 10
+    assert all(path.startswith(str(tmp_path)) for path in paths)
+
+
+def test_the_command_and_the_version_are_declared(wheel: zipfile.ZipFile) -> None:
+    info = f"tracekit-{tracekit.__version__}.dist-info"
+    assert "tracekit = tracekit.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    metadata = wheel.read(f"{info}/METADATA").decode()
+    assert f"Version: {tracekit.__version__}\n" in metadata
+    assert "Requires-Python: >=3.11\n" in metadata
+    for extra in ("dashboard", "dev"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_every_package_of_the_three_folders_is_listed() -> None:
+    """setuptools is told the packages by name; one that is forgotten would be missing once installed."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = ["tracekit"]
+    for folder in FOLDERS:
+        inits = (ROOT / folder).rglob("__init__.py")
+        found += ["tracekit." + ".".join(path.parent.relative_to(ROOT).parts) for path in inits]
+    assert sorted(listed) == sorted(found)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_links_for_type_checkers_are_relative(folder: str) -> None:
+    link = ROOT / "tracekit" / folder
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / folder

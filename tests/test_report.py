@@ -1,0 +1,170 @@
+"""The report as data: the JSON object has the keys and types that docs/report-schema.md says, frames agree."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pytest
+
+from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
+from tracekit.errors import SelectionError
+from tracekit.job import Job
+from tracekit.report import PER_STEP_TABLES, REPORT_VERSION, TABLES, Report
+from tracekit.trace import Trace
+
+SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
+PLAIN: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """Section -> key -> type, from the tables of the page; the whole object is the section "The object"."""
+    sections: dict[str, dict[str, str]] = {}
+    for part in re.split(r"^## ", SCHEMA_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        title = part.splitlines()[0].strip("` ")
+        rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", part, flags=re.MULTILINE)
+        sections[title] = {key: kind.replace("`", "").strip() for key, kind in rows}
+    return sections
+
+
+def check(value: Any, kind: str, sections: Mapping[str, Mapping[str, str]], where: str) -> None:
+    """`value` is of the documented type, all the way down."""
+    if kind.startswith("list of "):
+        assert isinstance(value, list), where
+        for item in value:
+            check(item, kind.removeprefix("list of "), sections, f"{where}[]")
+    elif kind in sections:
+        assert isinstance(value, dict), where
+        assert set(value) == set(sections[kind]), where
+        for key, item in value.items():
+            check(item, sections[kind][key], sections, f"{where}.{key}")
+    else:
+        allowed = [type_ for name in kind.split(" or ") for type_ in PLAIN[name]]
+        assert isinstance(value, tuple(allowed)), f"{where} is {value!r}, documented as {kind}"
+        assert not isinstance(value, bool) or bool in allowed, where
+
+
+def report(ops: pl.DataFrame, fix: tuple[str, ...] = (), keep: tuple[str, ...] = (), **more: Any) -> Report:
+    return Job(Trace.from_frame(ops, LAYOUT, name="job", **more)).whatif(fix=fix, keep=keep)
+
+
+@pytest.fixture(scope="module")
+def slow() -> Report:
+    hosts = {str(rank): f"node-{rank}" for rank in range(4)}
+    return report(slow_frame((3, 8)), ("worker=1,0",), ("worker=1,0",), metadata={"hosts": hosts})
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Report:
+    return report(healthy_frame())
+
+
+@pytest.fixture(scope="module")
+def partial() -> Report:
+    """Stage 1 of DP rank 1 was never traced, and 5 s pass between the first all-gather and all else: distrusted."""
+    gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    ops = slow_frame((3, 8)).filter(~gone)
+    late = pl.when(pl.col("kind") == "params-all-gather").then(0.0).otherwise(5.0)
+    return report(ops.with_columns(pl.col("start") + late))
+
+
+@pytest.mark.parametrize("name", ["slow", "healthy", "partial"])
+def test_json_is_what_the_page_documents(name: str, request: pytest.FixtureRequest) -> None:
+    content = json.loads(request.getfixturevalue(name).to_json())
+    check(content, "The object", documented(), "report")
+
+
+def test_every_list_of_the_page_is_met_with_rows(slow: Report, partial: Report) -> None:
+    """So that the comparison above compares something."""
+    for key, kind in documented()["The object"].items():
+        assert not kind.startswith("list of") or slow.to_dict()[key], key
+    assert partial.to_dict()["coverage"]["missing_workers"]
+    assert partial.to_dict()["coverage"]["dropped"]
+    assert partial.to_dict()["trust"]["reasons"]
+
+
+def test_the_page_is_of_the_version_in_the_code() -> None:
+    assert f"version {REPORT_VERSION}\n(`report_version`)" in SCHEMA_PAGE.read_text(encoding="utf-8")
+
+
+def test_what_is_undefined_is_null(healthy: Report) -> None:
+    """A healthy job loses nothing, so nothing can be shared out; equal durations have no correlation."""
+    content = healthy.to_dict()
+    assert content["m_w"] is None
+    assert content["m_s"] is None
+    assert content["forward_backward_correlation"] == [{"pp_rank": 0, "r": None}, {"pp_rank": 1, "r": None}]
+    json.loads(healthy.to_json(), parse_constant=lambda text: pytest.fail(f"{text} in JSON"))
+
+
+def test_tables_hold_what_was_worked_out_by_hand(slow: Report) -> None:
+    worst = slow.by_worker.row(0, named=True)
+    assert worst == {
+        "dp_rank": 1,
+        "pp_rank": 0,
+        "rank": 1,
+        "host": "node-1",
+        "slowdown": pytest.approx(KEPT_STEP_S / IDEAL_STEP_S),
+        "slowdown_approx": pytest.approx(SLOW_STEP_S / IDEAL_STEP_S),  # the smaller of S of DP rank 1 and of stage 0
+    }
+    first = slow.by_pp_rank.row(0, named=True)
+    assert (first["fixed_step_time_s"], first["saved_s"]) == (FIXED_STEP_S, SLOW_STEP_S - FIXED_STEP_S)
+    assert slow.by_dp_rank["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
+    assert slow.by_step.row(1) == (8, pytest.approx(SLOW_STEP_S / IDEAL_STEP_S), 15.5, 15.5, 13.5)
+    assert slow.questions["step_time_s"].to_list() == [FIXED_STEP_S, KEPT_STEP_S]
+    # On stage 0 the forwards of 1, 1, 2, 2 s meet backwards of 2, 2, 4, 4 s; on stage 1 nothing varies.
+    assert slow.forward_backward_correlation["r"].to_list() == [pytest.approx(1.0), None]
+
+
+def test_tables_per_step_average_to_the_tables_of_the_job(slow: Report) -> None:
+    """Both steps have the same ideal time, so the mean of the ratios is the ratio of the means."""
+    for table, keys in (
+        ("by_kind", ["kind"]),
+        ("by_pp_rank", ["pp_rank"]),
+        ("by_dp_rank", ["dp_rank"]),
+        ("by_worker", ["dp_rank", "pp_rank"]),
+    ):
+        per_step = slow.table(f"{table}_per_step")
+        assert per_step["step"].unique().sort().to_list() == [3, 8]
+        means = per_step.group_by(keys).agg(pl.col("slowdown").mean()).sort(keys)
+        whole = slow.table(table).select(*keys, "slowdown").sort(keys)
+        assert means.select(keys).rows() == whole.select(keys).rows()
+        assert means["slowdown"].to_list() == pytest.approx(whole["slowdown"].to_list())
+
+
+def test_a_kind_keeps_its_launch_delays_to_itself(partial: Report) -> None:
+    """5 s lie between gathering the parameters and what follows: the first forward of stage 0 waits, and the first
+    forward-recv of stage 1 is posted late."""
+    delays = dict(partial.by_kind.select("kind", "launch_delay_slowdown").iter_rows())
+    assert delays["forward-compute"] > 1.2
+    assert delays["optimizer"] == 1
+    assert not partial.attribution.trust.trustworthy
+
+
+@pytest.mark.parametrize("name", TABLES + PER_STEP_TABLES)
+def test_pandas_frames_equal_polars_frames(name: str, slow: Report) -> None:
+    frame, ours = slow.pandas(name), slow.table(name)
+    assert isinstance(frame, pd.DataFrame)
+    assert list(frame.columns) == ours.columns
+    assert pl.from_pandas(frame).cast(ours.schema).equals(ours)
+
+
+def test_an_unknown_table_is_answered_with_those_there_are(slow: Report) -> None:
+    with pytest.raises(SelectionError, match="no table 'by_host'; there are by_kind, by_pp_rank"):
+        slow.table("by_host")
+
+
+def test_json_and_tables_are_the_same_data(slow: Report) -> None:
+    content = slow.to_dict()
+    for name in TABLES:
+        assert content[name] == slow.table(name).to_dicts()

@@ -1,0 +1,257 @@
+"""The store: what goes in comes out, several jobs side by side, and clear words where the file cannot be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
+from tracekit.errors import StoreError
+from tracekit.job import load_from_store
+from tracekit.model import Layout
+from tracekit.store import Incoming, Store, default_store
+from tracekit.trace import SCHEMA, Trace
+
+KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "jobs.duckdb")
+
+
+def incoming(trace: Trace, name: str | None = None) -> Incoming:
+    return Incoming(trace, name or trace.name, "slow.parquet")
+
+
+def test_a_trace_comes_back_as_it_went_in(store: Store) -> None:
+    metadata = {"hosts": {"0": "node-a"}, "nested": [1, {"ü": None}], "framework": "'); DROP TABLE op; --"}
+    layout = Layout(dp=2, pp=2, tp=4, cp=1, ep=2, vpp=1, dsp=1, world_size=16)
+    trace = Trace.from_frame(
+        slow_frame((3, 8)), layout, name="a job", step_starts={3: 1.5e9, 8: 1.5e9 + 15.5}, metadata=metadata
+    )
+    store.add([incoming(trace)])
+    loaded = store.load("a job")
+    assert loaded.ops.sort(KEYS).equals(trace.ops.sort(KEYS))
+    assert loaded.ops.schema == pl.Schema(SCHEMA)
+    assert (loaded.layout, loaded.name) == (layout, "a job")
+    assert loaded.metadata == metadata
+    assert loaded.step_starts == {3: 1.5e9, 8: 1.5e9 + 15.5}
+
+
+def test_unknown_step_starts_stay_unknown(store: Store) -> None:
+    store.add([incoming(Trace.from_frame(slow_frame((3, 8)), LAYOUT, name="job", step_starts={8: 2.0}))])
+    assert store.load("job").step_starts == {8: 2.0}
+
+
+def test_the_list_of_jobs_says_what_each_is_without_reading_its_ops(store: Store) -> None:
+    store.add([incoming(slow_trace((0, 1)), "first")])
+    store.add([incoming(slow_trace((0,)), "second")])
+    second, first = store.jobs()
+    assert (second.name, second.steps, second.ops) == ("second", 1, 48)
+    assert (first.name, first.steps, first.ops, first.layout, first.source) == ("first", 2, 96, LAYOUT, "slow.parquet")
+    assert first.imported_at <= second.imported_at
+    assert first.imported_at.utcoffset() is not None
+
+
+def test_the_newest_is_the_job_imported_last_even_by_one_import(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "first"), incoming(slow_trace((0,)), "second")])
+    assert store.newest() == "second"
+    assert load_from_store(store=store.path).trace.name == "second"
+    store.add([incoming(slow_trace((0,)), "first")], replace=True)
+    assert store.newest() == "first"
+
+
+@pytest.mark.parametrize(
+    "name", ["'", '"; DROP TABLE job; --', "$name", "ü\n\x1b[31m", "", " ", "x" * 100_000, "half\udcff"]
+)
+def test_any_text_is_a_job_name(name: str, store: Store) -> None:
+    """Values are bound, so no name can be taken for SQL."""
+    store.add(
+        [
+            incoming(slow_trace((0,), name="other")),
+            Incoming(slow_trace((0,), name=name), slow_trace(name=name).name, "'"),
+        ]
+    )
+    stored = slow_trace(name=name).name
+    assert store.load(stored).name == stored
+    assert {job.name for job in store.jobs()} == {"other", stored}
+
+
+def test_a_name_that_is_taken_is_an_error_unless_replaced(store: Store) -> None:
+    store.add([incoming(slow_trace((0, 1)), "job"), incoming(slow_trace((0,)), "other")])
+    with pytest.raises(StoreError, match="job 'job' is there already; replace it with --replace or choose --name"):
+        store.add([incoming(slow_trace((0,)), "job")])
+    assert len(store.load("job").steps) == 2
+    store.add([Incoming(Trace.from_frame(healthy_frame((7,)), LAYOUT, name="x"), "job", "y")], replace=True)
+    assert store.load("job").steps.tolist() == [7]
+    assert store.load("job").ops.height == 48
+    assert store.load("other").ops.height == 48
+
+
+def test_two_traces_of_one_name_are_an_error_even_with_replace(store: Store) -> None:
+    """The second would silently take the place of the first."""
+    with pytest.raises(StoreError, match="two of the traces are of a job named 'job'"):
+        store.add([incoming(slow_trace((0,)), "job"), incoming(slow_trace((1,)), "job")], replace=True)
+    assert not store.path.exists()
+
+
+def test_a_failed_import_leaves_the_store_as_it_was(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "old")])
+    with pytest.raises(StoreError, match="'old' is there already"):
+        store.add([incoming(slow_trace((0,)), "new"), incoming(slow_trace((0,)), "old")])
+    assert [job.name for job in store.jobs()] == ["old"]
+    with duckdb.connect(str(store.path), read_only=True) as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT job_id) FROM op").fetchall() == [(48, 1)]
+        assert connection.execute("SELECT count(*) FROM step").fetchall() == [(1,)]
+
+
+def test_a_failed_first_import_leaves_no_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an error of DuckDB nor an interrupt leaves a file behind."""
+    for failure in (duckdb.IOException("disk full"), KeyboardInterrupt()):
+
+        def fail(*_: object, failure: BaseException = failure) -> None:
+            raise failure
+
+        monkeypatch.setattr(Store, "_add", fail)
+        with pytest.raises(StoreError if isinstance(failure, duckdb.Error) else KeyboardInterrupt):
+            store.add([incoming(slow_trace((0,)))])
+        assert list(store.path.parent.iterdir()) == []
+
+
+def test_an_unknown_job_is_answered_with_the_nearest_name(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "llama-70b")])
+    with pytest.raises(StoreError, match="no job 'llama-7b'; did you mean 'llama-70b'"):
+        store.load("llama-7b")
+    with pytest.raises(StoreError, match="no job 'zzz'; it holds llama-70b"):
+        store.load("zzz")
+
+
+def test_a_store_that_is_not_there_is_not_made_by_reading(store: Store) -> None:
+    with pytest.raises(StoreError, match="no such store; make one with `tracekit import TRACE --store"):
+        store.jobs()
+    assert not store.path.exists()
+
+
+def test_a_store_without_jobs_says_how_to_add_one(store: Store) -> None:
+    store.add([])
+    assert store.jobs() == ()
+    with pytest.raises(StoreError, match="the store holds no job; add one with `tracekit import TRACE`"):
+        store.newest()
+
+
+def test_a_store_in_use_by_a_writer_says_so(store: Store) -> None:
+    """A second process holds the file for writing until its stdin closes."""
+    store.add([incoming(slow_trace((0,)))])
+    holder = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        for use in (store.jobs, lambda: store.load("slow job"), lambda: store.add([incoming(slow_trace((0,)), "b")])):
+            with pytest.raises(StoreError, match=r"another process has the store open .* try again when it is done"):
+                use()
+        ran = run("whatif", "--store", store.path)
+        assert ran.code == 2
+        assert f"{store.path}: another process has the store open" in ran.message
+    assert [job.name for job in store.jobs()] == ["slow job"]
+
+
+def test_readers_lock_out_a_writer_but_not_each_other(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)))])
+    holder = "import duckdb, sys; c = duckdb.connect(sys.argv[1], read_only=True); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        assert store.newest() == "slow job"
+        with pytest.raises(StoreError, match="another process has the store open"):
+            store.add([incoming(slow_trace((0,)), "b")])
+        process.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a DuckDB store; a trace file is given without --store"),
+        (b"PAR1" * 100, "not a DuckDB store"),
+        (b"\0" * 8 + b"DUCK" + b"\0" * 8000, "DuckDB cannot use the store"),
+    ],
+    ids=["empty", "Parquet", "corrupt"],
+)
+def test_a_file_that_is_no_store_is_said_and_left_alone(content: bytes, reason: str, store: Store) -> None:
+    store.path.write_bytes(content)
+    for use in (store.jobs, lambda: store.add([incoming(slow_trace((0,)))])):
+        with pytest.raises(StoreError, match=reason):
+            use()
+    assert store.path.read_bytes() == content
+
+
+def test_a_store_cut_short_is_said(store: Store) -> None:
+    store.add([incoming(slow_trace(range(200)))])
+    content = store.path.read_bytes()
+    store.path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(StoreError, match=r"jobs\.duckdb: "):
+        store.load("slow job")
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("DROP TABLE store_version", "a DuckDB file, but no tracekit store; choose another --store"),
+        ("UPDATE store_version SET version = 9", "store version 9; this tracekit uses 1, upgrade it"),
+        ("DELETE FROM store_version", "store version none; this tracekit uses 1"),
+        ("DROP TABLE job", "DuckDB cannot use the store"),
+    ],
+)
+def test_a_store_of_another_make_is_said(statement: str, reason: str, store: Store) -> None:
+    store.add([incoming(slow_trace((0,)))])
+    with duckdb.connect(str(store.path)) as connection:
+        connection.execute(statement)
+    with pytest.raises(StoreError, match=reason):
+        store.jobs()
+
+
+@pytest.mark.parametrize("name", [":memory:", "md:jobs", "file.txt", "with space.duckdb", "quote'.duckdb"])
+def test_any_file_name_is_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB would keep ":memory:" in memory, losing the import, and load an extension for "md:"."""
+    monkeypatch.chdir(tmp_path)
+    Store(Path(name)).add([incoming(slow_trace((0,)))])
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert Store(Path(name)).newest() == "slow job"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        (Path("/nowhere/jobs.duckdb"), "DuckDB cannot use the store: IO Error"),
+        (Path("/proc"), "Is a directory"),
+        (Path("x" * 300), "File name too long"),
+        (Path("half\udcff.duckdb"), "DuckDB needs a path in UTF-8; choose another --store"),
+    ],
+    ids=["no directory", "directory", "long name", "not UTF-8"],
+)
+def test_a_path_that_cannot_be_a_store_is_said(path: Path, reason: str) -> None:
+    with pytest.raises(StoreError, match=reason):
+        Store(path).add([incoming(slow_trace((0,)))])
+
+
+def test_the_default_store_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEKIT_STORE", "/data/jobs.duckdb")
+    assert default_store() == Path("/data/jobs.duckdb")
+    monkeypatch.setenv("TRACEKIT_STORE", "")
+    assert default_store() == Path("tracekit.duckdb")
+
+
+def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
+    """A path that is not UTF-8 can get into the metadata, and so can a number that JSON does not know."""
+    metadata = {"from": "a\udcffb", "loss": float("inf")}
+    store.add([incoming(Trace.from_frame(slow_frame(), LAYOUT, name="job", metadata=metadata))])
+    assert store.load("job").metadata == metadata

@@ -1,0 +1,331 @@
+"""The door: what a trace must be, how it survives its file, and what its coverage is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracekit
+from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
+from tracekit.collectors.published import read_published
+from tracekit.errors import LayoutError, OutputError, SelectionError, TraceError, TracekitError
+from tracekit.job import Job
+from tracekit.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups, op_kind
+from tracekit.trace import LONGEST_S, SCHEMA, Trace, read_parquet, replacing, step_positions
+
+KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
+
+
+def trace(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> Trace:
+    return Trace.from_frame(ops, layout, name="job", **more)
+
+
+# ---- what the door makes of a frame
+
+
+def test_columns_come_out_in_canonical_order_and_types() -> None:
+    ops = slow_frame().select(reversed(SCHEMA)).with_columns(pl.col("step", "rank").cast(pl.UInt8), extra=pl.lit(1))
+    assert trace(ops).ops.schema == pl.Schema(SCHEMA)
+
+
+def test_microbatch_and_chunk_can_be_left_out() -> None:
+    checked = trace(slow_frame().drop("microbatch", "chunk")).ops
+    assert checked.schema == pl.Schema(SCHEMA)
+    assert checked["microbatch"].null_count() == checked["chunk"].null_count() == OPS_PER_STEP
+
+
+def test_the_frame_given_is_not_changed() -> None:
+    ops = slow_frame().select(pl.col("step").cast(pl.Int64), pl.exclude("step"))
+    before = ops.clone()
+    trace(ops)
+    assert ops.equals(before)
+    assert ops.schema == before.schema
+
+
+def test_metadata_and_step_starts_cannot_be_changed_afterwards() -> None:
+    found = trace(slow_frame(), metadata={"a": 1}, step_starts={0: 1.0})
+    for mapping in (found.metadata, found.step_starts):
+        with pytest.raises(TypeError):
+            mapping["a"] = 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize("column", ["start", "duration"])
+def test_times_are_below_what_a_clock_shows(column: str) -> None:
+    def at(value: float) -> pl.DataFrame:
+        return slow_frame().with_columns(pl.lit(value).alias(column))
+
+    trace(at(LONGEST_S))
+    with pytest.raises(TraceError, match=f"column '{column}', row 0: 100000001.0; expected seconds"):
+        trace(at(LONGEST_S + 1))
+
+
+def test_a_start_slightly_before_the_step_is_fine() -> None:
+    """Clocks of ranks differ, so an op can seem to start before its step."""
+    assert trace(slow_frame().with_columns(pl.col("start") - 0.01)).ops["start"].min() == -0.01
+
+
+def test_the_source_and_its_column_names_are_those_of_the_reader() -> None:
+    ops = slow_frame().with_columns(duration=-1.0)
+    with pytest.raises(TraceError, match=r"^my file: column 'took', row 0: -1.0; expected 0 or more$"):
+        trace(ops, source="my file", columns={"duration": "took"})
+
+
+def test_the_row_of_an_error_is_the_row_of_the_frame() -> None:
+    ops = (
+        slow_frame()
+        .with_row_index("row")
+        .with_columns(duration=pl.when(pl.col("row") == 31).then(-2.5).otherwise("duration"))
+    )
+    with pytest.raises(TraceError, match=r"row 31: -2\.5"):
+        trace(ops)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_op_too_many_or_too_few_is_found_wherever_it_is(seed: int) -> None:
+    """Whichever op is doubled, the message names it; whichever op but the last of its kind is lost, seq has a gap."""
+    ops = slow_frame((0, 7)).sample(fraction=1, shuffle=True, seed=seed)
+    doubled = ops.row(seed, named=True)
+    with pytest.raises(TraceError) as caught:
+        trace(pl.concat([ops, ops[seed : seed + 1]]))
+    worker = f"{doubled['kind']} of worker ({doubled['dp_rank']},{doubled['pp_rank']}) in step {doubled['step']}"
+    assert worker in str(caught.value)
+    lost = ops.filter(~((pl.col("kind") == "forward-compute") & (pl.col("seq") == 0) & (pl.col("rank") == seed % 4)))
+    with pytest.raises(TraceError, match="seq to run from 0 without gaps"):
+        trace(lost)
+
+
+def test_sparse_traces_are_checked_too() -> None:
+    """Few ops on workers far apart take another path through the check for duplicates."""
+    layout = Layout(dp=2**18, pp=1)
+    rows = {"step": range(30), "dp_rank": [0, 2**18 - 1] * 15, "kind": ["gc"] * 30, "seq": [0] * 30}
+    ops = pl.DataFrame(
+        {**rows, "pp_rank": [0] * 30, "rank": rows["dp_rank"], "start": [0.0] * 30, "duration": [1.0] * 30}
+    )
+    assert trace(ops, layout).ops.height == 30
+    with pytest.raises(TraceError, match="rows 0 and 30 are the same op"):
+        trace(pl.concat([ops, ops[:1]]), layout)
+
+
+# ---- steps, workers, coverage
+
+
+def test_coverage_counts_workers_and_worker_steps() -> None:
+    """Steps 0 and 7 of 4 workers; (1,1) is never there, (0,0) misses step 7: 8 - 2 - 1 worker-steps."""
+    never = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    once = (pl.col("dp_rank") == 0) & (pl.col("pp_rank") == 0) & (pl.col("step") == 7)
+    coverage = trace(slow_frame((0, 7)).filter(~never & ~once)).coverage()
+    assert (coverage.workers_expected, coverage.workers_traced) == (4, 3)
+    assert (coverage.worker_steps_expected, coverage.worker_steps_traced) == (8, 5)
+    assert coverage.missing_workers == (Worker(1, 1),)
+    assert not coverage.complete
+    assert trace(slow_frame((0, 7))).coverage().complete
+
+
+def test_coverage_counts_dp_ranks_that_were_never_traced() -> None:
+    coverage = trace(slow_frame(), Layout(dp=3, pp=2)).coverage()
+    assert (coverage.workers_expected, coverage.workers_traced, coverage.worker_steps_expected) == (6, 4, 6)
+    assert coverage.missing_workers == (Worker(2, 0), Worker(2, 1))
+
+
+@pytest.mark.parametrize(("dsp", "expected"), [(1, 4), (4, 4)])
+def test_coverage_with_dsp_takes_the_numbering_in_use(dsp: int, expected: int) -> None:
+    """With dsp, recorders number either dp or dp x dsp ranks; DP ranks below dp mean the former."""
+    assert trace(slow_frame(), Layout(dp=2, pp=2, dsp=dsp)).coverage().workers_expected == expected
+    beyond = slow_frame().with_columns(dp_rank=pl.col("dp_rank") * 7, rank=pl.col("dp_rank") * 2 + pl.col("pp_rank"))
+    assert trace(beyond, Layout(dp=2, pp=2, dsp=4)).coverage().workers_expected == 16
+
+
+def test_worker_ranks_are_the_recorded_ones() -> None:
+    assert slow_trace().worker_ranks() == {Worker(0, 0): 0, Worker(0, 1): 2, Worker(1, 0): 1, Worker(1, 1): 3}
+
+
+def test_steps_left_out_are_gone_and_at_least_one_stays() -> None:
+    whole = slow_trace((2, 5, 9))
+    assert whole.without_steps([5, 100]).steps.tolist() == [2, 9]
+    assert whole.steps.tolist() == [2, 5, 9]
+    with pytest.raises(SelectionError, match="every step is left out; the trace has steps 2 to 9"):
+        whole.without_steps([2, 5, 9])
+    with pytest.raises(SelectionError, match="none of these steps is there to be left out"):
+        whole.without_steps([3])
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=30))
+def test_step_positions_are_ranks_among_the_distinct_steps(steps: list[int]) -> None:
+    distinct = sorted(set(steps))
+    found = step_positions(np.array(steps, np.int32), np.array(distinct, np.int32))
+    assert found.tolist() == [distinct.index(step) for step in steps]
+
+
+# ---- the file
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=NAMES,
+    metadata=st.dictionaries(NAMES, JSON, max_size=4),
+    starts=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(0, 4e9), max_size=3),
+    sizes=st.fixed_dictionaries({size: st.integers(1, 4) for size in ("tp", "cp", "ep", "dsp")}),
+)
+def test_a_file_gives_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    metadata: dict[str, Any],
+    starts: dict[int, float],
+    sizes: dict[str, int],
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round trip.parquet"
+    written = Trace.from_frame(
+        slow_frame(), Layout(dp=2, pp=2, **sizes), name=name, metadata=metadata, step_starts=starts
+    )
+    written.write_parquet(path)
+    read = read_parquet(path)
+    assert read.ops.equals(written.ops)
+    assert read.ops.schema == written.ops.schema
+    assert (read.layout, read.name) == (written.layout, written.name)
+    assert dict(read.metadata) == metadata
+    assert dict(read.step_starts) == starts
+
+
+def test_a_name_that_utf8_cannot_hold_gets_escapes(tmp_path: Path) -> None:
+    slow_trace(name="half\udcff").write_parquet(tmp_path / "a.parquet")
+    assert read_parquet(tmp_path / "a.parquet").name == "half\\udcff"
+
+
+@pytest.mark.parametrize("name", ["[ab]*?.parquet", "ü 漢.parquet", "~.parquet", "s3:x.parquet", "x" * 250])
+def test_any_file_name_is_that_file(name: str, tmp_path: Path) -> None:
+    """Characters that mean something to a shell or to polars mean nothing here; a long name has no room for more."""
+    slow_trace().write_parquet(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert tracekit.load(tmp_path / name).trace.ops.height == 2 * OPS_PER_STEP
+
+
+def test_the_same_job_in_either_format_gives_the_same_ops(tmp_path: Path) -> None:
+    published_columns(slow_frame((0, 1))).write_parquet(tmp_path / "trace.parquet")
+    (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\ntrial_name: 12\nextra: [1]\n")
+    read = read_published(tmp_path / "trace.parquet", tmp_path / "meta.yaml")
+    assert read.ops.equals(slow_trace().ops)
+    assert (read.layout, read.name) == (LAYOUT, "12")
+    assert dict(read.metadata) == {"format": "published", "run_id": None}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_rows_changes_no_number(seed: int) -> None:
+    ops = slow_frame((0, 1))
+    shuffled = trace(ops.sample(fraction=1, shuffle=True, seed=seed))
+    assert shuffled.ops.sort(KEYS).equals(trace(ops).ops.sort(KEYS))
+    assert shuffled.coverage() == trace(ops).coverage()
+    assert shuffled.worker_ranks() == trace(ops).worker_ranks()
+    assert Job(shuffled).whatif(fix=["worker=1,0"]).to_dict() == Job(trace(ops)).whatif(fix=["worker=1,0"]).to_dict()
+
+
+# ---- writing
+
+
+def test_a_file_is_replaced_only_when_all_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("old")
+
+    def stop_halfway() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        stop_halfway()
+    assert path.read_text() == "old"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "out"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    with replacing(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+
+
+def test_a_device_or_pipe_is_written_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path(os.devnull), tmp_path / "pipe"):
+        mode = path.stat().st_mode
+        with replacing(path) as temporary:
+            assert temporary == path
+        assert path.stat().st_mode == mode
+
+
+@pytest.mark.parametrize("path", ["/proc/nothing/out", "/nowhere/out", "/proc/version/out"])
+def test_a_place_that_cannot_be_written_is_said(path: str) -> None:
+    with pytest.raises(OutputError, match=f"{path}: cannot be written: .*; choose another place"), replacing(path):
+        pass
+
+
+# ---- the words
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.0, "4", True, None, LARGEST_SIZE + 1, 10**4000])
+def test_a_size_is_an_integer_of_some_gpus(size: Any) -> None:
+    with pytest.raises(LayoutError, match=r"layout: tp is .*; expected an integer from 1 to 1048576") as caught:
+        Layout(tp=size)
+    assert len(str(caught.value)) < 150
+
+
+def test_a_layout_knows_its_world() -> None:
+    assert Layout(dp=4, pp=2, tp=8, cp=2, dsp=3).world_size == 4 * 2 * 8 * 2 * 3
+    assert Layout(dp=4, pp=2, dsp=3).workers == 4 * 3 * 2
+    assert not Layout(pp=8).has_dp_collectives
+    assert Layout(dsp=2).has_dp_collectives
+    assert Layout.from_dict(LAYOUT.to_dict()) == LAYOUT
+    with pytest.raises(LayoutError, match="world_size 6 is no multiple of dp 4 x pp 1 x tp 1 x cp 1 = 4"):
+        Layout(dp=4, world_size=6)
+    for sizes in ({"dp": 2**20, "pp": 2}, {"dp": 2, "dsp": 2**20, "world_size": 2}):
+        with pytest.raises(LayoutError, match="2097152 workers or GPUs; expected at most 1048576"):
+            Layout(**sizes)
+
+
+def test_every_kind_has_a_code_and_one_reported_name() -> None:
+    assert [kind.code for kind in KINDS] == list(range(len(KINDS)))
+    groups = kind_groups(KINDS)
+    assert sorted(kind for kinds in groups.values() for kind in kinds) == sorted(KINDS)
+    assert groups["forward-pp-comm"] == (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV)
+    assert {kind for kind in KINDS if kind.is_communication} == COMMUNICATION
+    assert op_kind("gc") is OpKind.GC
+    with pytest.raises(TraceError, match="unknown op kind 'fwd'; known kinds: forward-compute, "):
+        op_kind("fwd")
+
+
+def test_every_error_is_a_tracekit_error_and_documented() -> None:
+    from tracekit import errors
+
+    for name, error in vars(errors).items():
+        if isinstance(error, type):
+            assert issubclass(error, TracekitError)
+            assert name in str(errors.__doc__)
