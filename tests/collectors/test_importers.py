@@ -23,7 +23,7 @@ def raw_line(metric, rank, starts, durations, *, steps="range(3, 4)", tags=None)
     return (
         f"2026-01-02 03:04:05,678 - metric_name: {metric}, elapsed: {sum(durations)}, recent_elapsed_raw_parts:"
         f" {durations}, recent_since_start_raw_parts: {[BASE_S + start for start in starts]}, tags: {parts},"
-        f" step_range: {steps}, world_info: WorldInfo: TopoInfo({place}) TrainingInfo(role_id=0, trial_id=0, run_id=0) {{}}\n"
+        f" step_range: {steps}, world_info: WorldInfo: TopoInfo({place}) TrainingInfo(role_id=0) {{}}\n"
     )
 
 

@@ -80,7 +80,7 @@ def test_another_file_is_no_segment(tmp_path):
     """A file with another head is an error that names it."""
     path = tmp_path / "rank-000000-0000.ops"
     path.write_bytes(b"x" * 100)
-    with pytest.raises(FormatError, match="rank-000000-0000.ops: not a segment"):
+    with pytest.raises(FormatError, match=r"rank-000000-0000\.ops: not a segment"):
         read_segment(path)
 
 
