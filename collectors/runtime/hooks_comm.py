@@ -61,7 +61,7 @@ class CollectiveHooks:
         self.session = session
         self._groups: dict[str, int] = {}
         self._local = threading.local()
-        self._libraries: list[Any] = []
+        self._reducer_hooked = False
         self._without_future: set[str] = set()
         self._waited_for: dict[int, tuple[Any, Callable[[int], None]]] = {}
         session.step_listeners.append(self._forget_unfinished)
@@ -238,9 +238,9 @@ class CollectiveHooks:
 
     def _hook_reducer(self) -> None:
         """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
-        if self._libraries:
+        if self._reducer_hooked:
             return
-        library = torch.library.Library("c10d", "IMPL")
+        self._reducer_hooked = True
         below = torch._C._after_autograd_keyset  # noqa: SLF001
         operator = torch.ops.c10d.allreduce_.default
         session, local = self.session, self._local
@@ -253,12 +253,32 @@ class CollectiveHooks:
             session.attempt_hook("ddp-buckets", self._bucket_started, group, tensors, start_ns, result[1])
             return result
 
-        for key in ("AutogradCPU", "AutogradCUDA"):
-            library.impl("allreduce_", kernel, key, with_keyset=True)
-        self._libraries.append(library)
+        session.patches.add_patch(_Kernel("allreduce_", kernel))
 
     def _bucket_started(self, group: Any, tensors: Any, start_ns: int, work: Any) -> None:
         self._started("allreduce", dist.ProcessGroup.unbox(group), (tensors,), start_ns, dist.Work.unbox(work))
+
+
+class _Kernel:
+    """A dispatcher kernel in front of an operator of `c10d`; no autograd formula stands there."""
+
+    def __init__(self, operator: str, kernel: Callable[..., Any]) -> None:
+        self.installed = False
+        self._operator, self._kernel = operator, kernel
+        self._library: Any = None
+
+    def install(self) -> None:
+        """Register it."""
+        self._library = torch.library.Library("c10d", "IMPL")
+        for key in ("AutogradCPU", "AutogradCUDA"):
+            self._library.impl(self._operator, self._kernel, key, with_keyset=True)
+        self.installed = True
+
+    def remove(self) -> None:
+        """Take it out of the dispatcher."""
+        self._library._destroy()  # noqa: SLF001  the only way to unregister before the end of the process
+        self._library = None
+        self.installed = False
 
 
 def _bytes(args: tuple[Any, ...]) -> int:

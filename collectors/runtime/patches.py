@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -40,22 +40,37 @@ class Patch:
         self.installed = False
 
 
+class Installable(Protocol):
+    """Anything that can be put in place and taken back; `installed` says where it stands."""
+
+    installed: bool
+
+    def install(self) -> None:
+        """Put it in place."""
+
+    def remove(self) -> None:
+        """Take it back."""
+
+
 @dataclass(slots=True)
 class PatchSet:
     """Patches that come and go together. While `active`, an added patch is installed at once."""
 
     active: bool = True
-    patches: list[Patch] = field(default_factory=list)
+    patches: list[Installable] = field(default_factory=list)
 
     def add(self, owner: Any, name: str, wrap: Wrap) -> bool:
         """Wrap `owner.name`; False where this version of the library has no such attribute."""
         if not hasattr(owner, name) or (isinstance(owner, type) and name not in owner.__dict__):
             return False
-        patch = Patch(owner, name, wrap)
+        self.add_patch(Patch(owner, name, wrap))
+        return True
+
+    def add_patch(self, patch: Installable) -> None:
+        """Let `patch` come and go with the others."""
         self.patches.append(patch)
         if self.active:
             patch.install()
-        return True
 
     def install(self) -> None:
         """Put all wrappers in place."""
