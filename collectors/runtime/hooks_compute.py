@@ -155,8 +155,8 @@ class PipelineHooks:
         def wait_batch_p2p(works: list[Any]) -> Any:
             if not session.recording or not works:
                 return original(works)
+            wait_ns = now_ns()  # of the whole batch: waiting for a send hides the recv behind it
             for work in works:
-                wait_ns = now_ns()
                 original([work])
                 session.attempt_hook("p2p", self._waited, work, wait_ns)
             return None
