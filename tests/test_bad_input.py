@@ -100,6 +100,11 @@ def directory(folder: Path) -> list[Argument]:
     return ["trace.parquet"]
 
 
+def pipe(folder: Path) -> list[Argument]:
+    os.mkfifo(folder / "trace.parquet")
+    return ["trace.parquet"]
+
+
 def failing_read(_: Path) -> list[Argument]:
     """Reading address 0 of a process is an I/O error; permission bits would not stop root."""
     return ["/proc/self/mem"]
@@ -142,6 +147,7 @@ PROCESSES = (
     Row("damaged Parquet", damaged, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
     Row("not Parquet", write("text.parquet", b"step,rank\n0,0\n"), ("text.parquet", "not a readable Parquet file")),
     Row("directory", directory, ("trace.parquet", "cannot be read", "Is a directory", "check path")),
+    Row("pipe", pipe, ("trace.parquet", "a pipe or device", "save it as a file first")),
     Row("unreadable file", failing_read, ("/proc/self/mem", "expected a Parquet trace")),
     Row("non-UTF-8 path", broken_non_utf8, ("\\udcff\\udcfe.parquet", "is empty")),
     Row(
@@ -487,7 +493,7 @@ def test_ctrl_c_while_reading_exits_with_130(slow_file: Path) -> None:
     )
     with open(pipe, "wb"):
         process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert out == b""
     assert err.decode().split() == ["interrupted"]
@@ -511,7 +517,7 @@ def test_ctrl_c_while_writing_leaves_no_file(tmp_path: Path) -> None:
     os.close(notifications)
     assert [path.name[:10] for path in folder.iterdir()] == [".tracekit."]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.decode().splitlines()[-1] == "interrupted"
     assert list(folder.iterdir()) == []
@@ -552,7 +558,7 @@ def test_a_disk_that_fills_up_leaves_no_half_file(arguments: tuple[str, ...], at
 def test_a_full_disk_behind_stdout_is_said(slow_file: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            command("whatif", slow_file, "--json"), stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+            command("whatif", slow_file, "--json"), stdout=full, stderr=subprocess.PIPE, check=False, timeout=300
         )
     assert done.returncode == 2
     assert "No space left on device" in Ran(2, "", done.stderr.decode()).message
@@ -567,9 +573,23 @@ def test_a_closed_pipe_ends_in_silence(arguments: tuple[str, ...], slow_file: Pa
     assert process.stderr is not None
     process.stdout.close()
     err = process.stderr.read().decode()
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     assert [line for line in err.splitlines() if " ... (" not in line] == []
     process.stderr.close()
+
+
+@pytest.mark.parametrize("stream", [1, 2], ids=["stdout", "stderr"])
+def test_a_stream_closed_from_the_start_changes_no_exit_code(stream: int, slow_file: Path) -> None:
+    """As cron or a service manager may start it."""
+    closing = f'exec "$@" {stream}>&-'
+    done = subprocess.run(
+        ["sh", "-c", closing, "sh", *command("whatif", slow_file, "--fail-on", "slowdown>1.1")],
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_terminal_without_unicode_shows_escapes(slow_file: Path) -> None:

@@ -342,6 +342,39 @@ def test_export_writes_a_timeline_and_says_what_is_in_it(slow: str) -> None:
     assert not Path("x.json.gz").exists()
 
 
+# ---- synth
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--dp", "0"), "dp is 0; expected an integer from 1 to 1048576"),
+        (("--microbatches", "0"), "microbatches is 0; expected 1 or more"),
+        (("--steps", "-1"), "steps is -1; expected 1 or more"),
+        (("--noise", "nan"), "noise is nan; expected 0 to 1"),
+        (("--seed", "-1"), "seed is -1; expected 0 or more"),
+        (("--vpp", "2", "--microbatches", "3"), "3 is no multiple of pp 4; use 4"),
+        (("--vpp", "2", "--microbatches", "6"), "6 is no multiple of pp 4; use 4 or 8"),
+        (("--cause", "slow"), "unknown cause 'slow'; known: slow-worker"),
+        (("--cause", "slow-worker:dp=99"), "dp_rank is 99; the job has 4 of them, so dp_rank is 0 to 3"),
+        (("--cause", "slow-worker:factor=x"), "factor is 'x'; expected a number"),
+        (("--cause", "slow-worker:speed=2"), "'speed=2'; slow-worker takes dp_rank="),
+        (("--pp", "1", "--cause", "slow-p2p-link"), "use a larger layout"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_job_that_cannot_be_simulated_is_said(options: tuple[str, ...], reason: str, folder: Path) -> None:
+    assert reason in failed("synth", "--out", "job.parquet", *options)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_simulated_job_can_be_asked_what_if_by_pasting_the_next_command(folder: Path) -> None:
+    options = ("--dp", "2", "--pp", "2", "--microbatches", "2", "--steps", "1", "--name", "small")
+    line = done("synth", "--out", "my job.parquet", *options).stdout
+    assert shlex.split(line.partition("Next: ")[2]) == ["tracekit", "whatif", "my job.parquet"]
+    assert whatif("my job.parquet")["job"]["name"] == "small"
+
+
 # ---- help, width, speed of start
 
 

@@ -111,6 +111,23 @@ def test_a_failed_import_leaves_the_store_as_it_was(store: Store) -> None:
         assert connection.execute("SELECT count(*) FROM step").fetchall() == [(1,)]
 
 
+def test_an_interrupted_import_leaves_the_store_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after the first of two traces is in."""
+    store.add([incoming(slow_trace((0,)), "old")])
+    add_one = Store._add
+
+    def interrupted(self: Store, connection: duckdb.DuckDBPyConnection, item: Incoming, replace: bool) -> None:
+        if item.name == "second":
+            raise KeyboardInterrupt
+        add_one(self, connection, item, replace)
+
+    monkeypatch.setattr(Store, "_add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.add([incoming(slow_trace((0,)), "first"), incoming(slow_trace((0,)), "second")])
+    assert [job.name for job in store.jobs()] == ["old"]
+    assert store.load("old").ops.height == 48
+
+
 def test_a_failed_first_import_leaves_no_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an error of DuckDB nor an interrupt leaves a file behind."""
     for failure in (duckdb.IOException("disk full"), KeyboardInterrupt()):

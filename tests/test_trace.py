@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from hypothesis import strategies as st
 import tracekit
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from tracekit.collectors.published import read_published
-from tracekit.errors import LayoutError, OutputError, SelectionError, TraceError, TracekitError
+from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.job import Job
 from tracekit.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups, op_kind
-from tracekit.trace import LONGEST_S, SCHEMA, Trace, read_parquet, replacing, step_positions
+from tracekit.trace import LONGEST_S, SCHEMA, Trace, read_parquet, step_positions
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
@@ -231,61 +229,6 @@ def test_the_order_of_rows_changes_no_number(seed: int) -> None:
     assert shuffled.coverage() == trace(ops).coverage()
     assert shuffled.worker_ranks() == trace(ops).worker_ranks()
     assert Job(shuffled).whatif(fix=["worker=1,0"]).to_dict() == Job(trace(ops)).whatif(fix=["worker=1,0"]).to_dict()
-
-
-# ---- writing
-
-
-def test_a_file_is_replaced_only_when_all_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_text("old")
-
-    def stop_halfway() -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        stop_halfway()
-    assert path.read_text() == "old"
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        with replacing(tmp_path / "out"):
-            pass
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
-
-
-def test_a_link_stays_a_link_and_its_target_is_written(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("target")
-    with replacing(tmp_path / "link") as temporary:
-        temporary.write_text("new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").read_text() == "new"
-
-
-def test_a_device_or_pipe_is_written_not_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (Path(os.devnull), tmp_path / "pipe"):
-        mode = path.stat().st_mode
-        with replacing(path) as temporary:
-            assert temporary == path
-        assert path.stat().st_mode == mode
-
-
-@pytest.mark.parametrize("path", ["/proc/nothing/out", "/nowhere/out", "/proc/version/out"])
-def test_a_place_that_cannot_be_written_is_said(path: str) -> None:
-    with pytest.raises(OutputError, match=f"{path}: cannot be written: .*; choose another place"), replacing(path):
-        pass
 
 
 # ---- the words

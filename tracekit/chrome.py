@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.model import KINDS, OpKind, Worker
-from tracekit.trace import replacing
+from tracekit.writing import replacing
 
 #: More slices than this make a browser stall.
 MOST_SLICES = 2_000_000

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +43,7 @@ def main() -> None:
     output = sys.stdout
     try:
         code = commands.main(standalone_mode=False)
-        sys.stdout.flush()
+        click.echo(nl=False)  # flushes, and bears a stdout that was closed
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
@@ -56,15 +56,15 @@ def main() -> None:
         click.echo(f"tracekit: {printable(str(error))}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except BrokenPipeError:
-        _silence(output)
+        _silence()
         sys.exit(0)
     except SystemExit as stop:
         if sys.stdout is output:
             raise
-        _silence(output)  # click replaces stdout and leaves with 1 where the reader of our output has left
+        _silence()  # click replaces stdout and leaves with 1 where the reader of our output has left
         sys.exit(0 if stop.code == 1 else stop.code)
     except OSError as error:
-        _silence(output)
+        _silence()
         click.echo(
             f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions", err=True
         )
@@ -75,9 +75,9 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _silence(output: TextIO) -> None:
+def _silence() -> None:
     """Send what is still buffered nowhere: its reader has left, or its disk is full."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -255,7 +255,8 @@ def synth(
         )
         tell("writing")
         trace.write_parquet(out)
-    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: tracekit whatif {printable(str(out))}")
+    next_command = f"tracekit whatif {shlex.quote(str(out))}"
+    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {printable(next_command)}")
 
 
 @commands.command()

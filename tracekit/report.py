@@ -23,7 +23,8 @@ from tracekit.analysis.attribution import Attribution, waste
 from tracekit.analysis.structure import Floats
 from tracekit.errors import OutputError, SelectionError
 from tracekit.model import Layout, Worker
-from tracekit.trace import Coverage, replacing
+from tracekit.trace import Coverage
+from tracekit.writing import replacing
 
 if TYPE_CHECKING:
     import pandas

@@ -21,7 +21,7 @@ import polars as pl
 
 from tracekit.errors import StoreBusyError, StoreError
 from tracekit.model import Layout
-from tracekit.text import encodable
+from tracekit.text import encodable, short
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:
@@ -171,7 +171,9 @@ class Store:
             return int(rows[0][0])
         names = [row[0] for row in connection.execute("SELECT name FROM job ORDER BY imported_at DESC").fetchall()]
         close = difflib.get_close_matches(name, names, n=1)
-        known = f"did you mean {close[0]!r}?" if close else f"it holds {', '.join(names[:8]) or 'none'}"
+        known = (
+            f"did you mean {short(close[0])!r}?" if close else f"it holds {', '.join(map(short, names[:8])) or 'none'}"
+        )
         raise StoreError(f"{self.path}: no job {name!r}; {known}")
 
     @contextmanager

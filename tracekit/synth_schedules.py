@@ -71,9 +71,11 @@ def check_schedule(schedule: Schedule, layout: Layout, microbatches: int) -> Non
     if layout.vpp < 2:
         raise LayoutError(f"schedule {schedule} needs at least 2 model chunks per stage; set vpp to 2 or more")
     if microbatches % layout.pp:
+        groups = microbatches // layout.pp
+        near = sorted({max(1, groups) * layout.pp, (groups + 1) * layout.pp})
         raise LayoutError(
             f"schedule {schedule} runs microbatches in groups of pp: {microbatches} is no multiple of pp {layout.pp};"
-            f" use {max(1, microbatches // layout.pp) * layout.pp} or {(microbatches // layout.pp + 1) * layout.pp}"
+            f" use {' or '.join(map(str, near))}"
         )
 
 

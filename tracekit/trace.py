@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.errors import FormatError, LayoutError, OutputError, SelectionError, TraceError
+from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.model import KINDS, Layout, Worker
 from tracekit.text import encodable
+from tracekit.writing import replacing
 
 SCHEMA_VERSION = 1
 #: No step takes that long, seconds; clock times and other units are larger.
@@ -224,7 +225,10 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
     try:
-        if os.path.getsize(path) == 0:
+        found = Path(path).stat()
+        if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or stat.S_ISCHR(found.st_mode):
+            raise FormatError(f"{path}: a pipe or device; Parquet is read from both ends, save it as a file first")
+        if found.st_size == 0:
             raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
         # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.
         with open(path, "rb") as file:
@@ -236,54 +240,6 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         raise FormatError(
             f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
         ) from None
-
-
-class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as temporary
-    """Context manager: a temporary path beside `path` that becomes `path` on success and vanishes otherwise.
-
-    A link is followed. What is no file, such as /dev/stdout or a pipe, is never replaced: it is written as it is.
-    Raises OutputError where the file cannot be written (directory missing, no permission, disk full).
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.target = Path(os.path.realpath(path))
-
-    def __enter__(self) -> Path:
-        if self.target.exists() and not self.target.is_file() and not self.target.is_dir():
-            self.temporary = self.path
-            return self.path
-        try:
-            handle, name = tempfile.mkstemp(prefix=".tracekit.", dir=self.target.parent)
-        except OSError as error:
-            raise self._error(error) from None
-        os.close(handle)
-        self.temporary = Path(name)
-        return self.temporary
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if self.temporary != self.path:
-            self._settle(done=error is None)
-        if isinstance(error, OSError):
-            raise self._error(error) from None
-        if isinstance(error, pl.exceptions.PolarsError) and "IO error: " in str(error):
-            raise self._error(OSError(str(error).rpartition("IO error: ")[2])) from None
-
-    def _settle(self, *, done: bool) -> None:
-        """Let the temporary file take its place, or vanish."""
-        try:
-            if done:
-                mask = os.umask(0)
-                os.umask(mask)
-                self.temporary.chmod(0o666 & ~mask)
-                self.temporary.replace(self.target)
-        except OSError as failure:
-            raise self._error(failure) from None
-        finally:
-            self.temporary.unlink(missing_ok=True)
-
-    def _error(self, error: OSError) -> OutputError:
-        return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
