@@ -26,7 +26,7 @@ from tracekit.collectors.runtime.words import (
     rank_stem,
 )
 from tracekit.errors import FormatError
-from tracekit.trace import replacing
+from tracekit.writing import replacing
 
 #: `RECORD` as numpy sees it.
 RECORD_DTYPE = np.dtype(
