@@ -13,6 +13,7 @@ import numpy as np
 from tracekit.analysis.durations import Durations, measure_durations
 from tracekit.analysis.graph import DependencyGraph
 from tracekit.analysis.replay import (
+    Costs,
     LanesToReplay,
     Timeline,
     replay_lanes,
@@ -74,13 +75,21 @@ class JobReplay:
 
     def step_times(self, scenario: Scenario, *, threads: int | None = None) -> Floats:
         """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
+        return self._step_times(self._lanes(scenario), threads=threads)
+
+    def step_times_at(self, costs: Sequence[Costs], *, threads: int | None = None) -> Floats:
+        """The duration of each step where the ops of each block have these costs, seconds, [steps]."""
+        lanes = [
+            LanesToReplay(block.template, block.step, block.first_lane, cost)
+            for block, cost in zip(self.graph.blocks, costs, strict=True)
+        ]
+        return self._step_times(lanes, threads=threads)
+
+    def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None) -> Floats:
         if self.graph.blocks_meet:
-            ends = replay_meeting_lanes(self._lanes(scenario), self.graph.joins, threads=threads)
+            ends = replay_meeting_lanes(parts, self.graph.joins, threads=threads)
         else:
-            ends = [
-                replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
-                for lanes in self._lanes(scenario)
-            ]
+            ends = [replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads) for lanes in parts]
         times = np.zeros(len(self.graph.steps))
         for block, end in zip(self.graph.blocks, ends, strict=True):
             np.maximum.at(times, block.step, end)

@@ -219,6 +219,11 @@ class TestTrace:
         mine, reference = (trace.ops.filter(backward)["duration"].to_numpy() for trace in (with_gc, without))
         assert mine == pytest.approx(reference, rel=1e-9)
 
+    def test_the_order_of_causes_does_not_matter(self):
+        causes = (PythonGc(), SlowWorker(), SequenceLengthImbalance(), SlowSteps())
+        ops, reordered = job(causes).ops, job(causes[::-1]).ops
+        assert ops["duration"].to_numpy() == pytest.approx(reordered["duration"].to_numpy(), rel=1e-9, abs=1e-12)
+
     def test_more_microbatches_keep_the_cost_of_the_first_ones(self):
         few, many = job(microbatches=4), job(microbatches=8)
         first = (pl.col("kind") == "forward-compute") & (pl.col("microbatch") < 4)
@@ -246,6 +251,16 @@ class TestTrace:
             {"cause": "slow-worker", "location": {"dp_rank": 1, "pp_rank": 2}, "strength": {"factor": 1.5}},
             {"cause": "slow-steps", "location": {"position": 3}, "strength": {"count": 2, "factor": 1.5}},
         ]
+
+    def test_workers_differ_by_their_spread_in_all_steps_alike(self):
+        trace = job(noise=0.0, worker_spread=0.05, layout=Layout(dp=64, pp=1))
+        mean = (
+            trace.ops.filter(pl.col("kind") == "forward-compute")
+            .group_by("dp_rank")
+            .agg(pl.col("duration").mean().alias("mean"), pl.col("duration").std().alias("std"))
+        )
+        assert 0.03 < mean["mean"].log().std() < 0.07
+        assert mean["std"].max() < 1e-9
 
     def test_a_thousand_steps_of_eight_workers(self):
         trace = job(layout=Layout(dp=4, pp=2), steps=1000, microbatches=2)
@@ -413,6 +428,7 @@ class TestBadSpecs:
             ({"seed": -1}, SelectionError, "seed is -1"),
             ({"noise": 1.5}, SelectionError, "noise is 1.5; expected 0 to 1"),
             ({"noise": float("nan")}, SelectionError, "noise is nan"),
+            ({"worker_spread": -0.1}, SelectionError, "worker_spread is -0.1"),
             ({"layers": (4, 4)}, SelectionError, "layers are (4, 4); expected 4 counts"),
             ({"layers": (4, 4, 4, 0)}, SelectionError, "expected 4 counts of 1 or more"),
             ({"layout": Layout(pp=2, vpp=2)}, LayoutError, "schedule 1f1b has one model chunk per stage"),

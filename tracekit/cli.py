@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit import __version__
-from tracekit.errors import SelectionError, TracekitError
+from tracekit.errors import GraphError, SelectionError, TracekitError
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
@@ -157,8 +157,16 @@ def whatif(
 @click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
-def import_(traces: tuple[Path, ...], layout: Path | None, store: Path | None, name: str | None, replace: bool) -> None:
-    """Put traces into a store: all of them, or none where one is bad."""
+@click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
+def import_(
+    traces: tuple[Path, ...],
+    layout: Path | None,
+    store: Path | None,
+    name: str | None,
+    replace: bool,
+    no_analysis: bool,
+) -> None:
+    """Put traces and their reports into a store: all of them, or none where one is bad."""
     from tracekit.job import load
     from tracekit.store import Incoming, Store, default_store
 
@@ -170,14 +178,25 @@ def import_(traces: tuple[Path, ...], layout: Path | None, store: Path | None, n
         for path in traces:
             tell(f"reading {short(path.name)}")
             with _hushed_panics():
-                trace = load(path, layout=layout).trace
-            incoming.append(Incoming(trace, trace.name if name is None else name, printable(str(path))))
+                job = load(path, layout=layout)
+            job_name, source = job.trace.name if name is None else name, printable(str(path))
+            report = None if no_analysis else _report_json(job, tell)
+            incoming.append(Incoming(job.trace, job_name, source, report))
         tell("writing the store")
         opened.add(incoming, replace=replace)
     for item in incoming:
         click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {printable(str(opened.path))}")
-    job = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
-    click.echo(f"Next: tracekit whatif {printable(job)}")
+    options = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
+    click.echo(f"Next: tracekit whatif {printable(options)}")
+
+
+def _report_json(job: Job, tell: Callable[[str], None]) -> str | None:
+    """The job's report, or None, said on stderr, where its ops form no graph: the trace is kept all the same."""
+    try:
+        return job.whatif(progress=tell).to_json()
+    except GraphError as error:
+        click.echo(f"tracekit: stored without a report: {printable(str(error))}", err=True)
+        return None
 
 
 @commands.command()
@@ -339,23 +358,23 @@ class _Condition:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """Yields a function that says on stderr what is under way, once a command has taken a second."""
-    began = time.monotonic()
-    shown = False
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Yields a function that says on stderr what is under way, at most once a second and not in the first."""
+    began = last = time.monotonic()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def tell(stage: str) -> None:
-        nonlocal shown
-        elapsed = time.monotonic() - began
-        if elapsed >= 1:
-            shown = sys.stderr.isatty() or shown
-            click.echo(f"\r\x1b[K{stage} ..." if sys.stderr.isatty() else f"{stage} ... ({elapsed:.1f} s)", err=True,
-                       nl=not sys.stderr.isatty())  # fmt: skip
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 1:
+            last = now
+            line = f"\r\x1b[K{stage} ..." if terminal else f"{stage} ... ({now - began:.0f} s)"
+            click.echo(line, err=True, nl=not terminal)
 
     try:
         yield tell
     finally:
-        if shown and sys.stderr.isatty():
+        if terminal and last > began:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 

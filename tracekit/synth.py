@@ -81,8 +81,9 @@ class SynthSpec:
     """A job to simulate.
 
     `noise`: relative spread (sigma of a lognormal of mean 1) of a compute op; communication and launch delays spread
-    more. `layers`: transformer layers per stage, which share the compute; None: equal. `record_no_ops`: with virtual
-    stages also record sends and recvs that never ran, as Megatron-LM's profiler does.
+    more. `worker_spread`: that of workers, the same in all steps: no two GPUs are alike. `layers`: transformer layers
+    per stage, which share the compute; None: equal. `record_no_ops`: with virtual stages also record sends and recvs
+    that never ran, as Megatron-LM's profiler does.
     Raises SelectionError or LayoutError for a job that cannot be.
     """
 
@@ -93,6 +94,7 @@ class SynthSpec:
     overlap_dp: bool = False
     seed: int = 0
     noise: float = 0.02
+    worker_spread: float = 0.0
     costs: BaseCosts = field(default_factory=BaseCosts)
     causes: tuple[Cause, ...] = ()
     layers: tuple[int, ...] | None = None
@@ -105,8 +107,9 @@ class SynthSpec:
                 raise SelectionError(f"{size} is {getattr(self, size)!r}; expected 1 or more")
         if self.seed < 0:
             raise SelectionError(f"seed is {self.seed}; expected 0 or more")
-        if not 0 <= self.noise <= 1:
-            raise SelectionError(f"noise is {self.noise!r}; expected 0 to 1, the relative spread of an op's duration")
+        for spread in ("noise", "worker_spread"):
+            if not 0 <= getattr(self, spread) <= 1:
+                raise SelectionError(f"{spread} is {getattr(self, spread)!r}; expected 0 to 1, relative to a duration")
         if self.layers is not None and (len(self.layers) != self.layout.pp or min(self.layers) < 1):
             raise SelectionError(
                 f"layers are {self.layers}; expected {self.layout.pp} counts of 1 or more, one a stage"
@@ -158,7 +161,7 @@ def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[Cause, ...], tuple[
         located = cause.located(seeded)
         causes.append(located)
         effects.append(located.effect(seeded))
-    return tuple(causes), tuple(effects)
+    return tuple(causes), tuple(sorted(effects, key=lambda effect: effect.order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +217,10 @@ class _Draws:
             return np.full(self.shape.lanes, NO_OP_S)
         spread = self.spec.noise * (2.5 if op.kind.is_communication else 1.0)
         cost = self._lognormal((*op.draw_key, 0), spread) * self._base(op)
+        if self.spec.worker_spread and not op.kind.is_communication:
+            rng = np.random.default_rng([self.spec.seed, op.pp_rank, 2])
+            of_worker = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
+            cost *= of_worker[self.shape.dp_rank_of_lane]
         for effect in self.effects:
             cost = effect.cost(op, cost)
         return cost

@@ -187,6 +187,7 @@ class PythonGc(Cause):
 class _Paused(Effect):
     """`at`: seq of the forward that pauses, -1 for none, [stages, lanes]; `pause_s`: [lanes]."""
 
+    order = 1
     at: npt.NDArray[np.int64]
     pause_s: Floats
 

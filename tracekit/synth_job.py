@@ -70,7 +70,12 @@ class Seeded:
 
 
 class Effect:
-    """What a cause does to an op in all lanes; by default nothing."""
+    """What a cause does to an op in all lanes; by default nothing.
+
+    `order`: what adds seconds (1) comes after what multiplies (0), however the causes are listed.
+    """
+
+    order: ClassVar[int] = 0
 
     def cost(self, op: PlannedOp, cost: Floats) -> Floats:
         """The op's own cost under the cause, seconds, [lanes]; `cost` without it."""

@@ -80,6 +80,16 @@ class Recorder:
         self._wake.set()
         self._writer.join(CLOSE_TIMEOUT_S)
 
+    def first_of_all_ranks(self, what: str) -> bool:
+        """Whether no other rank of the attempt has asked this yet; what concerns all ranks alike is said once."""
+        try:
+            os.close(os.open(self._directory / f"{what}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            return False
+        except OSError:  # a folder that cannot be written: then every rank speaks for itself
+            return True
+        return True
+
     def abandon(self) -> None:
         """In a forked child: the writer thread and the files belong to the parent."""
         self.off = "forked"

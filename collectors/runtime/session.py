@@ -1,7 +1,7 @@
 """The recording session of one rank: which step it is, whether it is recorded, and what the hooks share.
 
 In: begins and ends from the hooks. Out: records and facts for the recorder. Nothing here raises into training: what
-fails is counted, the hook that failed is switched off, and one warning per rank says so.
+fails is counted, the hook that failed is switched off, and one warning per attempt says so.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class Session:
         return threading.get_ident() == self.thread_id
 
     def failed(self, hook: str, error: BaseException) -> None:
-        """Count the failure of a hook, switch that hook off and warn once."""
+        """Count the failure of a hook, switch that hook off and warn once per attempt."""
         self.failures[hook] += 1
         self._disabled.add(hook)
-        if self.failures.total() == 1:
+        if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
             sys.stderr.write(
                 f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is off from"
                 " here; the training goes on, `tracekit collect` counts further failures at the end\n"

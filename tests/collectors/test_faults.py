@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import TIMEOUT_S, collect, environment, plain, python, torchrun
+from tests.collectors.conftest import TIMEOUT_S, collect, digests, environment, plain, python, torchrun
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.collectors.registry import read_any
@@ -131,6 +131,22 @@ def test_failing_hooks_cost_one_warning(tmp_path):
     assert collected.process.stderr.count("and is off from here; the training goes on") == 1
     assert collected.process.stderr.count("sabotage") == 1
     assert set(collected.attempt["ranks"][0]["failures"]) >= {"data-load", "forward", "backward", "optimizer"}
+
+
+def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, healthy):
+    """Pipeline stages, transfers and buckets on four ranks: the same weights, one warning for all of them."""
+    collected = collect(
+        tmp_path,
+        torchrun(4, "dp2_pp2.py"),
+        PYTHONPATH=SABOTAGE,
+        SABOTAGE="hooks",
+        SITECUSTOMIZE_SAYS=tmp_path / "said",
+    )
+    assert collected.process.returncode == 0
+    assert digests(collected.process) == digests(healthy.process)
+    assert collected.process.stderr.count("and is off from here; the training goes on") == 1
+    for rank in collected.attempt["ranks"]:
+        assert set(rank["failures"]) >= {"data-load", "forward-compute", "backward-compute", "p2p", "optimizer"}
 
 
 def test_a_full_disk_costs_one_warning_per_rank(tmp_path):

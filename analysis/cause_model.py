@@ -1,0 +1,181 @@
+"""The words of causes: what is wrong, where, since when, how sure, on what evidence.
+
+In: what the rules of `causes` find. Out: `Cause`, one row of the table that `whatif` prints and `--json` carries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tracekit.analysis.changes import Change
+from tracekit.analysis.patterns import TimePattern
+from tracekit.analysis.structure import Floats
+from tracekit.model import Worker
+
+
+class CauseKind(StrEnum):
+    """What can make a job slow, or its trace misleading."""
+
+    BAD_WORKER = "bad-worker"
+    SLOW_HOST = "slow-host"
+    STAGE_IMBALANCE = "stage-imbalance"
+    SEQUENCE_LENGTH_IMBALANCE = "sequence-length-imbalance"
+    PYTHON_GC = "python-gc"
+    LATE_DATA = "late-data-loading"
+    HOST_BOUND = "host-bound-launch"
+    SLOW_LINK = "slow-p2p-link"
+    SLOW_NIC = "slow-nic"
+    CONGESTION = "congestion"
+    SLOW_STEPS = "slow-steps"
+    CLOCK_ERROR = "clock-error"
+    TOO_LITTLE_TRACE = "too-little-trace"
+    UNEXPLAINED = "unexplained"
+    HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Link:
+    """The connection of a stage to the next one (the last stage's: to the first) on one DP rank."""
+
+    dp_rank: int
+    pp_rank: int
+    next_pp_rank: int
+
+    def __str__(self) -> str:
+        return f"dp {self.dp_rank}, stage {self.pp_rank} to {self.next_pp_rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place of a cause; an empty field says nothing, all empty: the whole job."""
+
+    workers: tuple[Worker, ...] = ()
+    pp_ranks: tuple[int, ...] = ()
+    dp_ranks: tuple[int, ...] = ()
+    links: tuple[Link, ...] = ()
+    host: str | None = None
+    steps: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "workers": [{"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in self.workers],
+            "pp_ranks": list(self.pp_ranks),
+            "dp_ranks": list(self.dp_ranks),
+            "links": [
+                {"dp_rank": link.dp_rank, "pp_rank": link.pp_rank, "next_pp_rank": link.next_pp_rank}
+                for link in self.links
+            ],
+            "host": self.host,
+            "steps": list(self.steps),
+        }
+
+    def __str__(self) -> str:
+        parts = []
+        if self.host:
+            parts.append(self.host)
+        if self.workers:
+            parts.append(("worker " if len(self.workers) == 1 else "workers ") + _listed(self.workers))
+        if self.links:
+            parts.append("; ".join(str(link) for link in self.links))
+        if self.pp_ranks:
+            parts.append("stage " + _listed(self.pp_ranks))
+        if self.dp_ranks:
+            parts.append("dp " + _listed(self.dp_ranks))
+        if self.steps:
+            parts.append("steps " + _listed(self.steps))
+        return ", ".join(parts) or "whole job"
+
+
+def _listed(items: tuple[Any, ...]) -> str:
+    shown = " ".join(str(item) for item in items[:6])
+    return shown if len(items) <= 6 else f"{shown} and {len(items) - 6} more"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One figure that speaks for a cause, with the threshold it passes. `unit`: "" for a plain ratio."""
+
+    name: str
+    value: float
+    needed: float
+    unit: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"name": self.name, "value": self.value, "needed": self.needed, "unit": self.unit}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cause that shows its signature but has no price yet.
+
+    `change`: the job without the cause, None where the trace is at fault, not the job. `series`: the cause's strength
+    over the steps, 1 = none, [steps], where it has one.
+    """
+
+    kind: CauseKind
+    where: Where
+    evidence: tuple[Evidence, ...]
+    confidence: float
+    change: Change | None
+    series: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of a job's slowness.
+
+    `saved_s`: mean step seconds that go when this cause alone goes; `alone_s`: those it costs when all other named
+    causes are gone. The two differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the
+    steps, None where that means nothing. `change`: the job without the cause; `without_s`: its step times, [steps].
+    """
+
+    kind: CauseKind
+    where: Where
+    title: str
+    signature: str
+    evidence: tuple[Evidence, ...]
+    confidence: float
+    saved_s: float
+    alone_s: float
+    refuted_by: str
+    next_check: str
+    suggested_fix: str
+    time: TimePattern | None = None
+    change: Change | None = field(default=None, repr=False, compare=False)
+    without_s: Floats | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def since_step(self) -> int | None:
+        """First step of a lasting change or of a run of slow steps; None: all along."""
+        if self.time is not None and self.time.since_step is not None:
+            return self.time.since_step
+        return self.where.steps[0] if self.where.steps else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`."""
+        return {
+            "kind": str(self.kind),
+            "title": self.title,
+            "where": self.where.to_dict(),
+            "where_text": str(self.where),
+            "since_step": self.since_step,
+            "time": self.time.to_dict() if self.time else None,
+            "signature": self.signature,
+            "evidence": [item.to_dict() for item in self.evidence],
+            "confidence": self.confidence,
+            "saved_s": self.saved_s,
+            "alone_s": self.alone_s,
+            "refuted_by": self.refuted_by,
+            "next_check": self.next_check,
+            "suggested_fix": self.suggested_fix,
+        }
+
+
+def sureness(evidence: tuple[Evidence, ...]) -> float:
+    """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times."""
+    ratios = [item.value / item.needed for item in evidence if item.needed > 0]
+    return round(1 - float(0.5 ** min(ratios, default=1.0)), 3)

@@ -1,0 +1,262 @@
+"""Rules for causes outside the computes: links, network cards, data loading, clocks, the trace itself.
+
+In: `Facts`. Out: `Candidate`s. See `cause_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.cause_model import Candidate, CauseKind, Evidence, Link, Where, sureness
+from tracekit.analysis.cause_rules import Rule
+from tracekit.analysis.changes import NoDelays, Scale, ScaleDelays
+from tracekit.analysis.clocks import SMALLEST_OFFSET_S
+from tracekit.analysis.compute_profile import lower_median, median, sampled
+from tracekit.analysis.facts import Facts
+
+#: Transfers scatter; a link (a network card) this many times slower than the others is slow.
+SMALLEST_LINK_FACTOR = 3.0
+SMALLEST_NIC_FACTOR = 1.5
+#: A single transfer this many times the median is a hiccup; up to this share of all may be.
+HICCUP_FACTOR = 8.0
+LARGEST_HICCUP_SHARE = 0.1
+FEWEST_HICCUPS = 3
+#: Launch delays of first forwards from here on (seconds) can be late data.
+SMALLEST_DATA_DELAY_S = 5e-3
+#: Launch delays other than those of the first forwards that make up this share of the step.
+HOST_BOUND_SHARE = 0.04
+FEWEST_STEPS = 3
+
+
+def _slow_links(facts: Facts) -> np.ndarray:
+    """Which links are slow, [links x directions, dp_ranks]."""
+    slow: np.ndarray = facts.link_factor > SMALLEST_LINK_FACTOR
+    return slow
+
+
+class SlowLink(Rule):
+    """The connection between two neighbouring stages of one DP rank is slow.
+
+    Paper: no signature. A slow sender shows on the
+    receiver's recv, so tracekit takes the shorter of the two sides of each transfer, which no wrong clock can
+    lengthen, and compares the link's median with that of all links: three times.
+    """
+
+    kind = CauseKind.SLOW_LINK
+    title = "Link between two stages is slow"
+    signature = "send and recv between two workers take longer in all steps, both sides agree"
+    refuted_by = "other transfers of the same two network cards are as fast as usual"
+    next_check = (
+        "node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
+        "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host"
+    )
+    suggested_fix = "repair the link (cable, port, routing), or move one end"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if facts.transfers.empty:
+            return
+        slow, factor = _slow_links(facts), facts.link_factor
+        for link in range(facts.stages):
+            hit = slow[2 * link : 2 * link + 2].any(axis=0)
+            if not hit.any():
+                continue
+            mine = np.zeros_like(slow)
+            mine[2 * link : 2 * link + 2] = slow[2 * link : 2 * link + 2]
+            evidence = (Evidence("transfer time over the usual", float(factor[mine].max()), SMALLEST_LINK_FACTOR),)
+            links = tuple(Link(facts.dp_ranks[int(at)], link, (link + 1) % facts.stages) for at in np.flatnonzero(hit))
+            change = Scale(facts.transfers, np.where(mine, 1 / factor, 1.0)[:, None, None, :])
+            yield Candidate(self.kind, Where(links=links), evidence, sureness(evidence), change)
+
+
+class SlowNic(Rule):
+    """The data-parallel collectives of one worker take longer than those of its peers.
+
+    Paper: no signature. tracekit compares the median transfer duration of a worker's collectives with that of the
+    same collectives on the other DP ranks: one and a half times. Where a slow rank holds up a whole ring, all members
+    end late together and no rank stands out; then this rule stays silent rather than blame one.
+    """
+
+    kind = CauseKind.SLOW_NIC
+    title = "Collectives of one worker are slow"
+    signature = "params-all-gather and grads-reduce-scatter of one worker take longer than those of its peers"
+    refuted_by = "its p2p transfers over the same network card are as fast as usual"
+    next_check = (
+        "node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
+        " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks"
+    )
+    suggested_fix = "replace the network card or drain the worker"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if facts.collectives.empty or len(facts.dp_ranks) < 2:
+            return
+        seconds = facts.collectives.gather(facts.replay.durations.own)
+        usual = lower_median(median(seconds, (2,)), axis=-1)
+        factor = median(seconds / np.maximum(usual, 1e-9)[:, :, None, None], (1, 2))
+        hit = factor > SMALLEST_NIC_FACTOR * max(1.0, float(np.nanmedian(factor)))
+        if not hit.any():
+            return
+        evidence = (Evidence("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
+        change = Scale(facts.collectives, np.where(hit, 1 / factor, 1.0)[:, None, None, :])
+        where = Where(workers=facts.workers_where(hit))
+        yield Candidate(self.kind, where, evidence, sureness(evidence), change)
+
+
+class Congestion(Rule):
+    """A few transfers, here and there, take many times as long as usual: congestion or a flapping port.
+
+    Paper: takes the median, not the mean, as the ideal of communication, which such hiccups do not move; no
+    signature. tracekit counts transfers longer than eight times their link's median.
+    """
+
+    kind = CauseKind.CONGESTION
+    title = "A few transfers take many times as long as usual"
+    signature = "up to a tenth of the transfers between stages are very long, on changing links and steps"
+    refuted_by = "the long transfers are all on one link"
+    next_check = "switch port flaps and ECN/PFC counters in those steps; hw_counters/np_cnp_sent, out_of_sequence"
+    suggested_fix = "find the flapping port or the congested uplink"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if facts.transfers.empty:
+            return
+        seconds = facts.transfer_s
+        # A slow link is slow all the time: its hiccups stand out from its own usual transfer.
+        usual = facts.usual_transfer_s * np.where(_slow_links(facts), facts.link_factor, 1.0)[:, None, None, :]
+        over = seconds / np.maximum(usual, 1e-9)
+        hiccup = over > HICCUP_FACTOR
+        count = int(hiccup.sum())
+        if count < FEWEST_HICCUPS or count > LARGEST_HICCUP_SHARE * np.isfinite(seconds).sum():
+            return
+        evidence = (
+            Evidence("long transfers", count, FEWEST_HICCUPS),
+            Evidence("longest over the usual", float(over[hiccup].max()), HICCUP_FACTOR),
+        )
+        factor = np.ones_like(seconds)
+        factor[hiccup] = 1 / over[hiccup]
+        series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / facts.unchanged_s
+        change = Scale(facts.transfers, factor)
+        yield Candidate(self.kind, Where(), evidence, sureness(evidence), change, series)
+
+
+class LateData(Rule):
+    """Forwards of a step wait for their data.
+
+    Paper: excludes launch delays from the replay and discards jobs in which they exceed 5 % of the step. tracekit
+    keeps them per op: those of the first forwards are data loading, and are priced by replaying without them.
+    """
+
+    kind = CauseKind.LATE_DATA
+    title = "First forward of a step waits for its data"
+    signature = "launch delay before the first forward of the first stage"
+    refuted_by = "the delay stays when the loader's workers and prefetch depth are doubled"
+    next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
+    suggested_fix = "prefetch more, on more loader workers"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if facts.first_forwards.empty:
+            return
+        delay = facts.first_forwards.gather(facts.replay.durations.launch_delay)[:, 0]
+        typical = _typical_delay(facts)
+        late = delay > max(SMALLEST_DATA_DELAY_S, 10 * typical)
+        if not late.any():
+            return
+        dp_hit = late.any(axis=0).mean(axis=0) >= 0.5
+        factor = np.where(late, typical / np.where(late, delay, 1.0), 1.0)
+        worst = np.where(late, delay, 0.0).max(axis=(0, 2))
+        evidence = (Evidence("delay before the first forward", float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
+        some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
+        dp_ranks = tuple(facts.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
+        where = Where(dp_ranks=dp_ranks)
+        change = ScaleDelays(facts.first_forwards, factor[:, None])
+        yield Candidate(self.kind, where, evidence, sureness(evidence), change, 1 + worst / facts.unchanged_s)
+
+
+class HostBound(Rule):
+    """Launch delays everywhere: Python or kernel launch cannot keep up with the GPUs.
+
+    Paper: as for late data; above 5 % the job's replay is not trusted. tracekit names it from 4 % of the step on,
+    first forwards apart.
+    """
+
+    kind = CauseKind.HOST_BOUND
+    title = "Launch delays between ops: the host cannot keep up"
+    signature = "many small launch delays that together make up a large share of the step"
+    refuted_by = "CUDA graphs or larger microbatches leave the gaps as they are"
+    next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"
+    suggested_fix = "CUDA graphs, fewer small kernels, pin the launching thread"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        attribution = facts.attribution
+        share = attribution.trust.discrepancy
+        if share < HOST_BOUND_SHARE:
+            return
+        if not facts.first_forwards.empty:
+            delay = facts.first_forwards.gather(facts.replay.durations.launch_delay)
+            share -= float(np.nanmax(np.nan_to_num(delay), axis=(0, 1, 3)).mean()) / attribution.original_s
+        if share < HOST_BOUND_SHARE:
+            return
+        evidence = (Evidence("launch delays other than first forwards", share, HOST_BOUND_SHARE),)
+        yield Candidate(self.kind, Where(), evidence, sureness(evidence), NoDelays())
+
+
+class ClockError(Rule):
+    """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
+
+    Paper: takes synchronised clocks for granted. tracekit measures each worker's offset where a collective over all
+    workers ends, names offsets above 1.5 ms and eight standard errors, and sets the clocks right before it looks for
+    any other cause, so that the rank whose clock is off is not blamed.
+    """
+
+    kind = CauseKind.CLOCK_ERROR
+    title = "Clock of a worker is off"
+    signature = "a worker leaves every collective earlier or later than all others, by the same time"
+    refuted_by = "chrony or PTP report the hosts in step within the offset"
+    next_check = "chronyc tracking (or ptp4l's offset) on the host; record again with tracekit's clock probe"
+    suggested_fix = "synchronise the clocks; the figures here are corrected for the offset"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        offset = facts.offsets.offset_s
+        hit = offset != 0
+        if not hit.any():
+            return
+        evidence = (Evidence("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)
+        yield Candidate(self.kind, Where(workers=facts.workers_where(hit)), evidence, sureness(evidence), None)
+
+
+class TooLittleTrace(Rule):
+    """Workers or steps are missing, so that what they did counts as waiting elsewhere.
+
+    Paper: traces a sample of steps of all ranks. tracekit takes what there is and says so.
+    """
+
+    kind = CauseKind.TOO_LITTLE_TRACE
+    title = "Too little was traced"
+    signature = "fewer than three steps, or workers without ops in some steps"
+    refuted_by = "the missing workers do not exist: then correct the layout"
+    next_check = "whether the collector ran on all ranks; its count of dropped records"
+    suggested_fix = "trace all ranks for at least ten steps"
+
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        steps = len(facts.replay.graph.steps)
+        if facts.all_lanes_replayed and steps >= FEWEST_STEPS:
+            return
+        coverage = facts.trace.coverage()
+        if coverage.complete and steps >= FEWEST_STEPS:
+            return
+        missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected
+        evidence = (Evidence("share of worker-steps missing", missing, 0.0), Evidence("steps", steps, 0.0))
+        yield Candidate(self.kind, Where(workers=coverage.missing_workers), evidence, 1.0, None)
+
+
+def _typical_delay(facts: Facts) -> float:
+    """Median launch delay, seconds."""
+    delays = np.concatenate([sampled(delay) for delay in facts.replay.durations.launch_delay])
+    return float(np.median(delays[delays > 0])) if (delays > 0).any() else 0.0

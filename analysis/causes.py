@@ -1,0 +1,149 @@
+"""Why a job is slow: every cause whose signature shows and that costs something.
+
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, the dearest first. Several may hold at once: each
+candidate is priced twice by replay, once gone alone (what fixing it first saves) and once with all others gone (what
+it costs even so), because causes hide behind each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tracekit.analysis.attribution import Attribution
+from tracekit.analysis.cause_model import Candidate, Cause, CauseKind, Evidence, Link, Where
+from tracekit.analysis.cause_rules import (
+    BadWorker,
+    PythonGc,
+    Rule,
+    SequenceLengthImbalance,
+    SlowHost,
+    SlowSteps,
+    StageImbalance,
+)
+from tracekit.analysis.cause_rules_outside import (
+    ClockError,
+    Congestion,
+    HostBound,
+    LateData,
+    SlowLink,
+    SlowNic,
+    TooLittleTrace,
+)
+from tracekit.analysis.changes import step_times_with
+from tracekit.analysis.facts import Facts
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.patterns import pattern_of_series
+from tracekit.trace import Trace
+
+#: A cause that costs less than this share of the step, gone alone or with all others gone, is not named.
+SMALLEST_COST_SHARE = 0.02
+RULES: tuple[Rule, ...] = (
+    BadWorker(),
+    SlowHost(),
+    StageImbalance(),
+    SequenceLengthImbalance(),
+    PythonGc(),
+    SlowSteps(),
+    SlowLink(),
+    SlowNic(),
+    Congestion(),
+    LateData(),
+    HostBound(),
+    ClockError(),
+    TooLittleTrace(),
+)
+_RULE_OF: Mapping[CauseKind, Rule] = {rule.kind: rule for rule in RULES}
+
+
+def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Cause, ...]:
+    """The causes of the job's slowness, dearest first; one of kind `healthy` (or `unexplained`) where none shows."""
+    return causes_of(Facts.of(trace, replay, attribution))
+
+
+def causes_of(facts: Facts) -> tuple[Cause, ...]:
+    """As `find_causes`, from facts already gathered."""
+    candidates = [candidate for rule in RULES for candidate in rule.candidates(facts)]
+    named = [
+        cause
+        for cause in _priced(facts, candidates)
+        if cause.change is None or max(cause.saved_s, cause.alone_s) >= SMALLEST_COST_SHARE * facts.unchanged_s
+    ]
+    named.sort(key=lambda cause: -max(cause.saved_s, cause.alone_s))
+    if not any(cause.change for cause in named):
+        named.append(_verdict(facts.attribution))
+    return tuple(named)
+
+
+def _priced(facts: Facts, candidates: Sequence[Candidate]) -> list[Cause]:
+    """Each candidate with what it costs."""
+    costly = [candidate for candidate in candidates if candidate.change is not None]
+    changes = [candidate.change for candidate in costly if candidate.change is not None]
+    floor_s = float(step_times_with(facts.replay, changes).mean()) if len(changes) > 1 else 0.0
+    causes = []
+    for candidate in candidates:
+        saved_s = alone_s = 0.0
+        without = None
+        if candidate.change is not None:
+            without = step_times_with(facts.replay, (candidate.change,))
+            saved_s = facts.unchanged_s - float(without.mean())
+            others = [change for change in changes if change is not candidate.change]
+            alone_s = float(step_times_with(facts.replay, others).mean()) - floor_s if others else saved_s
+        causes.append(replace(_cause(facts, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without))
+    return causes
+
+
+def _cause(facts: Facts, candidate: Candidate) -> Cause:
+    rule = _RULE_OF[candidate.kind]
+    steps = [int(step) for step in facts.replay.graph.steps]
+    return Cause(
+        kind=candidate.kind,
+        where=candidate.where,
+        title=rule.title,
+        signature=rule.signature,
+        evidence=candidate.evidence,
+        confidence=candidate.confidence,
+        saved_s=0.0,
+        alone_s=0.0,
+        refuted_by=rule.refuted_by,
+        next_check=rule.next_check,
+        suggested_fix=rule.suggested_fix,
+        time=None if candidate.series is None else pattern_of_series(candidate.series, steps),
+        change=candidate.change,
+    )
+
+
+def _verdict(attribution: Attribution) -> Cause:
+    """What to say where no cause was found."""
+    lost_s = attribution.original_s - attribution.ideal_s
+    evidence = (Evidence("S", attribution.slowdown, 1.1),)
+    if attribution.straggling:
+        return Cause(
+            kind=CauseKind.UNEXPLAINED,
+            where=Where(),
+            title="Slow for a reason tracekit does not know",
+            signature="S of at least 1.1 and none of the known signatures",
+            evidence=evidence,
+            confidence=0.0,
+            saved_s=lost_s,
+            alone_s=lost_s,
+            refuted_by="",
+            next_check="by_kind and the worker map; a timeline of the slowest step (`tracekit export`)",
+            suggested_fix="",
+        )
+    return Cause(
+        kind=CauseKind.HEALTHY,
+        where=Where(),
+        title="No straggler",
+        signature="S below 1.1 and none of the known signatures",
+        evidence=evidence,
+        confidence=1.0,
+        saved_s=0.0,
+        alone_s=0.0,
+        refuted_by="S of at least 1.1 in another trace of the job",
+        next_check="",
+        suggested_fix="",
+    )
+
+
+__all__ = ["RULES", "Cause", "CauseKind", "Evidence", "Facts", "Link", "Where", "causes_of", "find_causes"]

@@ -1,0 +1,164 @@
+"""What a fix changes in the costs of a job, and what the job then takes.
+
+In: a `JobReplay` and `Change`s. Out: `JobCosts`, step times. A what-if `Scenario` idealises ops; a `Change` gives them
+the cost their healthy peers have, which is what a repair brings. Launch delays of ops that compute are kept: they are
+the host's. Those of communication are not: a recv is posted when the framework gets to it, so most of its "delay" is
+waiting, and would go with the straggler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from tracekit.analysis.compute_table import ComputeTable
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.op_grid import OpGrid, Part, TransferGrid
+from tracekit.analysis.replay import Costs
+from tracekit.analysis.structure import Floats
+
+
+@dataclass
+class Draft:
+    """Costs under change: own costs and launch delays per block, copied when first changed."""
+
+    own: list[Floats]
+    delay: list[Floats]
+    keeps_delays: bool = True
+    _copied: set[tuple[str, int]] = field(default_factory=set)
+
+    @classmethod
+    def recorded(cls, replay: JobReplay) -> Draft:
+        """As the job ran."""
+        return cls(list(replay.durations.own), list(replay.durations.launch_delay))
+
+    def scale_own(self, parts: Iterable[Part]) -> None:
+        """Multiply the own costs of `parts`."""
+        self._change("own", self.own, parts, np.multiply)
+
+    def shorten_own(self, parts: Iterable[Part]) -> None:
+        """Take seconds off the own costs of `parts`."""
+        self._change("own", self.own, parts, np.subtract)
+
+    def scale_delays(self, parts: Iterable[Part]) -> None:
+        """Multiply the launch delays of `parts`."""
+        self._change("delay", self.delay, parts, np.multiply)
+
+    def _change(self, name: str, matrices: list[Floats], parts: Iterable[Part], how: np.ufunc) -> None:
+        for part in parts:
+            if (name, part.block) not in self._copied:
+                self._copied.add((name, part.block))
+                matrices[part.block] = matrices[part.block].copy()
+            matrix = matrices[part.block]
+            if part.rows.ndim == 1:
+                matrix[part.rows] = how(matrix[part.rows], part.values)
+            else:
+                values = how(np.take_along_axis(matrix, part.rows, axis=0), part.values)
+                np.put_along_axis(matrix, part.rows, values, axis=0)
+
+
+class Change(Protocol):
+    """One change to the costs of a job."""
+
+    @property
+    def order(self) -> int:
+        """Changes of lower order are made first."""
+        ...
+
+    def make(self, draft: Draft) -> None:
+        """Make the change in `draft`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemovePauses:
+    """Computes without `pause_s`, which has the shape of the table's grid."""
+
+    table: ComputeTable
+    pause_s: Floats
+    order: int = 0
+
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.shorten_own(self._paused())
+
+    def _paused(self) -> Iterator[Part]:
+        for part in self.table.parts(self.pause_s):
+            rows = (part.values > 0).any(axis=1)
+            if rows.any():
+                yield Part(part.block, part.rows[rows], part.values[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The ops of a grid times `factor`, which broadcasts to the grid."""
+
+    ops: ComputeTable | OpGrid | TransferGrid
+    factor: Floats
+    order: int = 1
+
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.scale_own(_changed(self.ops.parts(self.factor)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleDelays:
+    """The launch delays of the ops of a grid times `factor`, which broadcasts to it."""
+
+    ops: OpGrid
+    factor: Floats
+    order: int = 1
+
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.scale_delays(_changed(self.ops.parts(self.factor)))
+
+
+@dataclass(frozen=True, slots=True)
+class NoDelays:
+    """No launch delay anywhere."""
+
+    order: int = 2
+
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        draft.keeps_delays = False
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several changes at once."""
+
+    changes: tuple[Change, ...]
+    order: int = 1
+
+    def make(self, draft: Draft) -> None:
+        """See `Change.make`."""
+        for change in sorted(self.changes, key=lambda change: change.order):
+            change.make(draft)
+
+
+def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
+    """The duration of each step after the changes (made in their order), seconds, [steps]."""
+    draft = Draft.recorded(replay)
+    Together(tuple(changes)).make(draft)
+    costs = []
+    for block, own, delay in zip(replay.graph.blocks, draft.own, draft.delay, strict=True):
+        rows = np.arange(block.template.rows)
+        delayed = np.where(block.template.is_communication | (not draft.keeps_delays), -1, rows)
+        costs.append(Costs(own, rows, np.zeros(len(rows)), delay, delayed))
+    return replay.step_times_at(costs)
+
+
+def _changed(parts: Iterable[Part]) -> Iterator[Part]:
+    """Parts without the rows whose factor is 1 throughout."""
+    for part in parts:
+        rows = (part.values != 1).any(axis=1)
+        if rows.all():
+            yield part
+        elif rows.any():
+            yield Part(part.block, part.rows[rows], part.values[rows])

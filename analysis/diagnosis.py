@@ -1,0 +1,51 @@
+"""Patterns, causes and fixes of a job in one go.
+
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: a `Diagnosis`; what causes and fixes both need is computed once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracekit.analysis.attribution import Attribution
+from tracekit.analysis.cause_model import Cause
+from tracekit.analysis.causes import causes_of
+from tracekit.analysis.facts import Facts
+from tracekit.analysis.fix_model import Fix
+from tracekit.analysis.fixes import fixes_of
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
+from tracekit.trace import Trace
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """When, where and why a job is slow, and what each fix would give back."""
+
+    time: TimePattern
+    space: SpacePattern
+    causes: tuple[Cause, ...]
+    fixes: tuple[Fix, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`: `patterns`, `causes`, `fixes`."""
+        return {
+            "patterns": {"time": self.time.to_dict(), "space": self.space.to_dict()},
+            "causes": [cause.to_dict() for cause in self.causes],
+            "fixes": [fix.to_dict() for fix in self.fixes],
+        }
+
+
+def diagnose(
+    trace: Trace, replay: JobReplay, attribution: Attribution, *, layers: tuple[int, ...] | None = None
+) -> Diagnosis:
+    """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`."""
+    facts = Facts.of(trace, replay, attribution)
+    causes = causes_of(facts)
+    return Diagnosis(
+        time=time_pattern(facts.attribution),
+        space=space_pattern(facts.attribution, facts.hosts),
+        causes=causes,
+        fixes=fixes_of(facts, causes, layers=layers),
+    )

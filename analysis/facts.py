@@ -1,0 +1,132 @@
+"""What all rules look at, computed once per job.
+
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Facts`, with clocks set right first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tracekit.analysis.attribution import Attribution, attribute
+from tracekit.analysis.changes import step_times_with
+from tracekit.analysis.clocks import ClockOffsets, clock_offsets, with_clocks_set
+from tracekit.analysis.compute_profile import ComputeProfile, median, profile_computes
+from tracekit.analysis.compute_table import ComputeTable
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
+from tracekit.analysis.structure import Floats
+from tracekit.model import DP_COLLECTIVES, OpKind, Worker
+from tracekit.trace import Trace
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One job as the rules see it. `replay` has its clocks set right; `offsets`: by how much they were off."""
+
+    trace: Trace
+    replay: JobReplay
+    attribution: Attribution
+    offsets: ClockOffsets
+
+    @classmethod
+    def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Facts:
+        """Measure the clocks; where one is off, set it right in the replay and attribute anew."""
+        offsets = clock_offsets(replay)
+        if not offsets.any:
+            return cls(trace, replay, attribution, offsets)
+        corrected = with_clocks_set(replay, offsets.offset_s)
+        return cls(trace, corrected, attribute(corrected), offsets)
+
+    @property
+    def dp_ranks(self) -> tuple[int, ...]:
+        """The DP ranks of the grids' last axis."""
+        return self.replay.graph.dp_ranks
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of the job."""
+        return self.replay.graph.layout.pp
+
+    @cached_property
+    def unchanged(self) -> Floats:
+        """Step times of the job without any change, seconds, [steps]; launch delays as in `changes`."""
+        return step_times_with(self.replay, ())
+
+    @property
+    def unchanged_s(self) -> float:
+        """Mean step without any change, seconds."""
+        return float(self.unchanged.mean())
+
+    @cached_property
+    def table(self) -> ComputeTable:
+        """The computes of the job."""
+        return ComputeTable.of(self.replay)
+
+    @cached_property
+    def profile(self) -> ComputeProfile | None:
+        """What makes computes differ; None where the job lacks forwards or backwards."""
+        return None if self.table.empty else profile_computes(self.table)
+
+    @cached_property
+    def transfers(self) -> TransferGrid:
+        """The transfers between stages."""
+        return transfer_grid(self.replay)
+
+    @cached_property
+    def transfer_s(self) -> Floats:
+        """Seconds of each transfer, as `transfers`."""
+        return self.transfers.gather(self.replay.durations.own)
+
+    @cached_property
+    def usual_transfer_s(self) -> float:
+        """Median transfer between stages, seconds."""
+        return float(median(self.transfer_s, (0, 1, 2, 3)))
+
+    @cached_property
+    def link_factor(self) -> Floats:
+        """Median transfer of each link over the usual one, [links x directions, dp_ranks]; 1 where it is not used."""
+        factor = median(self.transfer_s, (1, 2)) / max(self.usual_transfer_s, 1e-9)
+        return np.where(np.isfinite(factor), factor, 1.0)
+
+    @cached_property
+    def collectives(self) -> OpGrid:
+        """The data-parallel collectives by stage."""
+        return op_grid(self.replay, DP_COLLECTIVES)
+
+    @cached_property
+    def optimizers(self) -> OpGrid:
+        """The optimizer of each stage."""
+        return op_grid(self.replay, (OpKind.OPTIMIZER,))
+
+    @cached_property
+    def first_forwards(self) -> OpGrid:
+        """The first forward of each stage."""
+        return op_grid(self.replay, (OpKind.FORWARD_COMPUTE,), first_only=True)
+
+    @property
+    def all_lanes_replayed(self) -> bool:
+        """True where every DP rank of the layout is replayed in every step, so that nothing is missing."""
+        graph = self.replay.graph
+        lanes = sum(block.lanes for block in graph.blocks)
+        return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
+
+    @cached_property
+    def hosts(self) -> dict[Worker, str]:
+        """The host of each traced worker, as far as the metadata says."""
+        hosts = self.trace.metadata.get("hosts") or {}
+        ranks = self.trace.worker_ranks()
+        if not isinstance(hosts, dict):
+            return {}
+        named = {worker: hosts.get(str(rank)) for worker, rank in ranks.items()}
+        return {worker: str(host) for worker, host in named.items() if host is not None}
+
+    def worker(self, stage: int, dp_index: int) -> Worker:
+        """The worker at a position of the grids."""
+        return Worker(self.dp_ranks[int(dp_index)], int(stage))
+
+    def workers_where(self, hit: np.ndarray) -> tuple[Worker, ...]:
+        """The workers where `hit` [stages, dp_ranks] holds, by DP rank, then stage."""
+        return tuple(sorted(self.worker(stage, dp_index) for stage, dp_index in zip(*np.nonzero(hit), strict=True)))

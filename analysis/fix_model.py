@@ -1,0 +1,75 @@
+"""The words of fixes: what to do, what the step then takes, how sure the price is.
+
+In: what `fixes` replays. Out: `Fix`, one row of the table that `whatif` prints and `--json` carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tracekit.analysis.cause_model import Where
+from tracekit.analysis.changes import Change
+
+
+class FixKind(StrEnum):
+    """What can be done."""
+
+    REPLACE_WORKERS = "replace-workers"
+    DRAIN_HOST = "drain-host"
+    REPARTITION = "repartition-stages"
+    BALANCE_SEQUENCES = "balance-sequences"
+    PLANNED_GC = "planned-gc"
+    STEADY_STEPS = "steady-steps"
+    REPAIR_LINK = "repair-link"
+    REPAIR_NIC = "repair-nic"
+    CALM_NETWORK = "calm-network"
+    PREFETCH = "prefetch-data"
+    HIDE_LAUNCHES = "hide-launch-delays"
+    OVERLAP_DP = "overlap-dp-communication"
+    COMPRESS_DP = "compress-dp-communication"
+    MORE_MICROBATCHES = "more-microbatches"
+    SHIFT_WORK = "shift-work-from-slow-worker"
+    COMBINATION = "combination"
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One fix and its price.
+
+    `new_step_s`: mean recorded step after it; `saved_s`: mean seconds saved a step, +- `error_s` (replay error and
+    the scatter of the saving over the steps). `bound`: the fix cannot save more; how much of it is reached is open.
+    `withheld`: why no saving is promised, None where one is; the figures are then left out of `to_dict`.
+    `details`: the plan as plain data.
+    """
+
+    kind: FixKind
+    title: str
+    where: Where
+    new_step_s: float
+    saved_s: float
+    saved_gpu_hours_per_day: float
+    error_s: float
+    bound: bool = False
+    withheld: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    change: Change | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`."""
+        promised = self.withheld is None
+        return {
+            "kind": str(self.kind),
+            "title": self.title,
+            "where": self.where.to_dict(),
+            "where_text": str(self.where),
+            "new_step_s": self.new_step_s if promised else None,
+            "saved_s": self.saved_s if promised else None,
+            "saved_gpu_hours_per_day": self.saved_gpu_hours_per_day if promised else None,
+            "error_s": self.error_s,
+            "bound": self.bound,
+            "withheld": self.withheld,
+            "details": dict(self.details),
+        }

@@ -1,0 +1,242 @@
+"""What each fix would give back: every fix is a change to the job's costs, replayed.
+
+In: a `Trace`, its `JobReplay`, `Attribution` and `Cause`s. Out: `Fix`es, the best first. No saving is promised below
+its error, and none where launch delays that no cause explains make up more than 5 % of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracekit.analysis.attribution import LARGEST_DISCREPANCY, Attribution
+from tracekit.analysis.balance import deal_job, dealt_cost
+from tracekit.analysis.cause_model import Cause, CauseKind, Where
+from tracekit.analysis.changes import Change, Scale, step_times_with
+from tracekit.analysis.facts import Facts
+from tracekit.analysis.fix_model import Fix, FixKind
+from tracekit.analysis.fixes_general import general_plans
+from tracekit.analysis.fixes_layers import layer_plans
+from tracekit.analysis.fixes_plan import Plan
+from tracekit.analysis.fixes_workers import worker_plans
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.structure import Floats
+from tracekit.trace import Trace
+
+#: Fixes that save less than this share of the step are left out.
+SMALLEST_SAVING_SHARE = 0.01
+#: How many fixes a combination has at most.
+LONGEST_COMBINATION = 4
+#: The saving's scatter over the steps counts with this many standard errors.
+CONFIDENCE_ERRORS = 1.96
+#: Garbage is collected every so many steps; the first that costs less than this share of the step is proposed.
+GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+LARGEST_GC_SHARE = 0.005
+
+_DIRECT = {
+    CauseKind.SLOW_STEPS: (FixKind.STEADY_STEPS, "Keep all steps as fast as the usual one"),
+    CauseKind.SLOW_LINK: (FixKind.REPAIR_LINK, "Repair the link: transfers as fast as on the others"),
+    CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: collectives as fast as its peers'"),
+    CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
+    CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data: no wait before the first forward"),
+    CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Hide launch delays"),
+}
+#: Fixes that exclude each other: of a combination at most one of them is part.
+_EXCLUSIVE = ({FixKind.REPLACE_WORKERS, FixKind.DRAIN_HOST, FixKind.SHIFT_WORK},)
+
+
+def price_fixes(
+    trace: Trace,
+    replay: JobReplay,
+    attribution: Attribution,
+    causes: Sequence[Cause],
+    *,
+    layers: tuple[int, ...] | None = None,
+) -> tuple[Fix, ...]:
+    """The fixes that would pay, best first, and last their combination.
+
+    `layers`: transformer layers per stage; by default those of the trace's metadata, else equal ones are assumed.
+    Raises SelectionError where their number differs from that of the stages.
+    """
+    return fixes_of(Facts.of(trace, replay, attribution), causes, layers=layers)
+
+
+def fixes_of(facts: Facts, causes: Sequence[Cause], *, layers: tuple[int, ...] | None = None) -> tuple[Fix, ...]:
+    """As `price_fixes`, from facts already gathered."""
+    pricer = _Pricer(facts, _withheld(facts, causes))
+    plans = [
+        *_cause_plans(facts, causes),
+        *worker_plans(facts, causes),
+        *layer_plans(facts, causes, layers),
+        *general_plans(facts),
+    ]
+    fixes = [pricer.price(plan) for plan in plans]
+    paying = [fix for fix in fixes if fix.saved_s >= SMALLEST_SAVING_SHARE * facts.attribution.recorded_s]
+    paying.sort(key=lambda fix: (fix.bound, -fix.saved_s))
+    combination = _combination(pricer, [fix for fix in paying if not fix.bound and fix.change is not None])
+    return (*paying, *combination)
+
+
+def _withheld(facts: Facts, causes: Sequence[Cause]) -> str | None:
+    """Why no saving can be promised; launch delays that a cause explains do not count against the replay."""
+    explained = sum(cause.saved_s for cause in causes if cause.kind in {CauseKind.LATE_DATA, CauseKind.HOST_BOUND})
+    discrepancy = facts.attribution.trust.discrepancy - explained / facts.attribution.original_s
+    if abs(discrepancy) > LARGEST_DISCREPANCY:
+        return (
+            f"launch delays that no cause explains make up {discrepancy:.1%} of the step (at most"
+            f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Pricer:
+    """Turns plans into fixes."""
+
+    facts: Facts
+    withheld: str | None
+
+    def price(self, plan: Plan) -> Fix:
+        """Replay the plan, unless its step times are known."""
+        changed = plan.step_times
+        if changed is None:
+            assert plan.change is not None, "a plan has a change or step times"
+            changed = step_times_with(self.facts.replay, (plan.change,))
+        changed = changed + plan.extra_s
+        attribution = self.facts.attribution
+        saving = self.facts.unchanged - changed
+        saved_s = float(saving.mean())
+        scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
+        error_s = attribution.trust.replay_error * attribution.recorded_s + CONFIDENCE_ERRORS * scatter
+        reason = self.withheld
+        if reason is None and saved_s < error_s:
+            reason = f"the saving of {saved_s:.3g} s is below its error of {error_s:.3g} s"
+        return Fix(
+            kind=plan.kind,
+            title=plan.title,
+            where=plan.where,
+            new_step_s=attribution.recorded_s - saved_s,
+            saved_s=saved_s,
+            saved_gpu_hours_per_day=saved_s / attribution.recorded_s * attribution.world_size * 24,
+            error_s=error_s,
+            bound=plan.bound,
+            withheld=reason,
+            details=plan.details,
+            change=plan.change,
+        )
+
+
+def _cause_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
+    """The fix of each cause that simply goes away, and those of sequences and garbage collection."""
+    for cause in causes:
+        if cause.change is None:
+            continue
+        if cause.kind in _DIRECT:
+            kind, title = _DIRECT[cause.kind]
+            yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s)
+        elif cause.kind is CauseKind.PYTHON_GC:
+            yield _planned_gc(facts, cause)
+        elif cause.kind is CauseKind.SEQUENCE_LENGTH_IMBALANCE:
+            yield _balanced(facts, cause)
+
+
+def _planned_gc(facts: Facts, cause: Cause) -> Plan:
+    """No pauses in forwards; all ranks pause together, once every N steps, as long as a pause took on average."""
+    assert facts.profile is not None
+    pauses = facts.profile.pause_s[0][facts.profile.pause_s[0] > 0]
+    pause_s = float(pauses.mean())
+    step_s = facts.attribution.recorded_s
+    every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
+    without = facts.unchanged if cause.without_s is None else cause.without_s
+    sweep = [
+        {"every_steps": count, "new_step_s": step_s - facts.unchanged_s + float(without.mean()) + pause_s / count}
+        for count in GC_INTERVALS
+    ]
+    return Plan(
+        FixKind.PLANNED_GC,
+        f"Collect garbage on all ranks together every {every} steps",
+        Where(),
+        cause.change,
+        step_times=cause.without_s,
+        extra_s=pause_s / every,
+        details={"pause_s": pause_s, "every_steps": every, "sweep": sweep},
+    )
+
+
+def _balanced(facts: Facts, cause: Cause) -> Plan:
+    """Microbatches dealt anew over the DP ranks of each step."""
+    profile = facts.profile
+    assert profile is not None
+    cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0)
+    deal = deal_job(cost)
+    load, dealt = cost.sum(axis=0), dealt_cost(cost, deal)
+    change = Scale(facts.table, (dealt / cost)[None, None, None])
+    bound_s = facts.unchanged_s - cause.saved_s if cause.without_s is not None else facts.unchanged_s
+    offset = facts.attribution.recorded_s - facts.unchanged_s
+    return Plan(
+        FixKind.BALANCE_SEQUENCES,
+        "Deal microbatches over DP ranks by cost",
+        Where(),
+        change,
+        details={
+            "busiest_over_mean_now": float((load.max(axis=1) / load.mean(axis=1)).mean()),
+            "busiest_over_mean_then": float((dealt.sum(axis=0).max(axis=1) / load.mean(axis=1)).mean()),
+            "bound_step_s": bound_s + offset,
+        },
+    )
+
+
+def _combination(pricer: _Pricer, fixes: Sequence[Fix]) -> Iterator[Fix]:
+    """Greedy: the fix that helps most on top of those before it, with what it adds."""
+    if len(fixes) < 2:
+        return
+    taken: list[Fix] = [fixes[0]]
+    sequence: list[dict[str, Any]] = [_step_of(fixes[0], fixes[0].saved_s)]
+    saved_s, best_times = fixes[0].saved_s, _times(pricer.facts, taken)
+    while len(taken) < LONGEST_COMBINATION:
+        options = [(fix, _times(pricer.facts, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
+        if not options:
+            break
+        fix, times = min(options, key=lambda option: float(option[1].mean()))
+        gain = pricer.facts.unchanged_s - float(times.mean()) - saved_s
+        if gain < SMALLEST_SAVING_SHARE * pricer.facts.unchanged_s / 2:
+            break
+        taken.append(fix)
+        saved_s += gain
+        best_times = times
+        sequence.append(_step_of(fix, gain))
+    if len(taken) > 1:
+        plan = Plan(
+            FixKind.COMBINATION,
+            " + ".join(fix.title for fix in taken),
+            Where(),
+            None,
+            step_times=best_times,
+            details={
+                "sequence": sequence,
+                "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
+            },
+        )
+        yield pricer.price(plan)
+
+
+def _times(facts: Facts, fixes: Sequence[Fix]) -> Floats:
+    changes: list[Change] = [fix.change for fix in fixes if fix.change is not None]
+    planned = [fix.details for fix in fixes if fix.kind is FixKind.PLANNED_GC]
+    extra_s = sum(float(details["pause_s"]) / int(details["every_steps"]) for details in planned)
+    return np.asarray(step_times_with(facts.replay, changes) + extra_s)
+
+
+def _allowed(fix: Fix, taken: Sequence[Fix]) -> bool:
+    kinds = {other.kind for other in taken}
+    return fix.kind not in kinds and not any(fix.kind in group and kinds & group for group in _EXCLUSIVE)
+
+
+def _step_of(fix: Fix, gain_s: float) -> dict[str, Any]:
+    return {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s, "marginal_saved_s": gain_s}
+
+
+__all__ = ["Fix", "FixKind", "fixes_of", "price_fixes"]

@@ -1,0 +1,53 @@
+"""Fixes that need no cause: less or hidden communication, a smaller pipeline bubble.
+
+In: `Facts`. Out: `Plan`s, most of them bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.cause_model import Where
+from tracekit.analysis.changes import Scale
+from tracekit.analysis.facts import Facts
+from tracekit.analysis.fix_model import FixKind
+from tracekit.analysis.fixes_plan import Plan
+
+#: Compress gradients and parameters to this share of their bytes: 16 to 8 bit.
+COMPRESSION = 2
+
+
+def general_plans(facts: Facts) -> Iterator[Plan]:
+    """What any job could try."""
+    if not facts.collectives.empty:
+        yield Plan(
+            FixKind.OVERLAP_DP,
+            "Overlap data-parallel communication with compute, all of it",
+            Where(),
+            Scale(facts.collectives, np.zeros((1, 1, 1, 1))),
+            bound=True,
+        )
+        yield Plan(
+            FixKind.COMPRESS_DP,
+            f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
+            Where(),
+            Scale(facts.collectives, np.full((1, 1, 1, 1), 1 / COMPRESSION)),
+            details={"ratio": COMPRESSION, "assumes": "transfer time in proportion to bytes"},
+        )
+    profile = facts.profile
+    if profile is not None and facts.stages > 1:
+        chunks = facts.table.shape[2]
+        # Twice the microbatches of half the size: the bubble of (pp - 1) / chunks microbatches halves.
+        slot_s = float(profile.stage_s.sum(axis=1).mean())
+        saved_s = slot_s * (facts.stages - 1) / chunks / 2
+        yield Plan(
+            FixKind.MORE_MICROBATCHES,
+            "Run twice as many microbatches of half the size",
+            Where(),
+            None,
+            step_times=facts.unchanged - saved_s,
+            bound=True,
+            details={"bubble_s": 2 * saved_s, "assumes": "compute in proportion to microbatch size"},
+        )

@@ -1,0 +1,126 @@
+"""Fixes for slow workers and hosts: replace them, or give them less to do.
+
+In: `Facts` and `Cause`s. Out: `Plan`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from tracekit.analysis.cause_model import Cause, CauseKind, Where
+from tracekit.analysis.cause_rules import workers_as_fast_as_peers
+from tracekit.analysis.changes import Scale, Together, step_times_with
+from tracekit.analysis.facts import Facts
+from tracekit.analysis.fix_model import FixKind
+from tracekit.analysis.fixes_plan import Plan
+from tracekit.model import Worker
+
+#: The smallest set of workers is sought whose repair brings the slowdown under this.
+TARGET_SLOWDOWN = 1.05
+_Item = TypeVar("_Item")
+
+
+def worker_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
+    """Replace what is slow; where several workers are, the fewest that suffice; or shift work off a slow DP rank."""
+    slow = [cause for cause in causes if cause.kind in {CauseKind.BAD_WORKER, CauseKind.SLOW_HOST}]
+    for cause in slow:
+        host = cause.kind is CauseKind.SLOW_HOST
+        title = f"Drain {cause.where.host}" if host else f"Replace {cause.where}"
+        kind = FixKind.DRAIN_HOST if host else FixKind.REPLACE_WORKERS
+        yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s)
+    workers = tuple(worker for cause in slow for worker in cause.where.workers)
+    if len(workers) > 1:
+        yield from _fewest(facts, workers)
+    if len(workers) == 1:
+        yield from _shifted(facts, workers[0])
+
+
+def _fewest(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Plan]:
+    """The fewest of the slow workers whose repair brings the slowdown under the target."""
+    ranked = sorted(workers, key=lambda worker: -_exact(facts, worker))
+    target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
+
+    def reached(chosen: Sequence[Worker]) -> bool:
+        return float(step_times_with(facts.replay, (heal(facts, chosen),)).mean()) <= target_s
+
+    chosen = fewest_that_suffice(ranked, reached)
+    if chosen is None or len(chosen) == len(workers):
+        return
+    yield Plan(
+        FixKind.REPLACE_WORKERS,
+        f"Replace {Where(workers=tuple(sorted(chosen)))}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
+        Where(workers=tuple(sorted(chosen))),
+        heal(facts, chosen),
+    )
+
+
+def fewest_that_suffice(
+    ranked: Sequence[_Item], reached: Callable[[Sequence[_Item]], bool]
+) -> tuple[_Item, ...] | None:
+    """The fewest of `ranked` (worst first) for which `reached` holds; None where all of them do not suffice.
+
+    The shortest prefix by bisection, then each member is left out if the rest still suffices. Repairing more never
+    slows a job, so `reached` is monotone.
+    """
+    if not ranked or not reached(ranked):
+        return None
+    low, high = 1, len(ranked)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(ranked[:middle]) else (middle + 1, high)
+    chosen = list(ranked[:high])
+    for item in list(reversed(chosen)):
+        rest = [other for other in chosen if other != item]
+        if len(chosen) <= 16 and reached(rest):
+            chosen = rest
+    return tuple(chosen)
+
+
+def heal(facts: Facts, workers: Sequence[Worker]) -> Together:
+    """These workers as fast as their peers."""
+    assert facts.profile is not None
+    hit = np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
+    for worker in workers:
+        hit[worker.pp_rank, facts.dp_ranks.index(worker.dp_rank)] = True
+    return Together((workers_as_fast_as_peers(facts, facts.profile, hit),))
+
+
+def _shifted(facts: Facts, worker: Worker) -> Iterator[Plan]:
+    """Fewer microbatches for the slow worker's DP rank, the rest spread over the others."""
+    profile = facts.profile
+    microbatches, dp_ranks = facts.table.shape[3], len(facts.dp_ranks)
+    if profile is None or dp_ranks < 2 or microbatches < 2:
+        return
+    at = facts.dp_ranks.index(worker.dp_rank)
+    factor = float(profile.worker[worker.pp_rank, at] * profile.dp_rank[at])
+    # As many as make (m - k) x factor equal to m + k / (dp - 1).
+    even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
+    plans = []
+    for moved in sorted({int(np.floor(even)), int(np.ceil(even))} - {0}):
+        if moved >= microbatches:
+            continue
+        share = np.full(dp_ranks, 1 + moved / (dp_ranks - 1) / microbatches)
+        share[at] = 1 - moved / microbatches
+        change = Scale(facts.table, share[None, None, None, None, None, :])
+        times = step_times_with(facts.replay, (change,))
+        title = f"Take {moved} of {microbatches} microbatches a step from dp {worker.dp_rank}"
+        plans.append(
+            Plan(
+                FixKind.SHIFT_WORK,
+                title,
+                Where(dp_ranks=(worker.dp_rank,)),
+                change,
+                step_times=times,
+                bound=True,
+                details={"microbatches_moved": moved, "slowness": factor},
+            )
+        )
+    if plans:
+        yield min(plans, key=lambda plan: float(np.mean(plan.step_times if plan.step_times is not None else np.inf)))
+
+
+def _exact(facts: Facts, worker: Worker) -> float:
+    return float(facts.attribution.worker_slowdown[facts.attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank])

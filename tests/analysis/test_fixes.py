@@ -1,0 +1,226 @@
+"""Fixes: predicted step times against the simulated truth, plans against exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.analysis.price_truth import checked_fixes
+from tracekit.analysis.attribution import attribute
+from tracekit.analysis.causes import causes_of, find_causes
+from tracekit.analysis.changes import Draft, step_times_with
+from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.facts import Facts
+from tracekit.analysis.fix_model import FixKind
+from tracekit.analysis.fixes import fixes_of, price_fixes
+from tracekit.analysis.fixes_workers import fewest_that_suffice
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.errors import SelectionError
+from tracekit.model import Layout
+from tracekit.synth import (
+    BaseCosts,
+    LateDataLoading,
+    PythonGc,
+    SequenceLengthImbalance,
+    SlowLastStage,
+    SlowP2pLink,
+    SlowWorker,
+    SynthSpec,
+    synthesize,
+)
+
+SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
+
+
+def facts_of(*causes, **changes):
+    trace = synthesize(replace(SPEC, causes=causes, **changes))
+    replay = JobReplay.from_trace(trace)
+    return Facts.of(trace, replay, attribute(replay))
+
+
+def fixes(*causes, **changes):
+    facts = facts_of(*causes, **changes)
+    return {fix.kind: fix for fix in reversed(fixes_of(facts, causes_of(facts)))}
+
+
+class TestPrices:
+    def test_predicted_step_times_are_those_of_the_fixed_jobs(self):
+        """Held-out seeds; each fixed job is simulated with the same seed and the cause removed."""
+        checked = list(checked_fixes(first_seed=660_000, repeats=1))
+        errors = np.array([each.error for each in checked])
+        kinds = {each.fix.kind for each in checked}
+        simulated = set(FixKind) - {
+            FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES, FixKind.COMBINATION, FixKind.HIDE_LAUNCHES,
+        }  # fmt: skip
+        assert kinds == simulated
+        assert np.median(errors) < 0.03
+        worst = checked[int(errors.argmax())]
+        assert errors.max() < 0.08, f"{worst.fix.title}: {worst.fix.new_step_s} for {worst.truth_s}, {worst.spec}"
+
+    def test_a_job_without_changes_takes_what_it_took(self):
+        facts = facts_of(SlowWorker(factor=1.5))
+        assert facts.unchanged_s == pytest.approx(facts.attribution.recorded_s, rel=0.01)
+
+    def test_pricing_changes_no_recorded_cost(self):
+        facts = facts_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
+        before = [matrix.copy() for matrix in Draft.recorded(facts.replay).own]
+        delays = [matrix.copy() for matrix in Draft.recorded(facts.replay).delay]
+        fixes_of(facts, causes_of(facts))
+        for mine, recorded in zip(before, facts.replay.durations.own, strict=True):
+            assert np.array_equal(mine, recorded)
+        for mine, recorded in zip(delays, facts.replay.durations.launch_delay, strict=True):
+            assert np.array_equal(mine, recorded)
+
+    def test_bounds_are_marked_and_come_after_what_can_be_had(self):
+        found = list(fixes(SlowWorker(factor=2)).values())
+        assert {fix.kind for fix in found if fix.bound} >= {FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES}
+
+    def test_compression_and_overlap_bound_each_other(self):
+        found = fixes(costs=BaseCosts(all_gather_s=0.1, reduce_scatter_s=0.1))
+        assert found[FixKind.COMPRESS_DP].saved_s == pytest.approx(found[FixKind.OVERLAP_DP].saved_s / 2, rel=0.05)
+        assert found[FixKind.COMPRESS_DP].saved_s == pytest.approx(0.1, rel=0.1)
+
+    def test_garbage_planned_less_often_costs_less(self):
+        fix = fixes(PythonGc(pause_s=0.4, rate=0.2))[FixKind.PLANNED_GC]
+        sweep = [entry["new_step_s"] for entry in fix.details["sweep"]]
+        assert sweep == sorted(sweep, reverse=True)
+        assert sweep[0] - sweep[1] == pytest.approx(0.2, rel=0.05), "a pause of 0.4 s every step or every second"
+
+    def test_gpu_hours_follow_from_the_saved_share(self):
+        fix = fixes(SlowWorker(factor=2))[FixKind.REPLACE_WORKERS]
+        step_s = fix.new_step_s + fix.saved_s
+        assert fix.saved_gpu_hours_per_day == pytest.approx(fix.saved_s / step_s * 64 * 24)
+
+
+class TestPromises:
+    def test_nothing_is_promised_below_its_error(self):
+        # Pauses in a few steps only: what one gets back varies from step to step.
+        facts = facts_of(PythonGc(pause_s=0.15, rate=0.01), SlowWorker(factor=1.2), steps=6)
+        for fix in fixes_of(facts, causes_of(facts)):
+            assert (fix.withheld is None) == (fix.saved_s >= fix.error_s)
+
+    def test_nothing_is_promised_where_launch_delays_stay_unexplained(self):
+        facts = facts_of(SlowWorker(factor=2), costs=BaseCosts(launch_delay_s=0.004))
+        withheld = fixes_of(facts, [])
+        assert withheld
+        assert all("no cause explains" in (fix.withheld or "") for fix in withheld)
+        plain = withheld[0].to_dict()
+        assert plain["saved_s"] is None
+        assert plain["new_step_s"] is None
+
+    def test_launch_delays_that_late_data_explains_withhold_nothing(self):
+        found = fixes(LateDataLoading(delay_s=0.4))
+        assert found[FixKind.PREFETCH].withheld is None
+
+    def test_a_healthy_job_has_nothing_to_repair(self):
+        assert set(fixes()) <= {FixKind.COMPRESS_DP, FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES}
+
+
+class TestPlans:
+    def test_the_layers_are_split_as_the_loss_layer_demands(self):
+        found = fixes(SlowLastStage(factor=1.5), layers=(8, 8, 8, 8))
+        fix = found[FixKind.REPARTITION]
+        # 32 layers + a loss of 4 layers' cost over 4 stages: 9, 9, 9 and 5 + 4.
+        assert fix.details["layers_then"] == [9, 9, 9, 5]
+        assert fix.details["layers_assumed"] is False
+        assert fix.details["loss_s"] / fix.details["layer_s"] == pytest.approx(4, rel=0.02)
+        assert sum(fix.details["loss_alone"]["layers"]) == 32
+
+    def test_layers_given_by_the_user_win(self):
+        facts = facts_of(SlowLastStage(factor=1.5))
+        causes = causes_of(facts)
+        given = {fix.kind: fix for fix in fixes_of(facts, causes, layers=(4, 4, 4, 4))}
+        assert sum(given[FixKind.REPARTITION].details["layers_then"]) == 16
+        with pytest.raises(SelectionError, match="expected 4 counts"):
+            fixes_of(facts, causes, layers=(9, 9, 9))
+
+    def test_work_moves_off_a_worker_that_stays_slow(self):
+        facts = facts_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
+        shifts = [fix for fix in fixes_of(facts, causes_of(facts)) if fix.kind is FixKind.SHIFT_WORK]
+        replaced = fixes(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))[FixKind.REPLACE_WORKERS]
+        assert len(shifts) == 2
+        assert all(0 < fix.saved_s < replaced.saved_s for fix in shifts)
+        layers = next(fix for fix in shifts if "layers_then" in fix.details)
+        assert layers.details["layers_then"][2] < 8
+
+    def test_balanced_sequences_come_near_the_bound_of_equal_microbatches(self):
+        facts = facts_of(SequenceLengthImbalance(quadratic_share=0.6))
+        found = {fix.kind: fix for fix in fixes_of(facts, causes_of(facts))}
+        fix = found[FixKind.BALANCE_SEQUENCES]
+        assert fix.details["busiest_over_mean_then"] < 1.01 < fix.details["busiest_over_mean_now"]
+        assert fix.details["bound_step_s"] < fix.new_step_s < facts.attribution.recorded_s
+
+    def test_a_combination_adds_up_marginal_gains_not_single_ones(self):
+        found = fixes(SlowWorker(dp_rank=1, pp_rank=1, factor=1.6), SlowP2pLink(dp_rank=2, pp_rank=0, factor=80))
+        fix = found[FixKind.COMBINATION]
+        sequence = fix.details["sequence"]
+        assert sum(entry["marginal_saved_s"] for entry in sequence) == pytest.approx(fix.saved_s)
+        assert fix.saved_s > fix.details["sum_of_single_savings_s"] * 1.05, "each hides the other's gain"
+        assert fix.saved_s > max(other.saved_s for kind, other in found.items() if kind is not FixKind.COMBINATION)
+
+    def test_the_fewest_slow_workers_to_replace_are_as_few_as_exhaustive_search_finds(self):
+        causes = (
+            SlowWorker(dp_rank=0, pp_rank=0, factor=1.8),
+            SlowWorker(dp_rank=1, pp_rank=1, factor=1.5),
+            SlowWorker(dp_rank=2, pp_rank=2, factor=1.12),
+            SlowWorker(dp_rank=3, pp_rank=3, factor=1.11),
+        )
+        facts = facts_of(*causes, noise=0.01)
+        named = causes_of(facts)
+        (cause,) = named
+        assert len(cause.where.workers) == 4
+        proposed = [
+            fix for fix in fixes_of(facts, named) if fix.kind is FixKind.REPLACE_WORKERS and "enough" in fix.title
+        ]
+        from tracekit.analysis.fixes_workers import TARGET_SLOWDOWN, heal
+
+        target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
+
+        def suffices(chosen) -> bool:
+            return float(step_times_with(facts.replay, (heal(facts, chosen),)).mean()) <= target_s
+
+        fewest = next(
+            size
+            for size in range(1, 5)
+            if any(suffices(chosen) for chosen in itertools.combinations(cause.where.workers, size))
+        )
+        assert [len(fix.where.workers) for fix in proposed] == [fewest] == [2]
+        assert suffices(proposed[0].where.workers)
+
+    def test_the_fewest_that_suffice_against_all_subsets(self):
+        weights = {"a": 5, "b": 4, "c": 4, "d": 1}
+
+        for needed in range(1, 15):
+            chosen = fewest_that_suffice("abcd", lambda items, needed=needed: sum(weights[i] for i in items) >= needed)
+            fewest = next(
+                size
+                for size in range(1, 5)
+                if any(sum(weights[i] for i in some) >= needed for some in itertools.combinations("abcd", size))
+            )
+            assert chosen is not None
+            assert len(chosen) == fewest
+        assert fewest_that_suffice("abcd", lambda items: len(items) > 4) is None
+
+
+class TestDiagnosis:
+    def test_all_of_it_is_plain_data(self):
+        trace = synthesize(replace(SPEC, causes=(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))))
+        replay = JobReplay.from_trace(trace)
+        plain = json.loads(json.dumps(diagnose(trace, replay, attribute(replay)).to_dict(), allow_nan=False))
+        assert plain["patterns"]["space"]["shape"] == "one-worker"
+        assert {cause["kind"] for cause in plain["causes"]} == {"bad-worker", "python-gc"}
+        assert plain["fixes"][-1]["kind"] == "combination"
+
+    def test_it_is_what_its_parts_say(self):
+        trace = synthesize(replace(SPEC, causes=(SlowLastStage(factor=1.5),)))
+        replay = JobReplay.from_trace(trace)
+        attribution = attribute(replay)
+        whole = diagnose(trace, replay, attribution)
+        causes = find_causes(trace, replay, attribution)
+        assert [cause.to_dict() for cause in whole.causes] == [cause.to_dict() for cause in causes]
+        fixes = price_fixes(trace, replay, attribution, causes)
+        assert [fix.to_dict() for fix in whole.fixes] == [fix.to_dict() for fix in fixes]
