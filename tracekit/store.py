@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.errors import StoreError
+from tracekit.errors import StoreBusyError, StoreError
 from tracekit.model import Layout
 from tracekit.text import encodable, short
 from tracekit.trace import Trace
@@ -249,7 +249,7 @@ class Store:
     def _error(self, error: Exception) -> StoreError:
         reason = str(error).splitlines()[0]
         if "Could not set lock" in reason:
-            return StoreError(
+            return StoreBusyError(
                 f"{self.path}: another process has the store open (it takes one writer, or readers only); try again"
                 " when it is done"
             )
