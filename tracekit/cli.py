@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit import __version__
+from tracekit.collectors.command import collect_command
 from tracekit.errors import GraphError, SelectionError, TracekitError
 from tracekit.text import printable, short
 
@@ -33,6 +34,8 @@ EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 _PATH = click.Path(path_type=Path)
+#: Value of an option that is given without one.
+_LIST = "?"
 
 
 def main() -> None:
@@ -156,7 +159,8 @@ def whatif(
 
 
 @commands.command("import")
-@click.argument("traces", nargs=-1, required=True, type=_PATH)
+@click.argument("traces", nargs=-1, type=_PATH)
+@click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
 @click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace.")
 @click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
@@ -164,6 +168,7 @@ def whatif(
 @click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
 def import_(
     traces: tuple[Path, ...],
+    importer: str | None,
     layout: Path | None,
     store: Path | None,
     name: str | None,
@@ -174,6 +179,14 @@ def import_(
     from tracekit.job import load
     from tracekit.store import Incoming, Store, default_store
 
+    if importer == _LIST:
+        from tracekit.collectors.registry import IMPORTERS
+
+        for known in IMPORTERS.values():
+            click.echo(f"{known.name:<20} {known.description}")
+        return
+    if not traces:
+        raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
     if name is not None and len(traces) > 1:
         raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
     opened = Store(store or default_store())
@@ -182,7 +195,7 @@ def import_(
         for path in traces:
             tell(f"reading {short(path.name)}")
             with _hushed_panics():
-                job = load(path, layout=layout)
+                job = load(path, layout=layout, importer=importer)
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             report = None if no_analysis else _report_json(job, tell)
             incoming.append(Incoming(job.trace, job_name, source, report))
@@ -299,6 +312,9 @@ def export(
     if steps is None and exported.steps < exported.steps_in_job:
         chosen += ", the slowest ones; choose others with --steps"
     click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")
+
+
+commands.add_command(collect_command)
 
 
 def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:

@@ -162,18 +162,15 @@ class Job:
         return [int(step) for step in graph.steps[sorted(slowest)]]
 
 
-def load(path: PathLike, *, layout: PathLike | None = None) -> Job:
-    """Read a trace file: canonical Parquet, or a published trace with its YAML `layout` file.
+def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None = None) -> Job:
+    """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
 
+    `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
     Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
     """
-    if layout is not None:
-        from tracekit.collectors.published import read_published
+    from tracekit.collectors.registry import read_any
 
-        return Job(read_published(path, layout))
-    from tracekit.trace import read_parquet
-
-    return Job(read_parquet(path))
+    return Job(read_any(Path(os.fsdecode(path)), name=importer, layout=None if layout is None else Path(layout)))
 
 
 def load_from_store(name: str | None = None, *, store: PathLike | None = None) -> Job:
