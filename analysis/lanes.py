@@ -25,6 +25,7 @@ from tracekit.analysis.structure import (
     LaneOps,
     Structure,
     build_structure,
+    is_held,
 )
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
@@ -163,6 +164,7 @@ def _by_structure(placed: _Placed, trace: Trace, steps: Int32s) -> list[LaneGrou
     if placed.chunk.shape[1] > 1:
         signature = _row_hash(placed.chunk.T)
     _hash_streams(placed.start, *_stream_ranges(by_stage), signature)
+    _hash_held_sends(placed, by_stage, signature)
     if chunks > 1:
         _hash_no_ops(placed, by_stage, signature)
     groups = []
@@ -263,7 +265,17 @@ def _hash_no_ops(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.ui
 
 def _mark(row: int) -> np.uint64:
     """A 64-bit number that differs from row to row."""
-    return np.uint64((row + 1) * _MIX % 2**64)
+    return np.uint64((int(row) + 1) * _MIX % 2**64)
+
+
+def _hash_held_sends(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[np.uint64]) -> None:
+    """Fold into each lane's signature whether a stage's last backward-send waited for its gradient reduction."""
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+    for stage in range(len(by_stage)):
+        if by_stage[stage, OpKind.ALL_REDUCE.code] and by_stage[stage, BACKWARD.send.code]:
+            reduction, send = end[stage, OpKind.ALL_REDUCE.code] - 1, end[stage, BACKWARD.send.code] - 1
+            held = is_held(placed.start[send], placed.start[reduction] + placed.duration[reduction])
+            signature += np.where(held, _mark(send), np.uint64(0))
 
 
 @kernel

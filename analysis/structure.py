@@ -21,7 +21,8 @@ from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Kinds that run one after the other on a worker, in order of start.
+#: Kinds that run one after the other on a worker, in order of start. What of them runs last precedes the collectives
+#: and the optimizer at the end of the step.
 COMPUTE_STREAM = (
     OpKind.FORWARD_COMPUTE,
     OpKind.BACKWARD_COMPUTE,
@@ -29,6 +30,7 @@ COMPUTE_STREAM = (
     OpKind.CHECKPOINT,
     OpKind.HOST_DELAY,
     OpKind.ALL_TO_ALL,
+    OpKind.GC,
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
@@ -101,6 +103,7 @@ def build_structure(ops: LaneOps) -> Structure:
     for stage in range(ops.stages):
         builder.add_streams(stage)
         builder.add_collectives(stage)
+        builder.add_held_send(stage)
     for direction in (FORWARD, BACKWARD):
         sends, recvs = {}, {}
         for stage in range(ops.stages):
@@ -128,6 +131,12 @@ def merged_order(ops: LaneOps, ranges: list[Ints]) -> Ints:
     # A running maximum keeps seq order where a recorded start steps back.
     keys = np.concatenate([np.maximum.accumulate(ops.start[part]) if len(part) else ops.start[part] for part in ranges])
     return rows[np.argsort(keys, kind="stable")]
+
+
+def is_held(send_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
+    """Whether a send was recorded behind a reduction, not before or beside it; seconds."""
+    held: npt.NDArray[np.bool_] = send_start > reduction_end - NO_OP_SLACK_S
+    return held
 
 
 def _dp_keys(ops: LaneOps) -> Ints:
@@ -186,12 +195,10 @@ class _Builder:
         for row in self.rows(stage, OpKind.PARAMS_ALL_GATHER):
             self.edge(int(row), self._of_chunk(forward, row)[:1])
         compute = self._compute[stage]
-        last_compute = compute[-1:]
+        last = compute[-1:]
         reductions = merged_order(self.ops, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
         separate = self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)
         overlapped = len(separate) > 0
-        chain = np.concatenate([last_compute, self.rows(stage, OpKind.GC)])
-        self.edge(chain[:-1], chain[1:])
         rest = np.concatenate(
             [
                 self.rows(stage, OpKind.LAYERNORM_GRADS_ALL_REDUCE),
@@ -202,11 +209,19 @@ class _Builder:
             ]
         )
         self.edge(rest[:-1], rest[1:])
-        self.edge(chain[-1:], rest[: len(chain[-1:])])
+        self.edge(last, rest[: len(last)])
         if overlapped:
             for row in reductions:
                 self.edge(self._of_chunk(backward, row)[-1:], int(row))
             self.edge(reductions[-1:], rest[: len(reductions[-1:])])
+
+    def add_held_send(self, stage: int) -> None:
+        """The last backward waits for the reductions inside it (DistributedDataParallel), and its send with it."""
+        reductions, sends = self.rows(stage, OpKind.ALL_REDUCE), self.rows(stage, BACKWARD.send)
+        if len(reductions) and len(sends):
+            reduction, send = int(reductions[-1]), int(sends[-1])
+            if is_held(self.ops.start[send], self.ops.end[reduction]):
+                self.edge(reduction, send)
 
     def _of_chunk(self, computes: Ints, collective: int) -> Ints:
         """The computes of the collective's chunk, all of them where it has none."""

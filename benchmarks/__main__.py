@@ -8,11 +8,11 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks import causes, core
+from benchmarks import causes, collect, core
 from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-SECTIONS = {"core": core.section, "causes": causes.section}
+SECTIONS = {"core": core.section, "causes": causes.section, "collect": collect.section}
 TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"
 
 

@@ -35,6 +35,7 @@ def test_the_script_makes_the_same_traces(tmp_path, monkeypatch, capsys):
         ("slow_last_stage", True),
         ("sequence_lengths", True),
         ("python_gc", True),
+        ("collected", True),
     ],
 )
 def test_samples_straggle_as_described(name, straggling):

@@ -272,3 +272,14 @@ def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
     metadata = {"from": "a\udcffb", "loss": float("inf")}
     store.add([incoming(Trace.from_frame(slow_frame(), LAYOUT, name="job", metadata=metadata))])
     assert store.load("job").metadata == metadata
+
+
+def test_the_report_is_stored_with_the_job_and_goes_with_it(tmp_path: Path) -> None:
+    """`Incoming.report` comes back as it was; a job stored without one has none, and replacing a job replaces it."""
+    store = Store(tmp_path / "jobs.duckdb")
+    trace = slow_trace()
+    store.add([Incoming(trace, "one", "file", '{"slowdown": 1.0}'), Incoming(trace, "two", "file")])
+    assert store.report("one") == '{"slowdown": 1.0}'
+    assert store.report("two") is None
+    store.add([Incoming(trace, "one", "file")], replace=True)
+    assert store.report("one") is None

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit import __version__
-from tracekit.errors import SelectionError, TracekitError
+from tracekit.collectors.command import collect_command
+from tracekit.errors import GraphError, SelectionError, TracekitError
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 _PATH = click.Path(path_type=Path)
+#: Value of an option that is given without one.
+_LIST = "?"
 
 
 def main() -> None:
@@ -102,6 +105,9 @@ def _trace_source(command: Any) -> Any:
 @_trace_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
+@click.option(
+    "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
+)
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--csv", "csv_directory", type=_PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
@@ -114,6 +120,7 @@ def whatif(
     job: str | None,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
+    layers: str | None,
     ignore_steps: str | None,
     as_json: bool,
     csv_directory: Path | None,
@@ -134,7 +141,7 @@ def whatif(
         if ignore_steps is not None:
             loaded = loaded.without_steps(_step_numbers(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
-        report = loaded.whatif(fix=fix, keep=keep, progress=tell)
+        report = loaded.whatif(fix=fix, keep=keep, layers=_layers(layers), progress=tell)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -152,16 +159,34 @@ def whatif(
 
 
 @commands.command("import")
-@click.argument("traces", nargs=-1, required=True, type=_PATH)
+@click.argument("traces", nargs=-1, type=_PATH)
+@click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
 @click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace.")
 @click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
-def import_(traces: tuple[Path, ...], layout: Path | None, store: Path | None, name: str | None, replace: bool) -> None:
-    """Put traces into a store: all of them, or none where one is bad."""
+@click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
+def import_(
+    traces: tuple[Path, ...],
+    importer: str | None,
+    layout: Path | None,
+    store: Path | None,
+    name: str | None,
+    replace: bool,
+    no_analysis: bool,
+) -> None:
+    """Put traces and their reports into a store: all of them, or none where one is bad."""
     from tracekit.job import load
     from tracekit.store import Incoming, Store, default_store
 
+    if importer == _LIST:
+        from tracekit.collectors.registry import IMPORTERS
+
+        for known in IMPORTERS.values():
+            click.echo(f"{known.name:<20} {known.description}")
+        return
+    if not traces:
+        raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
     if name is not None and len(traces) > 1:
         raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
     opened = Store(store or default_store())
@@ -170,14 +195,25 @@ def import_(traces: tuple[Path, ...], layout: Path | None, store: Path | None, n
         for path in traces:
             tell(f"reading {short(path.name)}")
             with _hushed_panics():
-                trace = load(path, layout=layout).trace
-            incoming.append(Incoming(trace, trace.name if name is None else name, printable(str(path))))
+                job = load(path, layout=layout, importer=importer)
+            job_name, source = job.trace.name if name is None else name, printable(str(path))
+            report = None if no_analysis else _report_json(job, tell)
+            incoming.append(Incoming(job.trace, job_name, source, report))
         tell("writing the store")
         opened.add(incoming, replace=replace)
     for item in incoming:
         click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {printable(str(opened.path))}")
-    job = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
-    click.echo(f"Next: tracekit whatif {printable(job)}")
+    options = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
+    click.echo(f"Next: tracekit whatif {printable(options)}")
+
+
+def _report_json(job: Job, tell: Callable[[str], None]) -> str | None:
+    """The job's report, or None, said on stderr, where its ops form no graph: the trace is kept all the same."""
+    try:
+        return job.whatif(progress=tell).to_json()
+    except GraphError as error:
+        click.echo(f"tracekit: stored without a report: {printable(str(error))}", err=True)
+        return None
 
 
 @commands.command()
@@ -278,6 +314,9 @@ def export(
     click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")
 
 
+commands.add_command(collect_command)
+
+
 def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:
     """The job the options name; without any, the newest in the default store, and say so."""
     from tracekit.job import load, load_from_store
@@ -293,6 +332,15 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
+
+
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    """`9,9,9,9` as layers per stage."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise SelectionError(f"--layers {text!r}; expected a number per stage, such as 9,9,9,9")
+    return tuple(int(count) for count in text.split(","))
 
 
 def _step_numbers(text: str, option: str) -> list[int]:
@@ -339,23 +387,23 @@ class _Condition:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """Yields a function that says on stderr what is under way, once a command has taken a second."""
-    began = time.monotonic()
-    shown = False
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Yields a function that says on stderr what is under way, at most once a second and not in the first."""
+    began = last = time.monotonic()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def tell(stage: str) -> None:
-        nonlocal shown
-        elapsed = time.monotonic() - began
-        if elapsed >= 1:
-            shown = sys.stderr.isatty() or shown
-            click.echo(f"\r\x1b[K{stage} ..." if sys.stderr.isatty() else f"{stage} ... ({elapsed:.1f} s)", err=True,
-                       nl=not sys.stderr.isatty())  # fmt: skip
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 1:
+            last = now
+            line = f"\r\x1b[K{stage} ..." if terminal else f"{stage} ... ({now - began:.0f} s)"
+            click.echo(line, err=True, nl=not terminal)
 
     try:
         yield tell
     finally:
-        if shown and sys.stderr.isatty():
+        if terminal and last > began:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 

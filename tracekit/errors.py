@@ -6,6 +6,7 @@
     │   └── GraphError    the ops do not fit together: unpaired send, cycle
     ├── LayoutError       the parallel layout is impossible or contradicts the trace
     ├── StoreError        the store cannot be opened, read or written, or lacks the job
+    │   └── StoreBusyError  another process has the store open; the same call can work in a moment
     ├── SelectionError    a selection or scenario names something that does not exist
     └── OutputError       a result cannot be written
 
@@ -36,6 +37,10 @@ class LayoutError(TracekitError):
 
 class StoreError(TracekitError):
     """The DuckDB store cannot be used as asked."""
+
+
+class StoreBusyError(StoreError):
+    """Another process has the store open."""
 
 
 class SelectionError(TracekitError):

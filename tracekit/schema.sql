@@ -22,6 +22,13 @@ CREATE TABLE job (
     metadata    VARCHAR NOT NULL                   -- free, as JSON text: framework, hosts, labels of a synthetic trace ...
 );
 
+-- What `whatif` found when the job was imported; no row where it was not asked or could not say.
+CREATE TABLE report (
+    job_id          INTEGER PRIMARY KEY,
+    tracekit        VARCHAR NOT NULL,           -- the version that made it
+    report          VARCHAR NOT NULL            -- JSON, as `whatif --json` prints it (docs/report-schema.md)
+);
+
 CREATE TABLE step (
     job_id     INTEGER NOT NULL,
     step       INTEGER NOT NULL,

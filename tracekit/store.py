@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.errors import StoreError
+from tracekit.errors import StoreBusyError, StoreError
 from tracekit.model import Layout
 from tracekit.text import encodable, short
 from tracekit.trace import Trace
@@ -46,11 +47,15 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A trace on its way into the store; `name` is the job's name there, `source` where the trace came from."""
+    """A trace on its way into the store.
+
+    `name`: the job's name there. `source`: where the trace came from. `report`: the JSON of its analysis, if there is.
+    """
 
     trace: Trace
     name: str
     source: str
+    report: str | None = None
 
 
 def default_store() -> Path:
@@ -121,6 +126,13 @@ class Store:
             source=f"{self.path}, job {name!r}",
         )
 
+    def report(self, name: str) -> str | None:
+        """The JSON that `whatif` found when the job `name` was imported; None where it was stored without."""
+        with self._open() as connection:
+            job_id = self._job_id(connection, name)
+            rows = connection.execute("SELECT report FROM report WHERE job_id = $job", {"job": job_id}).fetchall()
+        return str(rows[0][0]) if rows else None
+
     def newest(self) -> str:
         """The name of the job imported last."""
         jobs = self.jobs()
@@ -136,7 +148,7 @@ class Store:
                 f"{self.path}: job {item.name!r} is there already; replace it with --replace or choose --name"
             )
         for (job_id,) in old:
-            for table in ("DELETE FROM op", "DELETE FROM step", "DELETE FROM job"):
+            for table in ("DELETE FROM op", "DELETE FROM step", "DELETE FROM report", "DELETE FROM job"):
                 connection.execute(f"{table} WHERE job_id = $job", {"job": job_id})
         steps = trace.steps
         job_id = connection.execute(
@@ -160,6 +172,11 @@ class Store:
             {"job": job_id},
         )
         connection.unregister("incoming_ops")
+        if item.report is not None:
+            connection.execute(
+                "INSERT INTO report VALUES ($job, $version, $report)",
+                {"job": job_id, "version": version("tracekit"), "report": item.report},
+            )
         connection.executemany(
             "INSERT INTO step VALUES ($1, $2, $3)",
             [(job_id, int(step), trace.step_starts.get(int(step))) for step in steps],
@@ -232,7 +249,7 @@ class Store:
     def _error(self, error: Exception) -> StoreError:
         reason = str(error).splitlines()[0]
         if "Could not set lock" in reason:
-            return StoreError(
+            return StoreBusyError(
                 f"{self.path}: another process has the store open (it takes one writer, or readers only); try again"
                 " when it is done"
             )

@@ -14,7 +14,7 @@ FS, FR, BS, BR = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND,
 GATHER, SCATTER = OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER
 SEPARATE, NORM = OpKind.SEPARATE_GRADS_ALL_REDUCE, OpKind.LAYERNORM_GRADS_ALL_REDUCE
 EMBEDDING, CLIP = OpKind.EMBEDDING_GRADS_ALL_REDUCE, OpKind.OPTIMIZER_CLIP_MAIN_GRAD
-OPTIMIZER, GC = OpKind.OPTIMIZER, OpKind.GC
+OPTIMIZER, GC, ALL_REDUCE = OpKind.OPTIMIZER, OpKind.GC, OpKind.ALL_REDUCE
 
 
 @dataclass
@@ -278,3 +278,21 @@ def test_all_reduces_of_gradients_take_the_place_of_the_reduce_scatters():
     assert built.waits_for(0, OpKind.ALL_REDUCE, 0) == {(0, B, 0)}
     assert built.waits_for(0, OPTIMIZER, 0) == {(0, OpKind.ALL_REDUCE, 1)}
     assert built.dp_key(0, OpKind.ALL_REDUCE, 0) >= 0
+
+
+def test_a_gc_pause_between_computes_holds_them_up_where_it_ran():
+    lane = Lane(stages=1).add(0, GC, 0).add(0, F, 1).add(0, GC, 2).add(0, B, 3).add(0, OPTIMIZER, 4)
+    built = lane.build()
+    assert built.waits_for(0, F, 0) == {(0, GC, 0)}
+    assert built.waits_for(0, B, 0) == {(0, GC, 1)}
+    assert built.waits_for(0, OPTIMIZER, 0) == {(0, B, 0)}
+
+
+@pytest.mark.parametrize(("send_start", "held"), [(9.0, True), (7.0, False)])
+def test_a_send_behind_the_gradient_reduction_waits_for_it(send_start, held):
+    """DistributedDataParallel waits for its buckets inside the last backward, and the stage sends after that."""
+    lane = Lane(stages=2)
+    lane.add(0, F, 0).add(0, FS, 1).add(0, BR, send_start, 2).add(0, B, 12)
+    lane.add(1, FR, 1).add(1, F, 3).add(1, B, 5, 1.9).add(1, ALL_REDUCE, 6.9, 2.1).add(1, BS, send_start)
+    waits = lane.build().waits_for(1, BS, 0)
+    assert waits == {(1, B, 0), (1, ALL_REDUCE, 0)} if held else waits == {(1, B, 0)}

@@ -1,0 +1,124 @@
+"""What recording costs: each hook around a function that does nothing, with the recorder writing to disk."""
+
+import gc
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measure import table
+from tracekit.collectors import span
+
+CALLS = 20_000
+ROUNDS = 5
+
+
+def per_call_us(function) -> float:
+    """Microseconds per call, the best of some rounds."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            function()
+        best = min(best, time.perf_counter() - began)
+    return best / CALLS * 1e6
+
+
+def section() -> str:
+    """Cost per recorded op of each hook, and of what a script may call itself."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return "## Collecting\n\nNot measured: torch is not installed (extra `torch`)."
+    rows = [["`span` outside `tracekit collect`", f"{(per_call_us(_empty_span) - per_call_us(_empty)) * 1e3:.0f} ns"]]
+    with tempfile.TemporaryDirectory() as folder:
+        costs, size = _hook_costs(Path(folder))
+    rows += [[name, f"{cost:.2f} us"] for name, cost in costs.items()]
+    rows.append(["on disk", f"{size:.0f} bytes per op"])
+    return "## Collecting\n\nAdded to the training thread per recorded op, writer thread running.\n\n" + table(
+        ["what", "cost"], rows
+    )
+
+
+def _empty_span() -> None:
+    with span("work"):
+        pass
+
+
+def _empty() -> None:
+    pass
+
+
+class _Stage:
+    """As much of a pipeline stage as the hooks look at."""
+
+    stage_index, num_stages, is_last, group_rank, group = 0, 2, False, 0, None
+
+    def forward_one_chunk(self, chunk_id):
+        return chunk_id
+
+
+class _Work:
+    """A transfer that is done."""
+
+    def wait(self):
+        return True
+
+
+class _Op:
+    """A p2p op of a stage."""
+
+    peer = 1
+
+
+def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
+    """Hook -> microseconds added per op; bytes written per op."""
+    from tracekit.collectors.runtime.hooks_compute import PipelineHooks
+    from tracekit.collectors.runtime.hooks_host import HostHooks
+    from tracekit.collectors.runtime.recorder import Recorder
+    from tracekit.collectors.runtime.session import Session
+    from tracekit.collectors.runtime.words import Category, RuntimeOptions
+
+    options = RuntimeOptions(ring_capacity=1 << 22)
+    recorder = Recorder(folder, 0, 0, options)
+    session = Session(recorder, options, rank=0, world_size=1, attempt=0)
+    session.start()
+    pipeline, host = PipelineHooks(session), HostHooks(session)
+    pipeline._described.add(0)
+    stage, work, op = _Stage(), _Work(), _Op()
+
+    def nothing(*_args, **_kwargs):
+        return [work]
+
+    compute = pipeline._compute("forward-compute", _Stage.forward_one_chunk)
+    make_ops = pipeline._tag("forward-send", lambda _stage, _chunk: [op])
+    post, wait = pipeline._batch(nothing), pipeline._wait(nothing)
+    load = host._timed(Category.DATA_LOAD, "data-load", nothing)
+
+    def transfer():
+        make_ops(stage, 0)
+        wait(post([op]))
+
+    def optimize():
+        host._before_optimizer(stage, (), {})
+        host._after_optimizer(stage, (), {})
+
+    def collect_garbage():
+        host._on_gc("start", {"generation": 2})
+        host._on_gc("stop", {"generation": 2})
+
+    bare = per_call_us(lambda: stage.forward_one_chunk(0))
+    measured = {
+        "forward or backward": lambda: compute(stage, 0),
+        "p2p transfer": transfer,
+        "data-load, checkpoint": lambda: load(None),
+        "optimizer, with the step's record": optimize,
+        "gc": collect_garbage,
+    }
+    costs = {}
+    gc.disable()
+    for name, function in measured.items():
+        costs[name] = per_call_us(function) - bare
+    gc.enable()
+    session.close()
+    written = sum(path.stat().st_size for path in folder.glob("rank-*"))
+    return costs, written / recorder.written

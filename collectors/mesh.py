@@ -1,0 +1,314 @@
+"""Where every rank of a job stands: its dp, pp, tp and cp rank, and how that was found.
+
+In: the facts the ranks wrote (device meshes, Megatron's state, pipeline groups, process groups) and options. Out:
+a `Placement`. The order of belief: options, named device meshes, Megatron, pipeline stages with the groups that reduced
+gradients. Ranks that disagree are an error that names them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tracekit.errors import LayoutError
+from tracekit.model import Layout
+
+#: Name of a mesh dimension -> word of the layout.
+DIMENSION_WORDS = {
+    "dp": "dp",
+    "data": "dp",
+    "data_parallel": "dp",
+    "ddp": "dp",
+    "replicate": "dp",
+    "shard": "dp",
+    "fsdp": "dp",
+    "hsdp": "dp",
+    "dp_replicate": "dp",
+    "dp_shard": "dp",
+    "dp_shard_cp": "dp",
+    "pp": "pp",
+    "pipeline": "pp",
+    "pipe": "pp",
+    "stage": "pp",
+    "tp": "tp",
+    "tensor": "tp",
+    "model": "tp",
+    "mp": "tp",
+    "cp": "cp",
+    "context": "cp",
+    "sp": "cp",
+}
+WORDS = ("dp", "pp", "tp", "cp")
+#: Mesh dimensions that cut across others and place nobody.
+IGNORED_DIMENSIONS = frozenset({"ep", "efsdp", "etp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank stands."""
+
+    dp: int = 0
+    pp: int = 0
+    tp: int = 0
+    cp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where every rank stands, the sizes, and `source`: how it was found."""
+
+    layout: Layout
+    places: Mapping[int, Place]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What one rank knows. `reduced`: ranks of the groups over which it reduced gradients, most used first."""
+
+    rank: int
+    world_size: int
+    meshes: tuple[Mapping[str, Any], ...] = ()
+    megatron: Mapping[str, Any] | None = None
+    pipelines: tuple[Mapping[str, Any], ...] = ()
+    reduced: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOptions:
+    """Sizes the user states; None is found out."""
+
+    dp: int | None = None
+    pp: int | None = None
+    tp: int | None = None
+    vpp: int | None = None
+
+
+@dataclass(slots=True)
+class _Found:
+    """Places under construction."""
+
+    places: dict[int, Place]
+    source: str
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None) -> Placement:
+    """Find the layout of a job from what its ranks wrote. Raises LayoutError where they contradict each other."""
+    ranks = sorted(facts, key=lambda one: one.rank)
+    world_size = _agreed_world_size(ranks)
+    chosen = options or LayoutOptions()
+    found = (
+        _from_options(ranks, world_size, chosen)
+        or _from_meshes(ranks, world_size)
+        or _from_megatron(ranks, world_size)
+        or _from_groups(ranks, world_size)
+    )
+    sizes = found.sizes or _largest(found.places)
+    _check_distinct(found, sizes, world_size)
+    vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
+    layout = Layout(**sizes, vpp=vpp, world_size=world_size)
+    return Placement(layout, {one.rank: found.places[one.rank] for one in ranks}, found.source)
+
+
+def _agreed_world_size(ranks: list[RankFacts]) -> int:
+    sizes = Counter(one.world_size for one in ranks)
+    if len(sizes) > 1:
+        usual = sizes.most_common(1)[0][0]
+        odd = [one.rank for one in ranks if one.world_size != usual]
+        raise LayoutError(
+            f"ranks {_list(odd)} saw a world size other than {usual}, which the rest saw; they belong to another run:"
+            " give each run its own --segments folder"
+        )
+    return ranks[0].world_size
+
+
+def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOptions) -> _Found | None:
+    """Places by arithmetic, tp fastest, then dp, then pp, as Megatron orders ranks; None without options."""
+    if options.dp is None and options.pp is None and options.tp is None:
+        return None
+    base = _from_job(ranks, world_size)
+    stated = {word: getattr(options, word) for word in ("dp", "pp", "tp") if getattr(options, word) is not None}
+    known = (base.sizes or _largest(base.places)) if base is not None else {}
+    if base is not None and all(known[word] == size for word, size in stated.items()):
+        return replace(base, source=f"{base.source}, confirmed by options")
+    pp, tp = stated.get("pp", 1), stated.get("tp", 1)
+    dp = stated.get("dp") or world_size // (pp * tp)
+    if dp * pp * tp != world_size:
+        raise LayoutError(
+            f"--dp {dp} x --pp {pp} x --tp {tp} = {dp * pp * tp}, but the job has {world_size} ranks; correct the sizes"
+        )
+    places = {rank: Place(dp=rank // tp % dp, pp=rank // (tp * dp), tp=rank % tp) for rank in range(world_size)}
+    return _Found(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
+
+
+def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
+    """What the job itself tells; None where it contradicts itself or says nothing, since options are there to help."""
+    try:
+        return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
+    except LayoutError:
+        return None
+
+
+def _largest(places: Mapping[int, Place]) -> dict[str, int]:
+    """Sizes from the largest places."""
+    return {word: 1 + max(getattr(place, word) for place in places.values()) for word in WORDS}
+
+
+def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
+    """Places from the device mesh that holds all ranks and whose dimensions all have known names."""
+    chosen: dict[str, list[int]] = {}
+    for one in ranks:
+        for mesh in one.meshes:
+            shape, members = _flatten(mesh["ranks"])
+            words = [DIMENSION_WORDS.get(name) for name in mesh["names"]]
+            if len(members) != world_size or not words or None in words or len(words) != len(shape):
+                continue
+            chosen.setdefault(repr((mesh["names"], mesh["ranks"])), []).append(one.rank)
+            break
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        usual = max(chosen, key=lambda key: len(chosen[key]))
+        odd = sorted(rank for key, members in chosen.items() if key != usual for rank in members)
+        raise LayoutError(
+            f"ranks {_list(odd)} built a device mesh other than {usual}, which the rest built; start them with the same"
+            " parallel sizes, or state them with --dp, --pp and --tp"
+        )
+    names, nested = next(
+        (mesh["names"], mesh["ranks"])
+        for one in ranks
+        for mesh in one.meshes
+        if repr((mesh["names"], mesh["ranks"])) in chosen
+    )
+    shape, members = _flatten(nested)
+    places = {}
+    for position, rank in enumerate(members):
+        coordinate = dict.fromkeys(WORDS, 0)
+        rest = position
+        stride = dict.fromkeys(WORDS, 1)
+        for name, size in zip(reversed(names), reversed(shape), strict=True):
+            word = DIMENSION_WORDS[name]
+            coordinate[word] += rest % size * stride[word]
+            stride[word] *= size
+            rest //= size
+        places[rank] = Place(**coordinate)
+    sizes = dict.fromkeys(WORDS, 1)
+    for name, size in zip(names, shape, strict=True):
+        sizes[DIMENSION_WORDS[name]] *= size
+    return _Found(places, f"device mesh ({', '.join(names)})", sizes)
+
+
+def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
+    """Places from Megatron's parallel state, which each rank knows for itself."""
+    knowing = [one for one in ranks if one.megatron is not None]
+    if not knowing:
+        return None
+    sizes_of = {
+        one.rank: {word: one.megatron["sizes"].get(word, 1) for word in WORDS} for one in knowing if one.megatron
+    }
+    usual = sizes_of[knowing[0].rank]
+    odd = [rank for rank, sizes in sizes_of.items() if sizes != usual]
+    silent = [one.rank for one in ranks if one.megatron is None]
+    if odd or silent:
+        raise LayoutError(
+            f"Megatron's parallel sizes are {usual} on rank {knowing[0].rank}, but ranks {_list(odd or silent)} say"
+            f" {'otherwise' if odd else 'nothing'}; state the sizes with --dp, --pp and --tp"
+        )
+    places = {
+        one.rank: Place(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
+        for one in knowing
+        if one.megatron
+    }
+    if usual["dp"] * usual["pp"] * usual["tp"] * usual["cp"] != world_size and usual["cp"] > 1:
+        usual = {**usual, "cp": 1}  # Megatron's data-parallel size can include the context-parallel one
+        places = {rank: replace(place, cp=0) for rank, place in places.items()}
+    return _Found(places, "Megatron parallel state", usual)
+
+
+def _from_groups(ranks: list[RankFacts], world_size: int) -> _Found:
+    """Places from pipeline stages and the groups that reduced gradients."""
+    places = {}
+    found_pipeline = found_reduction = False
+    for one in ranks:
+        pp = dp = 0
+        if one.pipelines:
+            pp, found_pipeline = int(one.pipelines[0]["group_rank"]), True
+        if one.reduced:
+            dp, found_reduction = sorted(one.reduced[0]).index(one.rank), True
+        places[one.rank] = Place(dp=dp, pp=pp)
+    if world_size > 1 and not found_pipeline and not found_reduction:
+        raise LayoutError(
+            f"the layout of {world_size} ranks cannot be told: no device mesh, no Megatron, no pipeline and no gradient"
+            " reduction was seen; state it with --dp, --pp and --tp"
+        )
+    if found_pipeline and not found_reduction:
+        _spread_replicas(ranks, places)
+    how = [name for name, seen in (("pipeline stages", found_pipeline), ("gradient groups", found_reduction)) if seen]
+    sizes = _group_sizes(ranks) if len(places) < world_size else {}
+    return _Found(places, " and ".join(how) or "a single rank", sizes)
+
+
+def _spread_replicas(ranks: list[RankFacts], places: dict[int, Place]) -> None:
+    """Pipelines that share no gradient group are told apart by their first rank."""
+    pipelines = sorted({tuple(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines})
+    for one in ranks:
+        if one.pipelines:
+            number = pipelines.index(tuple(one.pipelines[0]["ranks"]))
+            places[one.rank] = replace(places[one.rank], dp=number)
+
+
+def _group_sizes(ranks: list[RankFacts]) -> dict[str, int]:
+    """Sizes from the groups themselves, where ranks are missing."""
+    pp = max((len(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines), default=1)
+    dp = max((len(one.reduced[0]) for one in ranks if one.reduced), default=1)
+    return {"dp": dp, "pp": pp, "tp": 1, "cp": 1}
+
+
+def _check_distinct(found: _Found, sizes: Mapping[str, int], world_size: int) -> None:
+    """Every rank at its own place, and as many places as ranks."""
+    taken: dict[Place, int] = {}
+    for rank, place in sorted(found.places.items()):
+        if place in taken:
+            raise LayoutError(
+                f"ranks {taken[place]} and {rank} both stand at dp {place.dp}, pp {place.pp}, tp {place.tp}, cp"
+                f" {place.cp} by {found.source}; state the layout with --dp, --pp and --tp"
+            )
+        taken[place] = rank
+    product = sizes["dp"] * sizes["pp"] * sizes["tp"] * sizes["cp"]
+    if product != world_size:
+        raise LayoutError(
+            f"{found.source} gives dp {sizes['dp']} x pp {sizes['pp']} x tp {sizes['tp']} x cp {sizes['cp']} ="
+            f" {product}, but the job has {world_size} ranks; state the layout with --dp, --pp and --tp"
+        )
+
+
+def _chunks(ranks: list[RankFacts], pp: int) -> int:
+    """Model chunks per rank: pipeline stages over pipeline ranks."""
+    counts = [int(one.pipelines[0]["num_stages"]) for one in ranks if one.pipelines]
+    megatron = [int(one.megatron["vpp"]) for one in ranks if one.megatron is not None]
+    if counts:
+        return max(1, max(counts) // pp)
+    return max(megatron, default=1)
+
+
+def _flatten(nested: Any) -> tuple[list[int], list[int]]:
+    """Shape and members, row-major, of nested lists."""
+    shape: list[int] = []
+    level = nested
+    while isinstance(level, list):
+        shape.append(len(level))
+        level = level[0]
+    members = nested
+    for _ in shape[1:]:
+        members = [item for part in members for item in part]
+    return shape, [int(member) for member in members]
+
+
+def _list(ranks: Iterable[int]) -> str:
+    """Ranks for a message, at most eight."""
+    numbers = list(ranks)
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown

@@ -1,0 +1,1 @@
+"""What runs inside a training process: hooks and the recorder. Imports torch and the standard library only."""

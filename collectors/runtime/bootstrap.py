@@ -1,0 +1,124 @@
+"""How recording starts in a process that `tracekit collect` launched.
+
+In: the environment the launcher set. Out: one active `Session` in each training process, nothing in any other: the
+elastic agent, data-loader workers and resource trackers run this too. torch is never imported from here; what is to be
+patched is patched when the process itself imports it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tracekit.collectors import spans
+from tracekit.collectors.runtime.patches import on_import
+from tracekit.collectors.runtime.recorder import Recorder
+from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, RuntimeOptions, attempt_directory, rank_stem
+
+_armed = False
+_session: Any = None
+
+
+def arm() -> None:
+    """Watch for the imports that tell a training process. Called by sitecustomize and by torch's entry point."""
+    global _armed  # noqa: PLW0603  once per process
+    if _armed or ENV_DIRECTORY not in os.environ:
+        return
+    _armed = True
+    on_import("torch.distributed.distributed_c10d", _guarded(_watch_process_group))
+    on_import("torch.optim.optimizer", _guarded(_watch_optimizer))
+    os.register_at_fork(after_in_child=_off_in_child)
+
+
+def _warn(message: str) -> None:
+    sys.stderr.write(f"tracekit: {message}; this process is not recorded, the training goes on\n")
+
+
+def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """`callback` as one that warns where it would raise."""
+
+    def call(module: ModuleType) -> None:
+        try:
+            callback(module)
+        except Exception as error:
+            _warn(f"hooks for {module.__name__} cannot be installed ({type(error).__name__}: {error})")
+
+    return call
+
+
+def _off_in_child() -> None:
+    """A forked child shares the parent's files and counters: it records nothing."""
+    spans.attach(spans.NOBODY)
+    if _session is not None:
+        _session.recording = False
+        _session.recorder.abandon()
+
+
+def _watch_process_group(module: ModuleType) -> None:
+    """A process that joins a process group is a training process: start when it has."""
+    original = module.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        activate(module.get_rank(), module.get_world_size())
+        return result
+
+    init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
+    init_process_group.__doc__ = original.__doc__
+    module.init_process_group = init_process_group  # type: ignore[attr-defined]
+    package = sys.modules.get("torch.distributed")
+    if package is not None and getattr(package, "init_process_group", None) is original:
+        package.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def _watch_optimizer(module: ModuleType) -> None:
+    """A process without a process group that makes an optimizer is a training process of one rank."""
+    optimizer = module.Optimizer
+    original = optimizer.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _session is None and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            activate(0, 1)
+
+    init.__wrapped__ = original  # type: ignore[attr-defined]
+    optimizer.__init__ = init
+
+
+def activate(rank: int, world_size: int) -> None:
+    """Start recording this process as `rank`, unless another process of this attempt already is that rank."""
+    global _session  # noqa: PLW0603  once per process
+    if _session is not None:
+        return
+    try:
+        _session = _start(rank, world_size)
+    except Exception as error:
+        _warn(f"rank {rank} cannot start its recorder ({type(error).__name__}: {error})")
+
+
+def _start(rank: int, world_size: int) -> Any:
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    directory = attempt_directory(Path(os.environ[ENV_DIRECTORY]), attempt)
+    directory.mkdir(parents=True, exist_ok=True)
+    claim = directory / f"{rank_stem(rank)}.claim"
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        return None
+    options = RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    from tracekit.collectors.runtime.install import install_hooks
+    from tracekit.collectors.runtime.session import Session
+
+    recorder = Recorder(directory, rank, attempt, options)
+    session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
+    install_hooks(session)
+    session.start()
+    atexit.register(session.close)
+    spans.attach(session)
+    return session

@@ -1,0 +1,291 @@
+"""Hooks for collectives: those Python starts, the buckets DistributedDataParallel starts, functional ones.
+
+In: calls of torch. Out: collective records, with the process group by number. The end of a collective is when its
+future completes; nobody waits for it here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.words import Category
+
+#: Bound methods of `ProcessGroup` that start a collective.
+COLLECTIVES = (
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "_allgather_base",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+)
+#: P2p a pipeline schedule did not tag: recorded under its own name.
+POINT_TO_POINT = ("send", "recv", "recv_anysource")
+#: Functional collectives with one tensor: their result is waited for by `wait_tensor`.
+FUNCTIONAL = (
+    "all_reduce",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "all_to_all_single",
+    "broadcast",
+)
+
+
+class CollectiveHooks:
+    """Hooks of `torch.distributed`; one instance per session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._groups: dict[str, int] = {}
+        self._local = threading.local()
+        self._reducer_hooked = False
+        self._without_future: set[str] = set()
+        self._waited_for: dict[int, tuple[Any, Callable[[int], None]]] = {}
+        session.step_listeners.append(self._forget_unfinished)
+
+    def install(self) -> None:
+        """Hook the process group's methods, and, once DDP is used, its reducer's bucket reductions."""
+        for name in COLLECTIVES:
+            self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._collective, name))
+        for name in POINT_TO_POINT:
+            self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._point_to_point, name))
+        self.session.patches.add(dist.Work, "wait", self._wait)
+        self.session.patches.add(torch.nn.parallel.DistributedDataParallel, "__init__", self._ddp_init)
+
+    def group_number(self, group: Any) -> int:
+        """The number that stands for a process group in records."""
+        number = self._groups.get(group.group_name)
+        if number is None:
+            number = self._groups[group.group_name] = len(self._groups)
+            self.session.recorder.fact(
+                "group",
+                {
+                    "number": number,
+                    "name": group.group_name,
+                    "description": group.group_desc,
+                    "ranks": dist.get_process_group_ranks(group),
+                },
+            )
+        return number
+
+    def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, local = self.session, self._local
+
+        @functools.wraps(original)
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not session.recording or torch.compiler.is_compiling():
+                return original(group, *args, **kwargs)
+            start_ns = session.attempt_hook(name, self._begins)
+            local.inside = True
+            try:
+                work = original(group, *args, **kwargs)
+            finally:
+                local.inside = False
+            if start_ns is not None:
+                session.attempt_hook(name, self._started, name, group, args, start_ns, work)
+            return work
+
+        return collective
+
+    def _point_to_point(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Record when the call was made; when it ended is the waiter's business, and nobody waits twice."""
+        session = self.session
+
+        @functools.wraps(original)
+        def point_to_point(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not session.recording or session.busy:
+                return original(group, *args, **kwargs)
+            start_ns = now_ns()
+            work = original(group, *args, **kwargs)
+            session.attempt_hook(name, self._posted, name, group, start_ns)
+            return work
+
+        return point_to_point
+
+    def _posted(self, name: str, group: Any, start_ns: int) -> None:
+        self.session.record(Category.COLLECTIVE, f"p2p-{name}", start_ns, now_ns(), peer=self.group_number(group))
+
+    def _begins(self) -> int:
+        if self.session.busy == 0 and self.session.in_main_thread():
+            return self.session.begin_op()
+        return now_ns()
+
+    def _started(self, name: str, group: Any, args: tuple[Any, ...], start_ns: int, work: Any) -> None:
+        """Record the collective when its future completes, at once where there is none."""
+        number = self.group_number(group)
+        record = functools.partial(self._record, name, start_ns, number, self.session.step, _bytes(args))
+        if work is None:
+            record(now_ns())
+            return
+        if name not in self._without_future:
+            try:
+                future = work.get_future()
+            except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
+                self._without_future.add(name)
+            else:
+                future.add_done_callback(lambda _: self.session.attempt_hook(name, record, now_ns()))
+                return
+        self._waited_for[id(work)] = (work, record)
+
+    def _record(self, name: str, start_ns: int, group: int, step: int, size: int, end_ns: int) -> None:
+        self.session.record(Category.COLLECTIVE, name, start_ns, end_ns, peer=group, extra=size, step=step)
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        waited_for, session = self._waited_for, self.session
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if not waited_for:
+                return original(work, *args, **kwargs)
+            result = original(work, *args, **kwargs)
+            pending = waited_for.pop(id(work), None)
+            if pending is not None:
+                session.attempt_hook("wait", pending[1], now_ns())
+            return result
+
+        return wait
+
+    def _forget_unfinished(self) -> None:
+        self.session.unfinished += len(self._waited_for)
+        self._waited_for.clear()
+
+    # ---- functional collectives ----------------------------------------------------------------------------------
+
+    def install_functional(self, module: Any) -> None:
+        """Hook the Python side of functional collectives, which process groups never see.
+
+        Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
+        """
+        for name in FUNCTIONAL:
+            self.session.patches.add(module, name, functools.partial(self._functional, name, module))
+        self.session.patches.add(module, "wait_tensor", self._wait_tensor)
+
+    def _functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+        group_at = list(inspect.signature(original).parameters).index("group")
+
+        @functools.wraps(original)
+        def functional(*args: Any, **kwargs: Any) -> Any:
+            if not session.recording or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            start_ns = session.attempt_hook(name, self._begins)
+            result = original(*args, **kwargs)
+            if start_ns is not None:
+                group = kwargs["group"] if "group" in kwargs else args[group_at]
+                session.attempt_hook(name, self._functional_started, name, module, group, start_ns, result)
+            return result
+
+        return functional
+
+    def _functional_started(self, name: str, module: Any, group: Any, start_ns: int, result: Any) -> None:
+        name_of_group = module._resolve_group_name(group)  # noqa: SLF001
+        number = self.group_number(torch.distributed.distributed_c10d._resolve_process_group(name_of_group))  # noqa: SLF001
+        record = functools.partial(self._record, name, start_ns, number, self.session.step, int(result.nbytes))
+        waiting = getattr(result, "elem", None)
+        if waiting is None:
+            record(now_ns())
+        else:
+            self._waited_for[id(waiting)] = (waiting, record)
+
+    def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, waited_for = self.session, self._waited_for
+
+        @functools.wraps(original)
+        def wait_tensor(tensor: Any) -> Any:
+            result = original(tensor)
+            if waited_for and not torch.compiler.is_compiling():
+                pending = waited_for.pop(id(tensor), None)
+                if pending is not None:
+                    session.attempt_hook("wait_tensor", pending[1], now_ns())
+            return result
+
+        return wait_tensor
+
+    # ---- DistributedDataParallel -------------------------------------------------------------------------------
+
+    def _ddp_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
+            original(ddp, *args, **kwargs)
+            session.attempt_hook("ddp-buckets", self._hook_reducer)
+
+        return init
+
+    def _hook_reducer(self) -> None:
+        """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
+        if self._reducer_hooked:
+            return
+        self._reducer_hooked = True
+        below = torch._C._after_autograd_keyset  # noqa: SLF001
+        operator = torch.ops.c10d.allreduce_.default
+        session, local = self.session, self._local
+
+        def kernel(keyset: Any, tensors: Any, group: Any, *args: Any) -> Any:
+            if getattr(local, "inside", False) or not session.recording:
+                return operator.redispatch(keyset & below, tensors, group, *args)
+            start_ns = now_ns()
+            result = operator.redispatch(keyset & below, tensors, group, *args)
+            session.attempt_hook("ddp-buckets", self._bucket_started, group, tensors, start_ns, result[1])
+            return result
+
+        session.patches.add_patch(_Kernel("allreduce_", kernel))
+
+    def _bucket_started(self, group: Any, tensors: Any, start_ns: int, work: Any) -> None:
+        self._started("allreduce", dist.ProcessGroup.unbox(group), (tensors,), start_ns, dist.Work.unbox(work))
+
+
+class _Kernel:
+    """A dispatcher kernel in front of an operator of `c10d`; no autograd formula stands there."""
+
+    def __init__(self, operator: str, kernel: Callable[..., Any]) -> None:
+        self.installed = False
+        self._operator, self._kernel = operator, kernel
+        self._library: Any = None
+
+    def install(self) -> None:
+        """Register it."""
+        self._library = torch.library.Library("c10d", "IMPL")
+        for key in ("AutogradCPU", "AutogradCUDA"):
+            self._library.impl(self._operator, self._kernel, key, with_keyset=True)
+        self.installed = True
+
+    def remove(self) -> None:
+        """Take it out of the dispatcher."""
+        self._library._destroy()  # noqa: SLF001  the only way to unregister before the end of the process
+        self._library = None
+        self.installed = False
+
+
+def _bytes(args: tuple[Any, ...]) -> int:
+    """Size of the first tensor argument(s), bytes."""
+    first = args[0] if args else None
+    if isinstance(first, torch.Tensor):
+        return int(first.nbytes)
+    if isinstance(first, list | tuple):
+        return sum(_bytes((item,)) for item in first)
+    return 0

@@ -1,0 +1,309 @@
+"""Hooks for forward and backward: pipeline schedules, and loops without a pipeline.
+
+In: calls of torch. Out: compute and p2p records of the session. Each wrapper calls the original exactly once with the
+user's arguments and hands back its result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tracekit.collectors.runtime.patches import Patch
+from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.words import NONE, Category, Flag
+
+FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
+#: Method of a pipeline stage that makes p2p ops -> their kind.
+P2P_SOURCES = {
+    "get_fwd_recv_ops": "forward-recv",
+    "get_fwd_send_ops": "forward-send",
+    "get_bwd_recv_ops": "backward-recv",
+    "get_bwd_send_ops": "backward-send",
+}
+_TAG = "_tracekit_tag"
+
+
+class PipelineHooks:
+    """Hooks of `torch.distributed.pipelining`; one instance per session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._waiting: dict[int, tuple[Any, str, int, int, int, int]] = {}
+        self._described: set[int] = set()
+        session.step_listeners.append(self._forget_unfinished)
+
+    def install(self, schedules: ModuleType) -> None:
+        """Hook the stages and schedules; called when `torch.distributed.pipelining.schedules` is imported."""
+        stage = schedules._PipelineStageBase  # noqa: SLF001  torch has no public hook here
+        patches = self.session.patches
+        patches.add(stage, "forward_one_chunk", functools.partial(self._compute, FORWARD))
+        patches.add(stage, "backward_one_chunk", functools.partial(self._compute, BACKWARD))
+        patches.add(stage, "backward_weight_one_chunk", functools.partial(self._compute, BACKWARD_WEIGHT))
+        for method, kind in P2P_SOURCES.items():
+            patches.add(stage, method, functools.partial(self._tag, kind))
+        patches.add(schedules._PipelineSchedule, "_maybe_compute_loss", self._loss)  # noqa: SLF001
+        patches.add(schedules, "_batch_p2p", self._batch)
+        patches.add(schedules, "_wait_batch_p2p", self._wait)
+
+    def _compute(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def compute(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            if not session.recording:
+                return original(stage, chunk_id, *args, **kwargs)
+            start_ns = session.attempt_hook(name, session.begin_op)
+            session.busy += 1
+            try:
+                return original(stage, chunk_id, *args, **kwargs)
+            finally:
+                session.busy -= 1
+                if start_ns is not None:
+                    session.attempt_hook(name, self._computed, name, stage, chunk_id, start_ns, kwargs)
+
+        return compute
+
+    def _computed(self, name: str, stage: Any, chunk_id: int, start_ns: int, kwargs: dict[str, Any]) -> None:
+        end_ns = now_ns()
+        if stage.stage_index not in self._described:
+            self._describe(stage)
+        if name == FORWARD and stage.is_last:
+            self.session.hold(name, start_ns, end_ns, chunk_id, stage.stage_index)
+            return
+        flags = Flag.LAST_BACKWARD if kwargs.get("last_backward") else 0
+        self.session.record_compute(name, start_ns, end_ns, chunk_id, stage.stage_index, flags=flags)
+
+    def _describe(self, stage: Any) -> None:
+        self._described.add(stage.stage_index)
+        self.session.recorder.fact(
+            "pipeline",
+            {
+                "stage_index": stage.stage_index,
+                "num_stages": stage.num_stages,
+                "ranks": torch.distributed.get_process_group_ranks(stage.group),
+                "group_rank": stage.group_rank,
+            },
+        )
+
+    def _loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def compute_loss(schedule: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(schedule, stage, *args, **kwargs)
+            if session.recording and stage.is_last:
+                session.attempt_hook("loss", session.flush_held, now_ns())
+            return result
+
+        return compute_loss
+
+    def _tag(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        def tag(stage: Any, ops: Any, chunk_id: int) -> None:
+            for op in ops:
+                setattr(op, _TAG, (kind, chunk_id, stage.stage_index))
+
+        @functools.wraps(original)
+        def make_ops(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            ops = original(stage, chunk_id, *args, **kwargs)
+            if session.recording:
+                session.attempt_hook(kind, tag, stage, ops, chunk_id)
+            return ops
+
+        return make_ops
+
+    def _batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def batch_p2p(ops: list[Any], *args: Any, **kwargs: Any) -> Any:
+            if not session.recording or not ops:
+                return original(ops, *args, **kwargs)
+            session.attempt_hook("p2p", session.flush_held)
+            start_ns = now_ns()
+            session.busy += 1
+            try:
+                works = original(ops, *args, **kwargs)
+            finally:
+                session.busy -= 1
+            session.attempt_hook("p2p", self._posted, ops, works, start_ns)
+            return works
+
+        return batch_p2p
+
+    def _posted(self, ops: list[Any], works: list[Any], start_ns: int) -> None:
+        """Remember which work carries which op; a backend that coalesces gives one work for all."""
+        for at, op in enumerate(ops):
+            tag = getattr(op, _TAG, None)
+            if tag is None:
+                continue
+            kind, microbatch, stage_index = tag
+            work = works[at] if len(works) == len(ops) else works[-1]
+            key = id(work) if len(works) == len(ops) else id(work) * len(ops) + at
+            self._waiting[key] = (work, kind, microbatch, stage_index, op.peer, start_ns)
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def wait_batch_p2p(works: list[Any]) -> Any:
+            if not session.recording or not works:
+                return original(works)
+            wait_ns = now_ns()  # of the whole batch: waiting for a send hides the recv behind it
+            for work in works:
+                original([work])
+                session.attempt_hook("p2p", self._waited, work, wait_ns)
+            return None
+
+        return wait_batch_p2p
+
+    def _waited(self, work: Any, wait_ns: int) -> None:
+        end_ns = now_ns()
+        posted = self._waiting.pop(id(work), None)
+        entries = [posted] if posted is not None else self._take_coalesced(work)
+        for _, kind, microbatch, stage_index, peer, start_ns in entries:
+            self.session.record(
+                Category.P2P, kind, start_ns, end_ns, microbatch=microbatch, chunk=stage_index, peer=peer, extra=wait_ns
+            )
+
+    def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, int]]:
+        keys = [key for key, entry in self._waiting.items() if entry[0] is work]
+        return [self._waiting.pop(key) for key in keys]
+
+    def _forget_unfinished(self) -> None:
+        self.session.unfinished += len(self._waiting)
+        self._waiting.clear()
+
+
+class LoopHooks:
+    """Forward and backward of loops without a pipeline: the first trained module called, and `backward()`.
+
+    A forward lasts until its backward begins, so that the loss belongs to it. Until the root module is found, calls of
+    modules pass through here; from then on only the root has hooks.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._search: Patch | None = None
+        self._start_ns: int | None = None
+        session.step_listeners.append(self._forget_open_forward)
+
+    def install(self) -> None:
+        """Look for the root module, and hook `torch.autograd.backward`."""
+        self._search = Patch(torch.nn.Module, "__call__", self._find_root)
+        self._search.install()
+        self.session.patches.add(torch.autograd, "backward", self._backward)
+
+    def _stop_looking(self) -> None:
+        """Pipeline stages do the forwards, or the root is found."""
+        if self._search is not None:
+            self._search.remove()
+            self._search = None
+
+    def _find_root(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self.session.attempt_hook("forward", self._consider, module)
+            return original(module, *args, **kwargs)
+
+        return call
+
+    def _consider(self, module: Any) -> None:
+        if self.session.busy:
+            self._stop_looking()
+        elif self.session.in_main_thread() and _trains(module):
+            self._stop_looking()
+            self._adopt(module)
+
+    def _adopt(self, module: Any) -> None:
+        """Hook the root. `module.compile()` compiles the call with its hooks: then hook around the compiled call."""
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self._wrap_compiled(module)
+        else:
+            module.register_forward_pre_hook(self._before_forward)
+            module.register_forward_hook(self._after_forward)
+
+    def _wrap_compiled(self, module: Any) -> None:
+        compiled = module._compiled_call_impl  # noqa: SLF001  where torch keeps it
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._before_forward(module, args)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._after_forward(module, args, None)
+
+        module._compiled_call_impl = call  # noqa: SLF001
+
+    def _before_forward(self, module: Any, _inputs: Any) -> None:
+        if torch.compiler.is_compiling() or not self.session.recording or not _trains(module):
+            return
+        self.session.attempt_hook("forward", self._forward_begins)
+
+    def _forward_begins(self) -> None:
+        session = self.session
+        if session.busy or self._start_ns is not None or not session.in_main_thread():
+            return
+        self._start_ns = session.begin_op()
+        session.busy += 1
+
+    def _forget_open_forward(self) -> None:
+        self._start_ns = None
+
+    def _after_forward(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling() and self._start_ns is not None:
+            self.session.attempt_hook("forward", self._forward_ends)
+
+    def _forward_ends(self) -> None:
+        session, start_ns = self.session, self._start_ns
+        if start_ns is None:
+            return
+        self._start_ns = None
+        session.busy -= 1
+        session.hold(FORWARD, start_ns, now_ns(), session.microbatch_forward, NONE)
+        session.microbatch_forward += 1
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not session.recording or session.busy or not session.in_main_thread():
+                return original(*args, **kwargs)
+            start_ns = session.attempt_hook("backward", self._backward_begins)
+            session.busy += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                session.busy -= 1
+                if start_ns is not None:
+                    session.attempt_hook("backward", self._backward_ends, start_ns)
+
+        return backward
+
+    def _backward_begins(self) -> int:
+        start_ns = now_ns()
+        self.session.flush_held(start_ns)
+        return self.session.begin_op()
+
+    def _backward_ends(self, start_ns: int) -> None:
+        session = self.session
+        session.record_compute(BACKWARD, start_ns, now_ns(), session.microbatch_backward, NONE)
+        session.microbatch_backward += 1
+
+
+def _trains(module: Any) -> bool:
+    """Whether a call of the module is part of training: gradients on, and something to learn."""
+    return bool(
+        torch.is_grad_enabled()
+        and module.training
+        and any(parameter.requires_grad for parameter in module.parameters())
+    )

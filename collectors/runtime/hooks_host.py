@@ -1,0 +1,143 @@
+"""Hooks for what a worker does besides computing: optimizer, data loading, garbage collection, checkpoints.
+
+In: calls of torch and of the interpreter. Out: records of the session. Megatron-LM's parallel state and timers are
+read where the job imported them.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.words import Category
+
+#: Young collections shorter than this, ns, are not worth a record.
+SHORT_COLLECTION_NS = 500_000
+#: Sizes and ranks as `megatron.core.parallel_state` calls them -> the words of tracekit.
+MEGATRON_DIMENSIONS = {
+    "data_parallel": "dp",
+    "pipeline_model_parallel": "pp",
+    "tensor_model_parallel": "tp",
+    "context_parallel": "cp",
+    "expert_model_parallel": "ep",
+}
+
+
+class HostHooks:
+    """Optimizer, data loader, garbage collector, checkpoint; one instance per session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._optimizer_start: int | None = None
+        self._gc_start: int | None = None
+        self._depth = 0
+        self._megatron_timers: dict[int, int] = {}
+
+    def install(self) -> None:
+        """Hook what is imported with torch."""
+        torch_optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
+        torch_optimizer.register_optimizer_step_post_hook(self._after_optimizer)
+        iterator = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001  the one place all loaders pass
+        self.session.patches.add(iterator, "__next__", functools.partial(self._timed, Category.DATA_LOAD, "data-load"))
+        self.session.patches.add(torch, "save", functools.partial(self._timed, Category.CHECKPOINT, "checkpoint"))
+        gc.callbacks.append(self._on_gc)
+
+    def install_distributed_checkpoint(self, module: ModuleType) -> None:
+        """Hook `torch.distributed.checkpoint.save`; called when it is imported."""
+        for name in ("save", "async_save"):
+            self.session.patches.add(module, name, functools.partial(self._timed, Category.CHECKPOINT, "checkpoint"))
+
+    def _timed(self, category: Category, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if not session.recording or session.busy or not session.in_main_thread():
+                return original(*args, **kwargs)
+            start_ns = session.attempt_hook(name, session.begin_op)
+            session.busy += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                session.busy -= 1
+                if start_ns is not None and session.recording:
+                    session.attempt_hook(name, session.record, category, name, start_ns, now_ns())
+
+        return timed
+
+    def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._optimizer_start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
+
+    def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self._optimizer_start is None:
+            return
+        self.session.attempt_hook("optimizer", self.session.optimizer_ended, self._optimizer_start)
+        self._optimizer_start = None
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        session = self.session
+        if not session.recording:
+            return
+        if phase == "start":
+            self._gc_start = now_ns()
+        elif self._gc_start is not None:
+            start_ns, self._gc_start = self._gc_start, None
+            end_ns = now_ns()
+            if info["generation"] == 2 or end_ns - start_ns > SHORT_COLLECTION_NS:
+                session.attempt_hook("gc", self._collected, start_ns, end_ns)
+
+    def _collected(self, start_ns: int, end_ns: int) -> None:
+        if self.session.busy == 0 and self.session.in_main_thread():
+            self.session.begin_op()
+        self.session.record(Category.GC, "gc", start_ns, end_ns)
+
+    # ---- Megatron-LM -------------------------------------------------------------------------------------------
+
+    def describe_megatron(self) -> None:
+        """Write the ranks and sizes Megatron's parallel state knows, once it is initialized."""
+        state = sys.modules.get("megatron.core.parallel_state")
+        if state is None or not state.model_parallel_is_initialized():
+            return
+        ranks, sizes = {}, {}
+        for dimension, word in MEGATRON_DIMENSIONS.items():
+            rank_of, size_of = (getattr(state, f"get_{dimension}_{what}", None) for what in ("rank", "world_size"))
+            if rank_of is not None and size_of is not None:
+                ranks[word], sizes[word] = int(rank_of()), int(size_of())
+        chunks = getattr(state, "get_virtual_pipeline_model_parallel_world_size", lambda: None)()
+        self.session.recorder.fact("megatron", {"ranks": ranks, "sizes": sizes, "vpp": int(chunks or 1)})
+
+    def install_megatron_timers(self, module: ModuleType) -> None:
+        """Record what Megatron's own timers time, under the timers' names."""
+        self.session.patches.add(module.Timer, "start", self._megatron_start)
+        self.session.patches.add(module.Timer, "stop", self._megatron_stop)
+
+    def _megatron_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(timer, *args, **kwargs)
+            if self.session.recording:
+                self._megatron_timers[id(timer)] = now_ns()
+            return result
+
+        return start
+
+    def _megatron_stop(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def stop(timer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(timer, *args, **kwargs)
+            start_ns = self._megatron_timers.pop(id(timer), None)
+            if start_ns is not None:
+                self.session.attempt_hook("megatron-timers", self.session.end_span, timer.name, start_ns)
+            return result
+
+        return stop

@@ -1,0 +1,164 @@
+"""The recorder of one rank: a bounded ring that a writer thread empties into segments.
+
+In: tuples in the order of `RECORD` and facts. Out: sealed segments and a facts file. `add` never blocks and never
+raises: a full ring drops and counts, a disk that refuses switches the recorder off with one warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tracekit.collectors.runtime.words import (
+    FACTS_SUFFIX,
+    HEADER,
+    MAGIC,
+    OPEN_SUFFIX,
+    RECORD,
+    SEALED_SUFFIX,
+    VERSION,
+    RuntimeOptions,
+    rank_stem,
+)
+
+Record = tuple[int, int, int, int, int, int, int, int, int, int]
+
+#: The writer looks at the ring this often, seconds; a killed rank loses at most what came since.
+FLUSH_INTERVAL_S = 0.1
+#: How long the end of the process waits for the writer, seconds.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Recorder:
+    """Writes the records of one rank. `dropped`: records lost to a full ring. `off`: why it stopped, if it did."""
+
+    def __init__(self, directory: Path, rank: int, attempt: int, options: RuntimeOptions) -> None:
+        self.dropped = 0
+        self.written = 0
+        self.off: str | None = None
+        self._rank, self._attempt = rank, attempt
+        self._directory = directory
+        self._capacity = options.ring_capacity
+        self._per_segment = options.records_per_segment
+        self._ring: deque[Record] = deque()
+        self._facts: deque[str] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._segment: BinaryIO | None = None
+        self._segment_path = directory
+        self._segments = 0
+        self._in_segment = 0
+        self._facts_file: BinaryIO | None = None
+        self._writer = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the writer thread."""
+        self._writer.start()
+
+    def add(self, record: Record) -> None:
+        """Hand over one record; drops and counts it when the ring is full."""
+        ring = self._ring
+        if len(ring) < self._capacity:
+            ring.append(record)
+        else:
+            self.dropped += 1
+
+    def fact(self, kind: str, value: Any) -> None:
+        """Hand over one fact, JSON data."""
+        self._facts.append(json.dumps({"kind": kind, "value": value}))
+        self._wake.set()
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Write what is left and seal the segment; waits for the writer at most `CLOSE_TIMEOUT_S`."""
+        self._facts.append(json.dumps({"kind": "summary", "value": summary}))
+        self._closing = True
+        self._wake.set()
+        self._writer.join(CLOSE_TIMEOUT_S)
+
+    def first_of_all_ranks(self, what: str) -> bool:
+        """Whether no other rank of the attempt has asked this yet; what concerns all ranks alike is said once."""
+        try:
+            os.close(os.open(self._directory / f"{what}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            return False
+        except OSError:  # a folder that cannot be written: then every rank speaks for itself
+            return True
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: the writer thread and the files belong to the parent."""
+        self.off = "forked"
+        self._ring.clear()
+        self._facts.clear()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._wake.wait(FLUSH_INTERVAL_S)
+                self._wake.clear()
+                self._drain()
+            self._drain()
+            self._seal()
+        except Exception as error:
+            self._switch_off(error)
+        finally:
+            for file in (self._segment, self._facts_file):
+                if file is not None:
+                    file.close()
+
+    def _drain(self) -> None:
+        ring = self._ring
+        while ring:
+            count = min(len(ring), self._per_segment - self._in_segment)
+            batch = bytearray(count * RECORD.size)
+            for at in range(count):
+                RECORD.pack_into(batch, at * RECORD.size, *ring.popleft())
+            self._write_facts()  # names and groups first: a record never refers to what is not there
+            self._open_segment().write(batch)
+            self._in_segment += count
+            self.written += count
+            if self._in_segment >= self._per_segment:
+                self._seal()
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        if not self._facts:
+            return
+        if self._facts_file is None:
+            self._facts_file = (self._directory / f"{rank_stem(self._rank)}{FACTS_SUFFIX}").open("ab", buffering=0)
+        lines = []
+        while self._facts:
+            lines.append(self._facts.popleft())
+        self._facts_file.write(("\n".join(lines) + "\n").encode())
+
+    def _open_segment(self) -> BinaryIO:
+        if self._segment is None:
+            self._segment_path = self._directory / f"{rank_stem(self._rank)}-{self._segments:04d}{OPEN_SUFFIX}"
+            self._segment = self._segment_path.open("xb", buffering=0)
+            self._segment.write(HEADER.pack(MAGIC, VERSION, RECORD.size, self._rank, self._attempt, os.getpid()))
+        return self._segment
+
+    def _seal(self) -> None:
+        """Make the open segment final: on disk under its own name."""
+        if self._segment is None:
+            return
+        os.fsync(self._segment.fileno())
+        self._segment.close()
+        self._segment_path.rename(self._segment_path.with_suffix(SEALED_SUFFIX))
+        self._segment = None
+        self._segments += 1
+        self._in_segment = 0
+
+    def _switch_off(self, error: Exception) -> None:
+        self.off = f"{type(error).__name__}: {error}"
+        self._capacity = 0
+        self._ring.clear()
+        sys.stderr.write(
+            f"tracekit: rank {self._rank} stopped recording, the training goes on ({self.off});"
+            " check space and permissions where --segments points\n"
+        )

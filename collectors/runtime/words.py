@@ -1,0 +1,86 @@
+"""What a rank writes: record layout, file names and environment, shared by the writing and the reading side.
+
+A segment is a 32-byte header and fixed-size records, so a torn tail costs at most the record it tore. Facts (names,
+process groups, mesh, pipeline) are JSON lines beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+#: category, flags, name number, step, microbatch, stage index, peer or group number, start ns, end ns, extra.
+RECORD = struct.Struct("<BBHiiiiqqq")
+#: magic, version, record size, rank, attempt, process id.
+HEADER = struct.Struct("<8sHHiiq4x")
+MAGIC = b"TKSEGMT\n"
+VERSION = 1
+NONE = -1
+
+ENV_DIRECTORY = "TRACEKIT_COLLECT_DIR"
+ENV_OPTIONS = "TRACEKIT_COLLECT_OPTIONS"
+
+OPEN_SUFFIX = ".open"
+SEALED_SUFFIX = ".ops"
+FACTS_SUFFIX = ".facts"
+
+
+class Category(IntEnum):
+    """What a record is about. `name` says which op of the category."""
+
+    COMPUTE = 1  # name: forward-compute, backward-compute, backward-weight
+    P2P = 2  # name: one of the four p2p kinds; `extra`: when the wait began, ns
+    COLLECTIVE = 3  # name: the collective; `peer`: number of the process group; `extra`: bytes
+    OPTIMIZER = 4
+    DATA_LOAD = 5
+    CHECKPOINT = 6
+    GC = 7
+    SPAN = 8  # name: the user's
+    STEP = 9  # from the end of the previous step to the end of this one; `extra`: ns inside computes
+
+
+class Flag(IntEnum):
+    """Bits of a record's flags."""
+
+    RECORDING = 1  # STEP: hooks were on
+    COMPLETE = 2  # STEP: ended by an optimizer or by set_step
+    LAST_BACKWARD = 4  # COMPUTE: gradients are reduced in it
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open."""
+
+    first_step: int = 1
+    last_step: int | None = None
+    every: int = 1
+    overhead_block: int = 0
+    ring_capacity: int = 1 << 16
+    records_per_segment: int = 1 << 17
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the environment."""
+        return asdict(self)
+
+    def records_step(self, step: int) -> bool:
+        """Whether ops of that step are recorded. Step 0 always is: it shows the job's shape."""
+        if step == 0:
+            return True
+        if step < self.first_step or (self.last_step is not None and step >= self.last_step):
+            return False
+        if self.overhead_block:
+            return step // self.overhead_block % 2 == 0
+        return (step - self.first_step) % self.every == 0
+
+
+def attempt_directory(directory: Path, attempt: int) -> Path:
+    """Where the ranks of one (elastic) attempt write."""
+    return directory / f"attempt-{attempt:03d}"
+
+
+def rank_stem(rank: int) -> str:
+    """How the files of a rank start."""
+    return f"rank-{rank:06d}"

@@ -1,0 +1,40 @@
+"""Cutting ops on an absolute clock into steps that start at 0 and are numbered within each kind.
+
+In: ops with absolute `start_ns` and `end_ns`. Out: canonical columns, and when each step started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
+
+
+@dataclass(frozen=True, slots=True)
+class CutOps:
+    """`ops` in canonical columns; `step_starts_ns` on the clock of the ops."""
+
+    ops: pl.DataFrame
+    step_starts_ns: dict[int, int]
+
+
+def cut_steps(ops: pl.DataFrame) -> CutOps:
+    """Starts in seconds from the step's start, and `seq` in order of start.
+
+    A step starts when the last rank begins it: ranks of a late stage begin while an early stage still finishes the
+    step before, and that time belongs to the step before; such ops have a negative start.
+    """
+    firsts = ops.group_by("step", "rank").agg(first_ns=pl.col("start_ns").min())
+    starts = firsts.group_by("step").agg(step_ns=pl.col("first_ns").max()).sort("step")
+    ordered = (
+        ops.join(starts, on="step")
+        .with_columns(
+            start=(pl.col("start_ns") - pl.col("step_ns")) / 1e9,
+            duration=(pl.col("end_ns") - pl.col("start_ns")) / 1e9,
+        )
+        .sort("step", "rank", "kind", "start_ns", "end_ns")
+        .with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
+    )
+    return CutOps(ordered.select(COLUMNS), {int(step): int(start) for step, start in starts.iter_rows()})

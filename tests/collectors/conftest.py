@@ -1,0 +1,115 @@
+"""Runs training scripts under `tracekit collect`, as a user does: real processes, gloo, torchrun."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tracekit.trace import Trace, read_parquet
+
+SCRIPTS = Path(__file__).parent / "scripts"
+#: A run that hangs is a failure, not a wait.
+TIMEOUT_S = 120
+
+
+@dataclass
+class Collected:
+    """A finished `tracekit collect`."""
+
+    process: subprocess.CompletedProcess
+    out: Path
+    summary: dict
+
+    @property
+    def trace(self) -> Trace:
+        return read_parquet(self.out)
+
+    @property
+    def weights(self) -> set[str]:
+        return weights(self.process)
+
+    @property
+    def attempt(self) -> dict:
+        return self.summary["attempts"][-1]
+
+
+def environment(**variables) -> dict[str, str]:
+    """The test's environment with one thread per rank, and the given variables."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, **{k: str(v) for k, v in variables.items()}}
+
+
+def torchrun(ranks: int, script: str, *options: str) -> list[str]:
+    """The command that starts a script on `ranks` ranks."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
+    return [*run, *options, str(SCRIPTS / script)]
+
+
+def python(script: str, *arguments: str) -> list[str]:
+    """The command that runs a script in one process."""
+    return [sys.executable, str(SCRIPTS / script), *arguments]
+
+
+def collect(directory: Path, command: list[str], *options: str, **variables) -> Collected:
+    """Run `tracekit collect` in `directory`."""
+    out = directory / "job.parquet"
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tracekit.collectors",
+            "--out",
+            str(out),
+            "--no-store",
+            "--json",
+            *options,
+            "--",
+            *command,
+        ],
+        cwd=directory,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith('{"exit_code"')]
+    assert lines, process.stderr
+    return Collected(process, out, json.loads(lines[-1]))
+
+
+def plain(command: list[str], directory: Path, **variables) -> subprocess.CompletedProcess:
+    """Run the command by itself."""
+    return subprocess.run(
+        command, cwd=directory, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+def weights(process: subprocess.CompletedProcess) -> set[str]:
+    """Checksums of the weights by rank; ranks share one stdout, so that lines run into each other."""
+    return set(
+        re.findall(
+            r"rank \d+ (?:median_step_s [0-9.]+ )?weights [0-9a-f]{64}", process.stdout.replace("rank", "\nrank")
+        )
+    )
+
+
+def digests(process: subprocess.CompletedProcess) -> set[str]:
+    """The checksums alone."""
+    return {line.split()[-1] for line in weights(process)}
+
+
+@pytest.fixture(scope="session")
+def healthy(tmp_path_factory) -> Collected:
+    """DP 2 x PP 2 under collect, nobody slowed."""
+    return collect(tmp_path_factory.mktemp("healthy"), torchrun(4, "dp2_pp2.py"))
+
+
+@pytest.fixture(scope="session")
+def slowed(tmp_path_factory) -> Collected:
+    """The same job with rank 3 slowed by 6 ms in each forward."""
+    return collect(tmp_path_factory.mktemp("slowed"), torchrun(4, "dp2_pp2.py"), SLOW_RANK=3, SLOW_MS=6)

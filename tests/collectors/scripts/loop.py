@@ -1,0 +1,98 @@
+"""A single-process training loop in many styles; the first argument chooses one.
+
+plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, eval
+"""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from tracekit.collectors import set_step, span
+
+STYLE = sys.argv[1]
+STEPS = int(os.environ.get("STEPS", "6"))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        if STYLE == "checkpointing":
+            return self.second(checkpoint(lambda y: torch.relu(self.first(y)), x, use_reentrant=False))
+        return self.second(torch.relu(self.first(x)))
+
+
+def child():
+    """What another process of the script does: train a little of its own."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = Model()
+    call = model
+    if STYLE == "compile":
+        call = torch.compile(model, backend="eager", fullgraph=True)
+    if STYLE == "compile-in-place":
+        model.compile(backend="eager", fullgraph=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    scaler = torch.amp.GradScaler("cpu", enabled=STYLE == "scaler")
+    data = TensorDataset(torch.randn(8 * STEPS, 16))
+    for step, (x,) in enumerate(DataLoader(data, batch_size=8)):
+        if STYLE == "set-step":
+            set_step(100 + step)
+        if STYLE == "fork" and step == 2:
+            pid = os.fork()
+            if pid == 0:
+                child()
+                os._exit(0)
+            os.waitpid(pid, 0)
+        if STYLE == "spawn" and step == 2:
+            process = multiprocessing.get_context("spawn").Process(target=child)
+            process.start()
+            process.join()
+        if STYLE == "spans":
+            with span("tokenize"):
+                time.sleep(0.001)
+        if STYLE == "eval" and step % 2:
+            model.eval()
+            with torch.no_grad():
+                model(x)
+            model.train()
+        loss = nn.functional.mse_loss(call(x), x)
+        scaler.scale(loss).backward()
+        if STYLE == "raise" and step == 4:
+            raise ValueError("the loss is not to my liking")
+        if STYLE == "interrupt" and step == 4:
+            print("ready", flush=True)
+            signal.pause()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
+        if step == 3:
+            with tempfile.TemporaryFile() as file:
+                torch.save(model.state_dict(), file)
+    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
+    print(f"rank 0 weights {digest.hexdigest()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""What must not happen to the training, and what is kept, when something goes wrong. Real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.collectors.conftest import TIMEOUT_S, collect, digests, environment, plain, python, torchrun
+from tracekit.analysis.attribution import attribute
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.collectors.registry import read_any
+from tracekit.store import Store
+
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+
+
+def test_exit_code_and_streams_pass_through(tmp_path):
+    """What the command prints and returns is what the caller gets."""
+    command = ["sh", "-c", "echo to-stdout; echo to-stderr >&2; cat; exit 7"]
+    process = subprocess.run(
+        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        input="from-stdin\n",
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 7
+    assert process.stdout == "to-stdout\nfrom-stdin\n"
+    assert process.stderr.startswith("to-stderr\n")
+    assert "nothing was recorded" in process.stderr
+
+
+def test_an_unknown_command_is_one_message(tmp_path):
+    """A command that cannot be started is an error that names it."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", "no-such-command"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 2
+    assert process.stderr.count("\n") == 1
+    assert "no-such-command: cannot be started" in process.stderr
+
+
+def test_a_script_that_raises_keeps_its_traceback_and_its_trace(tmp_path):
+    """The traceback is the one of the script alone; the steps before are in the trace."""
+    alone = plain(python("loop.py", "raise"), tmp_path)
+    collected = collect(tmp_path, python("loop.py", "raise"))
+    assert collected.process.returncode == alone.returncode == 1
+    assert collected.process.stderr.startswith(alone.stderr)
+    assert "ValueError: the loss is not to my liking" in alone.stderr
+    assert list(collected.trace.steps) == [1, 2, 3]
+
+
+def test_ctrl_c_reaches_the_command(tmp_path):
+    """Ctrl-C at the terminal ends the command as it would alone, and the steps before are kept."""
+    out = tmp_path / "job.parquet"
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", str(out), "--"),
+            *python("loop.py", "interrupt"),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGINT)  # as `kill -INT` does; the launcher hands it on
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert "KeyboardInterrupt" in stderr
+    assert process.returncode == 130
+    assert "recorded 3 steps" in stderr
+    assert out.exists()
+
+
+@pytest.mark.parametrize("crash", ["raise", "kill"])
+def test_a_rank_that_dies_costs_only_its_last_records(tmp_path, crash):
+    """Whole steps of all ranks survive; the exit code is the command's; the dead rank is named."""
+    collected = collect(
+        tmp_path, torchrun(4, "dp2_pp2.py"), STEPS=10, DEVICE_MS=1, CRASH_STEP=7, CRASH_RANK=2, CRASH=crash
+    )
+    assert collected.process.returncode == 1
+    trace = collected.trace
+    steps = {rank: part["step"].unique().sort().to_list() for (rank,), part in trace.ops.group_by("rank")}
+    before = [1, 2, 3, 4, 5, 6]
+    assert all(steps[rank][:6] == before for rank in (0, 1, 3))
+    assert steps[2] == before[: len(steps[2])]
+    assert crash == "kill" or steps[2] == before  # only SIGKILL costs the last batch
+    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05  # step 7, on some ranks only, does no harm
+    if crash == "kill":
+        assert "rank 2: ended without closing its recorder" in collected.process.stderr
+    else:
+        assert "rank 2 fails in step 7" in collected.process.stderr
+
+
+def test_elastic_restarts_are_separate_attempts(tmp_path):
+    """Each attempt has its own trace."""
+    collected = collect(tmp_path, torchrun(2, "ddp_accumulation.py", "--max-restarts", "1"), CRASH_STEP=4, STEPS=6)
+    assert collected.process.returncode == 0, collected.process.stderr
+    first, second = collected.summary["attempts"]
+    assert (first["steps"], second["steps"]) == (3, 5)
+    assert Path(first["out"]).name == "job.attempt-0.parquet"
+    assert Path(second["out"]).name == "job.parquet"
+
+
+def test_failing_hooks_cost_one_warning(tmp_path):
+    """Every hook's body raises; the job ends with the same weights and one warning."""
+    alone = plain(python("loop.py", "plain"), tmp_path)
+    collected = collect(
+        tmp_path,
+        python("loop.py", "plain"),
+        PYTHONPATH=SABOTAGE,
+        SABOTAGE="hooks",
+        SITECUSTOMIZE_SAYS=tmp_path / "said",
+    )
+    assert collected.process.returncode == 0
+    assert collected.process.stdout.startswith(alone.stdout)
+    assert collected.process.stderr.count("and is off from here; the training goes on") == 1
+    assert collected.process.stderr.count("sabotage") == 1
+    assert set(collected.attempt["ranks"][0]["failures"]) >= {"data-load", "forward", "backward", "optimizer"}
+
+
+def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, healthy):
+    """Pipeline stages, transfers and buckets on four ranks: the same weights, one warning for all of them."""
+    collected = collect(
+        tmp_path,
+        torchrun(4, "dp2_pp2.py"),
+        PYTHONPATH=SABOTAGE,
+        SABOTAGE="hooks",
+        SITECUSTOMIZE_SAYS=tmp_path / "said",
+    )
+    assert collected.process.returncode == 0
+    assert digests(collected.process) == digests(healthy.process)
+    assert collected.process.stderr.count("and is off from here; the training goes on") == 1
+    for rank in collected.attempt["ranks"]:
+        assert set(rank["failures"]) >= {"data-load", "forward-compute", "backward-compute", "p2p", "optimizer"}
+
+
+def test_a_full_disk_costs_one_warning_per_rank(tmp_path):
+    """The recorder switches itself off, the training ends as it would."""
+    alone = plain(python("loop.py", "plain"), tmp_path)
+    collected = collect(
+        tmp_path,
+        python("loop.py", "plain"),
+        PYTHONPATH=SABOTAGE,
+        SABOTAGE="disk",
+        SITECUSTOMIZE_SAYS=tmp_path / "said",
+    )
+    assert collected.process.returncode == 0
+    assert collected.process.stdout.startswith(alone.stdout)
+    assert collected.process.stderr.count("stopped recording, the training goes on") == 1
+    assert "No space left on device" in collected.process.stderr
+
+
+def test_an_unwritable_folder_is_refused_before_the_command_runs(tmp_path):
+    """Segments that cannot be written are an error at once, not after hours of training."""
+    (tmp_path / "file").write_text("")
+    process = subprocess.run(
+        [sys.executable, "-m", "tracekit.collectors", "--segments", "file/inside", "--", "touch", "ran"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 2
+    assert "choose another place with --segments" in process.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_users_sitecustomize_still_runs(tmp_path):
+    """The one that collect shadows is run behind it, in every process."""
+    said = tmp_path / "said"
+    collected = collect(tmp_path, python("loop.py", "plain"), PYTHONPATH=SABOTAGE, SITECUSTOMIZE_SAYS=said)
+    assert collected.process.returncode == 0
+    assert len(said.read_text().splitlines()) >= 1
+    assert list(collected.trace.steps) == [1, 2, 3, 4, 5]
+
+
+def test_missing_ranks_are_named(tmp_path):
+    """A rank that keeps the recorder out is missing from the trace, and the summary says so."""
+    collected = collect(tmp_path, torchrun(2, "one_rank_silent.py"))
+    assert collected.process.returncode == 0, collected.process.stderr
+    assert collected.attempt["missing_ranks"] == [1]
+    assert "WARNING: 1 ranks reported nothing: 1" in collected.process.stderr
+
+
+def test_kept_segments_can_be_imported_and_are_not_written_to_again(tmp_path):
+    """--segments keeps them; the importer gives the same trace; another run there is refused."""
+    segments = tmp_path / "segments"
+    collected = collect(tmp_path, python("loop.py", "plain"), "--segments", str(segments))
+    assert read_any(segments).ops.equals(collected.trace.ops)
+    again = plain([sys.executable, "-m", "tracekit.collectors", "--segments", str(segments), "--", "true"], tmp_path)
+    assert again.returncode == 2
+    assert "holds the segments of a finished run" in again.stderr
+
+
+def test_two_runs_in_one_directory(tmp_path):
+    """Runs at the same time share the store and nothing else."""
+    command = [sys.executable, "-m", "tracekit.collectors", "--", *python("loop.py", "plain")]
+    runs = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for run in runs:
+        _, stderr = run.communicate(timeout=TIMEOUT_S)
+        assert run.returncode == 0
+        assert "stored as loop-" in stderr
+    assert len(Store(tmp_path / "tracekit.duckdb").jobs()) == 2

@@ -1,0 +1,110 @@
+"""Jobs of other shapes: every one is recorded whole, and trains to the same bits as alone."""
+
+import pytest
+
+from tests.collectors.conftest import collect, plain, python, torchrun, weights
+from tracekit.analysis.attribution import attribute
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.model import OpKind
+
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
+
+def counts(trace) -> dict[str, int]:
+    """Ops of each kind per worker and step, where all have as many."""
+    table = trace.ops.group_by("rank", "step", "kind").len()
+    return {
+        kind: part["len"][0] if part["len"].n_unique() == 1 else part["len"].to_list()
+        for (kind,), part in table.group_by("kind")
+    }
+
+
+def test_ddp_with_gradient_accumulation(tmp_path):
+    """Four data-parallel ranks, two microbatches, one reduction per step at the end of the second backward."""
+    collected = collect(tmp_path, torchrun(4, "ddp_accumulation.py"))
+    trace = collected.trace
+    assert (trace.layout.dp, trace.layout.pp) == (4, 1)
+    assert collected.attempt["layout_source"] == "gradient groups"
+    assert counts(trace) == {
+        OpKind.FORWARD_COMPUTE: 2,
+        OpKind.BACKWARD_COMPUTE: 2,
+        OpKind.ALL_REDUCE: 1,
+        OpKind.OPTIMIZER: 1,
+    }
+    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
+    alone = plain(torchrun(4, "ddp_accumulation.py"), tmp_path)
+    assert weights(alone) == collected.weights
+
+
+def test_fsdp2_with_interleaved_pipeline(tmp_path):
+    """Two chunks per rank, parameters gathered before and gradients scattered behind the computes."""
+    collected = collect(tmp_path, torchrun(4, "fsdp_interleaved.py"))
+    trace = collected.trace
+    assert (trace.layout.dp, trace.layout.pp, trace.layout.vpp) == (2, 2, 2)
+    seen = counts(trace)
+    assert seen[OpKind.FORWARD_COMPUTE] == seen[OpKind.BACKWARD_COMPUTE] == 8
+    assert seen[OpKind.GRADS_REDUCE_SCATTER] == 1
+    assert OpKind.PARAMS_ALL_GATHER in seen
+    assert trace.metadata["collect"]["unmatched_p2p"] == 0
+    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
+    alone = plain(torchrun(4, "fsdp_interleaved.py"), tmp_path)
+    assert weights(alone) == collected.weights
+
+
+@pytest.fixture(scope="module")
+def plain_weights(tmp_path_factory):
+    """What every style of the single-process loop trains to."""
+    return plain(python("loop.py", "plain"), tmp_path_factory.mktemp("plain")).stdout
+
+
+@pytest.mark.parametrize(
+    "style",
+    ["plain", "scaler", "compile", "compile-in-place", "checkpointing", "fork", "spawn", "spans", "set-step", "eval"],
+)
+def test_single_process_loops(tmp_path, plain_weights, style):
+    """One forward, backward, optimizer step and batch per step, whatever the loop's style.
+
+    The compiled styles use fullgraph=True: an additional graph break would be an error.
+    """
+    collected = collect(tmp_path, ["python", "-W", "error::UserWarning", *python("loop.py", style)[1:]])
+    assert collected.process.returncode == 0, collected.process.stderr
+    assert "failed" not in collected.process.stderr
+    assert collected.process.stdout.startswith(plain_weights)
+    first = 100 if style == "set-step" else 1
+    assert list(collected.trace.steps) == list(range(first, first + 5)), collected.process.stderr
+    seen = counts(collected.trace)
+    assert seen.pop(OpKind.CHECKPOINT) == 1
+    assert seen.pop(OpKind.HOST_DELAY, 0) == (style == "spans")
+    assert seen == {
+        OpKind.FORWARD_COMPUTE: 1,
+        OpKind.BACKWARD_COMPUTE: 1,
+        OpKind.OPTIMIZER: 1,
+        OpKind.DATA_LOAD: 1,
+    }
+    if style == "spans":
+        assert collected.trace.metadata["collect"]["other"]["tokenize"]["host_delays"] == 5
+
+
+def test_steps_and_every_choose_what_is_recorded(tmp_path):
+    """--steps 2:9 --every 3 keeps the steps 2, 5 and 8."""
+    collected = collect(tmp_path, python("loop.py", "plain"), "--steps", "2:9", "--every", "3", STEPS=12)
+    assert list(collected.trace.steps) == [2, 5, 8]
+
+
+def test_sampling_keeps_all_ranks_on_the_same_steps(tmp_path):
+    """Hooks go out and come back on the same step everywhere."""
+    collected = collect(tmp_path, torchrun(4, "dp2_pp2.py"), "--every", "4", STEPS=10, DEVICE_MS=1)
+    assert list(collected.trace.steps) == [1, 5, 9]
+    assert collected.trace.coverage().complete
+    assert attribute(JobReplay.from_trace(collected.trace)).trust.replay_error < 0.05
+
+
+def test_overhead_is_measured(tmp_path):
+    """--overhead compares blocks with and without recording, and gives the noise beside it."""
+    collected = collect(tmp_path, python("loop.py", "plain"), "--overhead", STEPS=50)
+    overhead = collected.attempt["overhead"]
+    assert overhead["on_steps"] > 0
+    assert overhead["off_steps"] > 0
+    assert overhead["ratio"] > 0
+    assert overhead["noise"] >= 0
+    assert "overhead: step time with recording / without" in collected.process.stderr

@@ -1,0 +1,168 @@
+"""The rules from records to ops, on records written by hand."""
+
+import numpy as np
+import pytest
+
+from tracekit.collectors.clock import ClockFit
+from tracekit.collectors.merge import merge_attempt
+from tracekit.collectors.runtime.words import Category, Flag
+from tracekit.collectors.segments import RECORD_DTYPE, AttemptRecording, RankRecording
+from tracekit.errors import TraceError
+from tracekit.model import OpKind
+
+MS = 1_000_000
+MESH = {"names": ["dp", "pp"], "ranks": [[0, 1]]}
+GROUP = {"number": 0, "name": "0", "description": "dp", "ranks": [0, 1]}
+
+
+def rank(number, rows, *, mesh, groups=(), host="a", world_size=2):
+    """A recording from (category, name, start ms, end ms, fields) rows of step 1."""
+    names = sorted({row[1] for row in rows} | {"step"})
+    records = np.zeros(len(rows) + 1, RECORD_DTYPE)
+    step = (Category.STEP, "step", 0, 1000, {"flags": Flag.COMPLETE | Flag.RECORDING})
+    for record, (category, name, start, end, fields) in zip(records, [*rows, step], strict=True):
+        for field in ("microbatch", "chunk", "peer"):
+            record[field] = -1
+        record["category"], record["name"], record["step"] = category, names.index(name), 1
+        record["start_ns"], record["end_ns"] = start * MS, end * MS
+        for field, value in fields.items():
+            record[field] = value
+    facts = {
+        "process": [{"rank": number, "world_size": world_size, "host": host, "time_ns": 0, "monotonic_ns": 0}],
+        "mesh": [mesh] if mesh else [],
+        "group": list(groups),
+    }
+    return RankRecording(number, records, dict(enumerate(names)), facts, 0)
+
+
+def merged(*ranks, **options):
+    """The merged attempt of these ranks."""
+    recording = AttemptRecording(0, "attempt-000", {one.rank: one for one in ranks})
+    return merge_attempt(recording, name="by hand", **options)
+
+
+def ops_of(result, rank_number, kind):
+    """(start, end) in ms of one rank's ops of a kind."""
+    rows = result.trace.ops.filter((result.trace.ops["rank"] == rank_number) & (result.trace.ops["kind"] == str(kind)))
+    return [
+        (pytest.approx(s * 1e3), pytest.approx((s + d) * 1e3)) for s, d in rows.select("start", "duration").iter_rows()
+    ]
+
+
+def compute(name, start, end, **fields):
+    return (Category.COMPUTE, name, start, end, {"microbatch": 0, **fields})
+
+
+def data_parallel(rows):
+    """Two data-parallel ranks with the same rows."""
+    mesh = {"names": ["dp"], "ranks": [0, 1]}
+    return merged(*(rank(number, rows, mesh=mesh, groups=[GROUP]) for number in range(2)))
+
+
+def test_a_reduction_is_cut_out_of_the_last_backward():
+    """The backward ends where the last bucket starts; a bucket hidden behind it moves there."""
+    result = data_parallel(
+        [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 50),
+            (Category.COLLECTIVE, "allreduce", 20, 25, {"peer": 0}),
+            (Category.COLLECTIVE, "allreduce", 40, 49, {"peer": 0}),
+            (Category.OPTIMIZER, "optimizer", 51, 60, {}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 40)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 40), (40, 49)]
+
+
+def test_collectives_inside_computes_are_counted_there():
+    """A gather in the middle of a forward, as FSDP does it, is part of the forward; one before it is an op."""
+    result = data_parallel(
+        [
+            (Category.COLLECTIVE, "all_gather_single", 0, 2, {"peer": 0}),
+            compute("forward-compute", 3, 10),
+            (Category.COLLECTIVE, "all_gather_single", 5, 6, {"peer": 0}),
+            compute("backward-compute", 10, 30),
+            (Category.COLLECTIVE, "reduce_scatter_single", 31, 35, {"peer": 0}),
+            (Category.OPTIMIZER, "optimizer", 36, 40, {}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.PARAMS_ALL_GATHER) == [(0, 2)]
+    assert ops_of(result, 0, OpKind.GRADS_REDUCE_SCATTER) == [(31, 35)]
+    assert result.ops.nested == {"all_gather_single@dp": 2}
+
+
+def test_what_has_no_kind_keeps_its_name():
+    """Between ops it delays the host; beside one it is only counted."""
+    result = data_parallel(
+        [
+            (Category.SPAN, "tokenize", 0, 4, {}),
+            (Category.SPAN, "inner", 1, 2, {}),
+            compute("forward-compute", 5, 10),
+            (Category.SPAN, "metrics", 6, 7, {}),
+            compute("backward-compute", 10, 30),
+            (Category.SPAN, "checkpoint", 31, 33, {}),
+            (Category.OPTIMIZER, "optimizer", 36, 40, {}),
+        ]
+    )
+    assert ops_of(result, 1, OpKind.HOST_DELAY) == [(0, 4)]
+    assert ops_of(result, 1, OpKind.CHECKPOINT) == [(31, 33)]
+    assert {name: row["host_delays"] for name, row in result.ops.other.items()} == {
+        "inner": 0,
+        "metrics": 0,
+        "tokenize": 2,
+    }
+
+
+def pipeline(send, recv, **options):
+    """Stage 0 sends, stage 1 receives; `recv` has its wait in ms."""
+    start, end, wait = recv
+    stage = {"microbatch": 0}
+    return merged(
+        rank(
+            0,
+            [
+                compute("forward-compute", 0, 10, chunk=0),
+                (Category.P2P, "forward-send", *send, {**stage, "chunk": 0, "peer": 1, "extra": send[1] * MS}),
+            ],
+            mesh=MESH,
+        ),
+        rank(
+            1,
+            [
+                (Category.P2P, "forward-recv", start, end, {**stage, "chunk": 1, "peer": 0, "extra": wait * MS}),
+                compute("forward-compute", end, end + 10, chunk=1),
+            ],
+            mesh=MESH,
+            host=options.pop("host", "a"),
+        ),
+        **options,
+    )
+
+
+def test_a_send_ends_with_its_recv():
+    """However late somebody waited for the send."""
+    result = pipeline(send=(11, 90), recv=(1, 15, 1))
+    assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(10, 14)]  # the step starts with rank 1, at 1 ms
+    assert result.ops.estimated_recvs == result.ops.unmatched_p2p == 0
+
+
+def test_a_recv_that_was_there_before_its_wait_is_estimated():
+    """Its end is not when somebody looked."""
+    result = pipeline(send=(11, 12), recv=(1, 60, 60))
+    assert result.ops.estimated_recvs == 1
+    assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(0, 10)]
+
+
+def test_clocks_are_corrected_and_violations_counted():
+    """A rank whose clock is 5 ms behind receives before the send starts, until its clock is corrected."""
+    assert pipeline(send=(11, 14), recv=(1, 9, 1), host="b").ops.causality_violations == 1
+    fit = ClockFit(local_ns=0, offset_ns=5 * MS, drift=0.0, uncertainty_ns=1000.0, samples=3)
+    corrected = pipeline(send=(11, 14), recv=(1, 9, 1), host="b", clocks={"b": fit})
+    assert corrected.ops.causality_violations == 0
+    assert corrected.trace.metadata["clocks"]["b"]["uncertainty_ns"] == 1000.0
+
+
+def test_no_whole_step_is_an_error():
+    """It says what ends a step."""
+    with pytest.raises(TraceError, match="a step ends with an optimizer step"):
+        merged(rank(0, [compute("forward-compute", 0, 1)], mesh=None, world_size=1), first_step=2)
