@@ -134,18 +134,19 @@ def _spec(seed: int, turn: int, causes: tuple[Cause, ...]) -> SynthSpec:
         shapes = tuple(shape for shape in shapes if shape[0].has_dp_collectives)
     if any(isinstance(cause, SlowHost) for cause in causes):
         shapes = tuple(shape for shape in shapes if shape[0].tp < GPUS_PER_HOST or turn % 4 == 0)
-    layout, schedule, microbatches = shapes[(turn * 7 + seed) % len(shapes)]
+    rng = np.random.default_rng(seed)
+    layout, schedule, microbatches = shapes[int(rng.integers(len(shapes)))]
     return SynthSpec(
         layout=layout,
         schedule=schedule,
         microbatches=microbatches,
-        steps=(8, 12, 20)[seed % 3],
-        overlap_dp=seed % 2 == 0,
+        steps=int(rng.choice((8, 12, 20))),
+        overlap_dp=bool(rng.integers(2)),
         seed=seed,
-        noise=NOISE[(turn + seed // 3) % len(NOISE)],
-        worker_spread=WORKER_SPREAD[(turn + seed // 5) % len(WORKER_SPREAD)],
+        noise=float(rng.choice(NOISE)),
+        worker_spread=float(rng.choice(WORKER_SPREAD)),
         causes=causes,
-        record_no_ops=layout.vpp > 1 and seed % 4 == 0,
+        record_no_ops=layout.vpp > 1 and bool(rng.integers(2)),
     )
 
 
