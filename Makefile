@@ -12,7 +12,7 @@ $(VENV)/.demo: pyproject.toml requirements.lock
 	touch $@
 
 $(VENV)/.dev: pyproject.toml requirements.lock $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch]'
 	touch $@
 
 demo: $(VENV)/.demo

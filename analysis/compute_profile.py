@@ -21,6 +21,8 @@ FORWARD, BACKWARD = 0, 1
 MEDIAN_ERROR = 1.2533
 #: Median absolute deviation to standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
+#: Which quantile of microbatches stands for a DP rank or a step.
+QUARTILE = 0.25
 #: A pause is at least this share of the compute it interrupts, and this many spreads long.
 SMALLEST_PAUSE = 0.5
 PAUSE_SPREADS = 8.0
@@ -74,13 +76,10 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     first, _ = _worker_factors(relative / lower_median(cells, axis=0), stages=len(cells))
     shared = median(cells / np.repeat(first, chunks, axis=0)[:, None, None, :], (0,))
     worker, worker_error = _worker_factors(relative / shared, stages=len(cells))
-    dp_rank_raw = median(shared, (0, 1))
+    dp_rank_raw, dp_rank_error = _typical(shared, (0, 1))
     dp_rank = dp_rank_raw / lower_median(dp_rank_raw, axis=-1)
-    rest = shared / dp_rank_raw
-    step = median(rest, (0, 2))
+    step, step_error = _typical(shared / dp_rank_raw, (0, 2))
     step = step / median(step, (0,))
-    dp_rank_error = _spread(shared, (0, 1)) * MEDIAN_ERROR / np.sqrt(shared.shape[0] * shared.shape[1])
-    step_error = _spread(rest, (0, 2)) * MEDIAN_ERROR / np.sqrt(shared.shape[0] * shared.shape[2])
     # A factor that does not stand out is the microbatches' own: taking it out would bend their costs.
     slow_ranks = np.where(stands_out(dp_rank, dp_rank_error, FACTOR_ERRORS), dp_rank, 1.0)
     slow_steps = np.where(stands_out(step, step_error, STEP_ERRORS), step, 1.0)
@@ -88,7 +87,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     pause = _pauses(grid, base, worker, shared)
     correlation, spread = _length_signature(relative, pause)
     return ComputeProfile(
-        base_s=base * median(dp_rank_raw, (0,)),
+        base_s=base * median(shared, (0, 1, 2)),
         worker=worker,
         worker_error=worker_error,
         dp_rank=dp_rank,
@@ -144,6 +143,20 @@ def sampled(values: Floats) -> Floats:
     flat = values.reshape(-1)
     # An odd stride does not fall in step with axes of even length.
     return flat[:: max(1, len(flat) // SAMPLE) | 1]
+
+
+def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """The typical value over `axes` and its standard error, relative.
+
+    It is the lower quartile: costs of packed microbatches have a floor (the part that grows with tokens, which all
+    have alike) and a long tail, so the quartile scatters less than the median. Its error follows from how far apart
+    the quantiles around it lie.
+    """
+    quantile = np.nanquantile if np.isnan(values).any() else np.quantile
+    low, typical, high = quantile(values, (QUARTILE - 0.1, QUARTILE, QUARTILE + 0.1), axis=axes)
+    count = np.isfinite(values).sum(axis=axes)
+    error = np.sqrt(QUARTILE * (1 - QUARTILE) / np.maximum(count, 1)) * (high - low) / 0.2
+    return typical, error / _safe(typical)
 
 
 def _safe(values: Floats) -> Floats:

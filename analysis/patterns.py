@@ -243,7 +243,7 @@ def space_pattern(attribution: Attribution, hosts: Mapping[Worker, str]) -> Spac
     hot = slowdown >= max(HOT_SHARE * largest, SMALLEST_SLOWDOWN - 1)
     cells = np.flatnonzero(hot)
     shape, host = _shape(hot, [hosts.get(_worker(attribution, int(cell))) for cell in cells])
-    if shape is SpaceShape.SEVERAL_WORKERS and stays < STAYS_SHARE:
+    if shape in {SpaceShape.SEVERAL_WORKERS, SpaceShape.ONE_HOST} and stays < STAYS_SHARE:
         return found(SpaceShape.DIFFUSE)
     if shape is SpaceShape.ONE_WORKER and stays < STAYS_SHARE and largest < usual / 2:
         return found(SpaceShape.DIFFUSE)
@@ -255,9 +255,9 @@ def _shape(hot: Any, hosts: list[str | None]) -> tuple[SpaceShape, str | None]:
     dp_ranks, stages = np.flatnonzero(hot.any(axis=1)), np.flatnonzero(hot.any(axis=0))
     if hot.sum() <= 1:
         return SpaceShape.ONE_WORKER, hosts[0] if hosts else None
-    if len(stages) == 1 and len(dp_ranks) >= WHOLE_SHARE * hot.shape[0]:
+    if len(stages) == 1 < hot.shape[1] and len(dp_ranks) >= WHOLE_SHARE * hot.shape[0]:
         return SpaceShape.ONE_STAGE, None
-    if len(dp_ranks) == 1 and len(stages) >= WHOLE_SHARE * hot.shape[1]:
+    if len(dp_ranks) == 1 < hot.shape[0] and len(stages) >= WHOLE_SHARE * hot.shape[1]:
         return SpaceShape.ONE_DP_RANK, None
     if len(set(hosts)) == 1 and hosts[0] is not None:
         return SpaceShape.ONE_HOST, hosts[0]

@@ -11,7 +11,7 @@ from tests.analysis.cause_corpus import NOISE, SHAPES, WORKER_SPREAD, Score, sco
 from tests.analysis.price_truth import checked_fixes
 
 #: Never used while thresholds were chosen.
-CORPUS_SEED, REPEATS, HEALTHY = 7_000_000, 6, 150
+CORPUS_SEED, REPEATS, HEALTHY = 8_000_000, 6, 150
 PRICE_SEED, PRICE_REPEATS = 6_000_000, 8
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)

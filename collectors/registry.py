@@ -119,7 +119,10 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 
 
 def read_any(path: Path, *, name: str | None = None, layout: Path | None = None) -> Trace:
-    """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError."""
+    """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
+
+    A path that nothing recognises is taken for a Parquet trace, whose errors say what is wrong with it.
+    """
     if name is not None:
         if name not in IMPORTERS:
             raise FormatError(f"unknown format {name!r}; known: {', '.join(IMPORTERS)}")
@@ -130,7 +133,8 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None)
                 return importer.read(path, layout=layout)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
-    raise FormatError(f"{path}: no importer recognises it; name its format with --format: {', '.join(IMPORTERS)}")
+    # Nothing recognises it: say what is wrong with it as a trace file, which most inputs are meant to be.
+    return IMPORTERS["published" if layout is not None else "tracekit"].read(path, layout=layout)
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:

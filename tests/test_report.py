@@ -15,7 +15,7 @@ import pytest
 from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
 from tracekit.errors import SelectionError
 from tracekit.job import Job
-from tracekit.report import PER_STEP_TABLES, REPORT_VERSION, TABLES, Report
+from tracekit.report import DIAGNOSIS_TABLES, JSON_TABLES, PER_STEP_TABLES, REPORT_VERSION, TABLES, Report
 from tracekit.trace import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
@@ -25,6 +25,7 @@ PLAIN: dict[str, tuple[type, ...]] = {
     "number": (int, float),
     "boolean": (bool,),
     "null": (type(None),),
+    "object": (dict,),
 }
 
 
@@ -49,6 +50,9 @@ def check(value: Any, kind: str, sections: Mapping[str, Mapping[str, str]], wher
         assert set(value) == set(sections[kind]), where
         for key, item in value.items():
             check(item, sections[kind][key], sections, f"{where}.{key}")
+    elif kind.endswith(" or null") and kind.removesuffix(" or null") in sections:
+        if value is not None:
+            check(value, kind.removesuffix(" or null"), sections, where)
     else:
         allowed = [type_ for name in kind.split(" or ") for type_ in PLAIN[name]]
         assert isinstance(value, tuple(allowed)), f"{where} is {value!r}, documented as {kind}"
@@ -166,5 +170,8 @@ def test_an_unknown_table_is_answered_with_those_there_are(slow: Report) -> None
 
 def test_json_and_tables_are_the_same_data(slow: Report) -> None:
     content = slow.to_dict()
-    for name in TABLES:
+    for name in JSON_TABLES:
         assert content[name] == slow.table(name).to_dicts()
+    for name in DIAGNOSIS_TABLES:  # the objects carry more than the rows
+        rows = slow.table(name).to_dicts()
+        assert [{key: item[key] for key in row} for item, row in zip(content[name], rows, strict=True)] == rows

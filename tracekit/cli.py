@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit import __version__
+from tracekit.collectors.command import collect_command
 from tracekit.errors import GraphError, SelectionError, TracekitError
 from tracekit.text import printable, short
 
@@ -33,6 +34,8 @@ EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 _PATH = click.Path(path_type=Path)
+#: Value of an option that is given without one.
+_LIST = "?"
 
 
 def main() -> None:
@@ -102,6 +105,9 @@ def _trace_source(command: Any) -> Any:
 @_trace_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
+@click.option(
+    "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
+)
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--csv", "csv_directory", type=_PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
@@ -114,6 +120,7 @@ def whatif(
     job: str | None,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
+    layers: str | None,
     ignore_steps: str | None,
     as_json: bool,
     csv_directory: Path | None,
@@ -134,7 +141,7 @@ def whatif(
         if ignore_steps is not None:
             loaded = loaded.without_steps(_step_numbers(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
-        report = loaded.whatif(fix=fix, keep=keep, progress=tell)
+        report = loaded.whatif(fix=fix, keep=keep, layers=_layers(layers), progress=tell)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -152,7 +159,8 @@ def whatif(
 
 
 @commands.command("import")
-@click.argument("traces", nargs=-1, required=True, type=_PATH)
+@click.argument("traces", nargs=-1, type=_PATH)
+@click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
 @click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace.")
 @click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
@@ -160,6 +168,7 @@ def whatif(
 @click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
 def import_(
     traces: tuple[Path, ...],
+    importer: str | None,
     layout: Path | None,
     store: Path | None,
     name: str | None,
@@ -170,6 +179,14 @@ def import_(
     from tracekit.job import load
     from tracekit.store import Incoming, Store, default_store
 
+    if importer == _LIST:
+        from tracekit.collectors.registry import IMPORTERS
+
+        for known in IMPORTERS.values():
+            click.echo(f"{known.name:<20} {known.description}")
+        return
+    if not traces:
+        raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
     if name is not None and len(traces) > 1:
         raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
     opened = Store(store or default_store())
@@ -178,7 +195,7 @@ def import_(
         for path in traces:
             tell(f"reading {short(path.name)}")
             with _hushed_panics():
-                job = load(path, layout=layout)
+                job = load(path, layout=layout, importer=importer)
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             report = None if no_analysis else _report_json(job, tell)
             incoming.append(Incoming(job.trace, job_name, source, report))
@@ -297,6 +314,9 @@ def export(
     click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")
 
 
+commands.add_command(collect_command)
+
+
 def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:
     """The job the options name; without any, the newest in the default store, and say so."""
     from tracekit.job import load, load_from_store
@@ -312,6 +332,15 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
+
+
+def _layers(text: str | None) -> tuple[int, ...] | None:
+    """`9,9,9,9` as layers per stage."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise SelectionError(f"--layers {text!r}; expected a number per stage, such as 9,9,9,9")
+    return tuple(int(count) for count in text.split(","))
 
 
 def _step_numbers(text: str, option: str) -> list[int]:

@@ -65,17 +65,28 @@ class Job:
 
         return attribute(self.replay, progress=progress)
 
-    def whatif(self, *, fix: Sequence[str] = (), keep: Sequence[str] = (), progress: Progress | None = None) -> Report:
-        """The whole report, with the answers to custom questions.
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        layers: tuple[int, ...] | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
+        """The whole report: attribution, causes, fixes, and the answers to custom questions.
 
         `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
-        Raises SelectionError for a selection that cannot be understood or matches no op.
+        `layers`: transformer layers per stage, by default those in the trace's metadata, else equal ones.
+        Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
         """
+        from tracekit.analysis.diagnosis import diagnose
         from tracekit.report import Report
 
         graph = self.replay.graph
         asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         found = self.attribution if progress is None else self.attribute(progress)
+        if progress is not None:
+            progress("causes and fixes")
         return Report(
             name=self.trace.name,
             layout=self.trace.layout,
@@ -85,6 +96,7 @@ class Job:
             ranks=self.trace.worker_ranks(),
             hosts=self._hosts(),
             attribution=found,
+            diagnosis=diagnose(self.trace, self.replay, found, layers=layers),
             questions_asked=tuple(asked),
         )
 
@@ -150,18 +162,15 @@ class Job:
         return [int(step) for step in graph.steps[sorted(slowest)]]
 
 
-def load(path: PathLike, *, layout: PathLike | None = None) -> Job:
-    """Read a trace file: canonical Parquet, or a published trace with its YAML `layout` file.
+def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None = None) -> Job:
+    """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
 
+    `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
     Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
     """
-    if layout is not None:
-        from tracekit.collectors.published import read_published
+    from tracekit.collectors.registry import read_any
 
-        return Job(read_published(path, layout))
-    from tracekit.trace import read_parquet
-
-    return Job(read_parquet(path))
+    return Job(read_any(Path(os.fsdecode(path)), name=importer, layout=None if layout is None else Path(layout)))
 
 
 def load_from_store(name: str | None = None, *, store: PathLike | None = None) -> Job:

@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution import Attribution, waste
+from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.structure import Floats
 from tracekit.errors import OutputError, SelectionError
 from tracekit.model import Layout, Worker
@@ -32,7 +33,19 @@ if TYPE_CHECKING:
 #: Version of the JSON object; grows by one whenever a reader of the last version could break.
 REPORT_VERSION = 1
 
-TABLES = ("by_kind", "by_pp_rank", "by_dp_rank", "by_worker", "by_step", "forward_backward_correlation", "questions")
+#: Tables that the JSON object carries row by row.
+JSON_TABLES = (
+    "by_kind",
+    "by_pp_rank",
+    "by_dp_rank",
+    "by_worker",
+    "by_step",
+    "forward_backward_correlation",
+    "questions",
+)
+#: Tables of one row per finding; in JSON these carry more than a table can.
+DIAGNOSIS_TABLES = ("causes", "fixes")
+TABLES = JSON_TABLES + DIAGNOSIS_TABLES
 PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
 
 
@@ -59,6 +72,7 @@ class Report:
     ranks: Mapping[Worker, int]
     hosts: Mapping[int, str]
     attribution: Attribution
+    diagnosis: Diagnosis
     questions_asked: tuple[Question, ...] = ()
 
     @property
@@ -174,6 +188,40 @@ class Report:
         }
         return pl.DataFrame([{name: getattr(asked, name) for name in schema} for asked in self.questions_asked], schema)
 
+    @cached_property
+    def causes(self) -> pl.DataFrame:
+        """Why the job is slow, dearest first."""
+        schema = {
+            "kind": pl.String,
+            "title": pl.String,
+            "where_text": pl.String,
+            "since_step": pl.Int64,
+            "confidence": pl.Float64,
+            "saved_s": pl.Float64,
+            "alone_s": pl.Float64,
+            "next_check": pl.String,
+            "suggested_fix": pl.String,
+        }
+        rows = [cause.to_dict() for cause in self.diagnosis.causes]
+        return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
+
+    @cached_property
+    def fixes(self) -> pl.DataFrame:
+        """What each fix would give back, best first."""
+        schema = {
+            "kind": pl.String,
+            "title": pl.String,
+            "where_text": pl.String,
+            "new_step_s": pl.Float64,
+            "saved_s": pl.Float64,
+            "saved_gpu_hours_per_day": pl.Float64,
+            "error_s": pl.Float64,
+            "bound": pl.Boolean,
+            "withheld": pl.String,
+        }
+        rows = [fix.to_dict() for fix in self.diagnosis.fixes]
+        return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
+
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see TABLES and PER_STEP_TABLES). Raises SelectionError for another name."""
         if name not in TABLES + PER_STEP_TABLES:
@@ -226,7 +274,8 @@ class Report:
                 {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in found.slowest_workers
             ],
         }
-        content |= {name: self.table(name).to_dicts() for name in TABLES}
+        content |= {name: self.table(name).to_dicts() for name in JSON_TABLES}
+        content |= self.diagnosis.to_dict()
         plain: dict[str, Any] = _without_nan(content)
         return plain
 

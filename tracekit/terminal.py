@@ -45,7 +45,9 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_questions(report))
     panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
     console.print(_side_by_side(panels, console))
-    console.print(_steps(report, console.width))
+    console.print(Padding(_steps(report, console.width), (0, 0, 1, 0)))
+    console.print(_causes(report))
+    console.print(_fixes(report))
 
 
 def print_trace(trace: Trace, console: Console) -> None:
@@ -238,6 +240,52 @@ def _questions(report: Report) -> RenderableType:
             f"{asked.saved_gpu_hours_per_day:,.1f}",
         )
     return Padding(table, (0, 0, 1, 0))
+
+
+def _causes(report: Report) -> RenderableType:
+    """What is wrong, where, since when, how sure, on what evidence, what to check next."""
+    lines: list[RenderableType] = [Text("Causes", style="bold underline")]
+    for number, cause in enumerate(report.diagnosis.causes, 1):
+        line = Text(f" {number}. ").append(cause.title, style="bold")
+        line.append(f"  {cause.where}" if cause.change is not None or str(cause.where) != "whole job" else "")
+        if cause.change is not None:
+            since = "all along" if cause.since_step is None else f"since step {cause.since_step}"
+            line.append(f", {since}, {min(cause.confidence, 0.99):.0%} sure: costs {seconds(cause.saved_s)} a step")
+        lines.append(line)
+        evidence = ", ".join(f"{item.name} {_figure(item.value, item.unit)}" for item in cause.evidence)
+        for name, text in (("because", evidence), ("check", cause.next_check)):
+            if text:
+                grid = Table.grid(padding=(0, 1))
+                grid.add_row(f"    {name:<7}", Text(text), style="dim")
+                lines.append(grid)
+    return Group(*lines, Text())
+
+
+def _fixes(report: Report) -> RenderableType:
+    """What to do, what the step takes then, what it saves, best first."""
+    fixes = report.diagnosis.fixes
+    if not fixes:
+        return Text("Fixes: none that would save 1 % of the step")
+    table = _table("Fix", "step then", "saves", "GPU-hours a day")
+    for fix in fixes:
+        title = Text(fix.title)
+        if fix.bound:
+            title.append(" (at most)", style="dim")
+        if fix.withheld is not None:
+            table.add_row(title.append(f": no promise, {fix.withheld}", style="dim"), "", "", "")
+            continue
+        table.add_row(
+            title,
+            seconds(fix.new_step_s),
+            seconds(fix.saved_s) + (f" \u00b1 {seconds(fix.error_s)}" if fix.error_s > 0 else ""),
+            f"{fix.saved_gpu_hours_per_day:,.1f}",
+        )
+    return table
+
+
+def _figure(value: float, unit: str) -> str:
+    """A figure of evidence with its unit."""
+    return seconds(value) if unit == "s" else f"{value:.4g}{f' {unit}' if unit else ''}"
 
 
 def _worker_map(report: Report) -> RenderableType:

@@ -122,3 +122,11 @@ class TestSpace:
     def test_a_healthy_map_has_no_shape(self):
         attribution, hosts = attribution_of()
         assert space_pattern(attribution, hosts).shape is SpaceShape.NONE
+
+
+def test_pauses_that_wander_over_the_ranks_of_a_job_without_pipeline_are_diffuse():
+    """All workers share one stage and one host there, which says nothing about where the pauses are."""
+    spec = SynthSpec(layout=Layout(dp=8), steps=40, seed=5, causes=(PythonGc(),))
+    replay = JobReplay.from_trace(synthesize(spec))
+    one_host = {Worker(dp_rank, 0): "host" for dp_rank in range(8)}
+    assert space_pattern(attribute(replay), one_host).shape is SpaceShape.DIFFUSE
