@@ -16,7 +16,7 @@ $(VENV)/.dev: pyproject.toml requirements.lock $(VENV)/.demo
 	touch $@
 
 demo: $(VENV)/.demo
-	$(BIN)/tracekit whatif sample_traces/slow_worker.parquet --fix "worker=1,2"
+	$(BIN)/tracekit whatif sample_traces/collected.parquet --fix "worker=1,1"
 	@echo
 	@echo "Your own trace:  $(BIN)/tracekit whatif job.parquet      All commands:  $(BIN)/tracekit --help"
 

@@ -15,6 +15,8 @@ from tracekit.trace import Trace, read_parquet
 SCRIPTS = Path(__file__).parent / "scripts"
 #: A run that hangs is a failure, not a wait.
 TIMEOUT_S = 120
+TORCH_ABORTS = "terminate called without an active exception"
+TRIES = 3
 
 
 @dataclass
@@ -58,35 +60,25 @@ def python(script: str, *arguments: str) -> list[str]:
 def collect(directory: Path, command: list[str], *options: str, **variables) -> Collected:
     """Run `tracekit collect` in `directory`."""
     out = directory / "job.parquet"
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tracekit.collectors",
-            "--out",
-            str(out),
-            "--no-store",
-            "--json",
-            *options,
-            "--",
-            *command,
-        ],
-        cwd=directory,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    under = [sys.executable, "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", *options, "--"]
+    process = plain([*under, *command], directory, **variables)
     lines = [line for line in process.stdout.splitlines() if line.startswith('{"exit_code"')]
     assert lines, process.stderr
     return Collected(process, out, json.loads(lines[-1]))
 
 
 def plain(command: list[str], directory: Path, **variables) -> subprocess.CompletedProcess:
-    """Run the command by itself."""
-    return subprocess.run(
-        command, cwd=directory, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    """Run the command by itself; again where torch aborts at the end of a rank.
+
+    On a busy machine torch 2.13 with gloo does so now and then by itself, without tracekit.
+    """
+    for _ in range(TRIES):
+        process = subprocess.run(
+            command, cwd=directory, env=environment(**variables), capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+        if TORCH_ABORTS not in process.stderr:
+            break
+    return process
 
 
 def weights(process: subprocess.CompletedProcess) -> set[str]:

@@ -121,10 +121,10 @@ def test_canonical_parquet_comes_back(tmp_path):
 
 
 def test_unknown_input_is_one_error(tmp_path):
-    """Nobody's format, an unknown name, no file."""
+    """What nobody recognises is taken for a trace file; an unknown name; no file."""
     path = tmp_path / "notes.txt"
     path.write_text("hello")
-    with pytest.raises(FormatError, match=r"notes.txt: no importer recognises it; name its format with --format"):
+    with pytest.raises(FormatError, match=r"notes\.txt: not a readable Parquet file"):
         read_any(path)
     with pytest.raises(FormatError, match="unknown format 'nsys'; known: segments, tracekit"):
         read_any(path, name="nsys")
