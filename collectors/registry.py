@@ -127,14 +127,23 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None)
         if name not in IMPORTERS:
             raise FormatError(f"unknown format {name!r}; known: {', '.join(IMPORTERS)}")
         return IMPORTERS[name].read(path, layout=layout)
-    try:
-        for importer in IMPORTERS.values():
-            if importer.sniff(path):
-                return importer.read(path, layout=layout)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    if layout is not None:
+        return IMPORTERS["published"].read(path, layout=layout)
+    for importer in IMPORTERS.values():
+        if _recognises(importer, path):
+            return importer.read(path)
     # Nothing recognises it: say what is wrong with it as a trace file, which most inputs are meant to be.
-    return IMPORTERS["published" if layout is not None else "tracekit"].read(path, layout=layout)
+    return read_parquet(path)
+
+
+def _recognises(importer: Importer, path: Path) -> bool:
+    """Whether the importer takes the path. Never looks into a pipe: that would wait, and eat what comes."""
+    if importer.name in {"tracekit", "published"} or not (path.is_file() or path.is_dir()):
+        return False
+    try:
+        return importer.sniff(path)
+    except OSError:
+        return False
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:
