@@ -168,9 +168,18 @@ def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None
     `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
     Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
     """
+    file = Path(os.fsdecode(path))
+    if importer is None and layout is None and file.suffix == ".parquet":  # saves importing every importer
+        from tracekit.trace import read_parquet
+
+        return Job(read_parquet(file))
+    if importer is None and layout is not None:
+        from tracekit.collectors.published import read_published
+
+        return Job(read_published(file, layout))
     from tracekit.collectors.registry import read_any
 
-    return Job(read_any(Path(os.fsdecode(path)), name=importer, layout=None if layout is None else Path(layout)))
+    return Job(read_any(file, name=importer, layout=None if layout is None else Path(layout)))
 
 
 def load_from_store(name: str | None = None, *, store: PathLike | None = None) -> Job:
