@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution import attribute, contribution
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.scenario import Scenario, dp_rank, stage, worker
 from tracekit.model import Layout, Worker
@@ -100,3 +100,11 @@ def test_row_order_does_not_matter(spec, seed):
     assert np.array_equal(one.original, other.original)
     assert np.array_equal(one.by_worker, other.by_worker)
     assert np.array_equal(one.ideal, other.ideal)
+
+
+def test_the_figures_of_workers_and_last_stage_are_contributions_like_any_other():
+    spec = SynthSpec(layout=Layout(dp=2, pp=3), microbatches=4, steps=3, causes=(parse_cause("slow-last-stage"),))
+    replay = JobReplay.from_trace(synthesize(spec))
+    found = attribute(replay)
+    assert found.m_s == contribution(replay, stage(2))
+    assert found.m_w == contribution(replay, worker(*found.slowest_workers))
