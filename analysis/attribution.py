@@ -40,7 +40,7 @@ LARGEST_DISCREPANCY = 0.05
 #: M_W idealises this share of the workers, at least one.
 SLOWEST_WORKERS_SHARE = 0.03
 
-#: Launch delays are attributed to single DP ranks up to this many op-replays.
+#: What takes a replay for every DP rank (its launch delays, idealising it) is asked up to this many op-replays.
 DEAREST_BY_DP_RANK = 200_000_000
 
 Progress = Callable[[str], None]
@@ -94,9 +94,9 @@ class Attribution:
 
     `recorded`, `original`, `ideal`: [steps]. `by_kind`: reported kind -> [steps]; `by_stage`: [steps, stages];
     `by_dp_rank`: [steps, dp_ranks]; `by_worker`: [steps, dp_ranks, stages]: the ideal job with only that set as
-    recorded. `removed_by_kind`, `removed_by_stage`: the original job with only that set idealised.
-    `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch delays
-    (by DP rank it takes a replay each, so None where that is too dear).
+    recorded. `removed_by_kind`, `removed_by_stage`, `removed_by_dp_rank`: the original job with only that set
+    idealised. `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch
+    delays. Removed and delayed by DP rank take a replay each, so these two are None where that is too dear.
     `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
     """
 
@@ -114,6 +114,7 @@ class Attribution:
     by_worker: Floats
     removed_by_kind: Mapping[str, Floats]
     removed_by_stage: Floats
+    removed_by_dp_rank: Floats | None
     delayed_by_kind: Mapping[str, Floats]
     delayed_by_stage: Floats
     delayed_by_dp_rank: Floats | None
@@ -212,7 +213,7 @@ class Attribution:
         if reasons and (self.clamped_transfers or self.clamped_delays):
             reasons.append(
                 f"{self.clamped_transfers + self.clamped_delays} transfers or launch delays lie more than 10 ms below"
-                " zero (taken as 0): clocks of ranks disagree"
+                " zero (taken as 0): clocks of ranks disagree, or ops overlapped that the graph orders"
             )
         return Trust(error, discrepancy, not reasons, tuple(reasons))
 
@@ -251,9 +252,12 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     with_delays = replay.step_times(RECORDED)
     delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
     delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
-    delayed_by_dp_rank = None
+    removed_by_dp_rank = delayed_by_dp_rank = None
     if len(graph.dp_ranks) * graph.ops <= DEAREST_BY_DP_RANK:
-        delayed_by_dp_rank = np.stack([replay.step_times(_delayed(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)
+        chosen_ranks = [dp_rank(rank) for rank in graph.dp_ranks]
+        delayed_by_dp_rank = np.stack([replay.step_times(_delayed(chosen)) for chosen in chosen_ranks], axis=1)
+        tell("DP ranks fixed")
+        removed_by_dp_rank = np.stack([replay.step_times(Scenario.removal(chosen)) for chosen in chosen_ranks], axis=1)
     tell("slowest workers and last stage")
     approx = np.minimum(by_dp_rank.mean(axis=0)[:, None], by_stage.mean(axis=0)[None, :])
     slowest = _slowest_workers(approx, graph.dp_ranks)
@@ -272,6 +276,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         by_worker=by_worker,
         removed_by_kind=removed_by_kind,
         removed_by_stage=removed_by_stage,
+        removed_by_dp_rank=removed_by_dp_rank,
         delayed_by_kind=delayed_by_kind,
         delayed_by_stage=delayed_by_stage,
         delayed_by_dp_rank=delayed_by_dp_rank,

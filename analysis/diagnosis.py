@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekit.analysis.attribution import Attribution
-from tracekit.analysis.cause_model import Cause
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.fix_model import Fix
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Cause
 from tracekit.analysis.fixes import fixes_of
+from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.trace import Trace

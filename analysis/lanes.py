@@ -27,10 +27,11 @@ from tracekit.analysis.structure import (
     build_structure,
     is_held,
 )
+from tracekit.columns import step_positions
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 from tracekit.text import short
-from tracekit.trace import Trace, step_positions
+from tracekit.trace import Trace
 
 Int32s = npt.NDArray[np.int32]
 

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.durations import ideal_rows
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import NONE
 from tracekit.analysis.replay import Timeline
-from tracekit.analysis.scenario import Scenario
-from tracekit.trace import KIND_TYPE
+from tracekit.analysis.scenario import IDEAL, ORIGINAL, Scenario
+from tracekit.columns import KIND_TYPE
 
 
 def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
@@ -31,6 +32,25 @@ def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
 def recorded_frame(replay: JobReplay) -> pl.DataFrame:
     """The recording of the ops in the graph, in the same columns."""
     return _frame(replay, [Timeline(block.start, block.start + block.duration) for block in replay.graph.blocks])
+
+
+def compared_frame(replay: JobReplay) -> pl.DataFrame:
+    """One row per op of the graph, as recorded and as replayed side by side.
+
+    The columns of `timeline_frame` up to `chunk`; then, in seconds, `<replay>_start` and `<replay>_duration` for
+    recorded, original and ideal, the own cost `own` (a transfer duration, where the op communicates), the own cost in
+    the ideal replay `ideal_own`, and `launch_delay`.
+    """
+    recorded = recorded_frame(replay)
+    blocks, durations = replay.graph.blocks, replay.durations
+    times = {"recorded": recorded, "original": timeline_frame(replay, ORIGINAL), "ideal": timeline_frame(replay, IDEAL)}
+    ideal = [np.repeat(ideal_rows(block, durations.ideal), block.lanes) for block in blocks]
+    return recorded.drop("start", "duration").with_columns(
+        *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
+        own=np.concatenate([own.ravel() for own in durations.own]),
+        ideal_own=np.concatenate(ideal),
+        launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay]),
+    )
 
 
 def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.cause_model import Where
-from tracekit.analysis.changes import Change
+from tracekit.analysis.causes.changes import Change
+from tracekit.analysis.causes.model import Where
 
 
 class FixKind(StrEnum):

@@ -10,13 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.cause_model import Cause, CauseKind, Where
-from tracekit.analysis.cause_rules import worker_factor
-from tracekit.analysis.changes import Scale
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.fix_model import FixKind
-from tracekit.analysis.fixes_plan import Plan
-from tracekit.analysis.partition import ASSUMED_LAYERS, OneLane, StageModel, best_split, stage_model, with_slowness
+from tracekit.analysis.causes.changes import Scale
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Cause, CauseKind, Where
+from tracekit.analysis.causes.workers import worker_factor
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.fixes.partition import (
+    ASSUMED_LAYERS,
+    OneLane,
+    StageModel,
+    best_split,
+    stage_model,
+    with_slowness,
+)
+from tracekit.analysis.fixes.plan import Plan
 from tracekit.errors import SelectionError
 
 

@@ -3,7 +3,8 @@
 In: a `ComputeTable`. Out: a `ComputeProfile`, the cost of a compute as the product
     stage and chunk x worker x DP rank x step x microbatch, plus a pause.
 Each factor is a median over all others, so that one cause does not pass for another: a slow worker moves no stage,
-a long microbatch no worker, a pause no microbatch.
+a long microbatch no worker, a pause no microbatch. Workers have a factor for forwards and one for backwards: what
+slows a worker need not slow both, and the median of a mixture of fast and slow ops is neither.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.compute_table import ComputeTable
+from tracekit.analysis.causes.compute_table import ComputeTable
 from tracekit.analysis.structure import Floats
 
 FORWARD, BACKWARD = 0, 1
@@ -32,13 +33,17 @@ SAMPLE = 100_000
 SMALLEST_FACTOR = 0.04
 FACTOR_ERRORS = 6.0
 STEP_ERRORS = 6.0
+#: How far runs of steps lie apart says how much a factor scatters; so many runs, of at least one step each.
+RUNS = 8
+FEWEST_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
     """Factors of compute costs. All but the seconds are relative, 1 = as the others.
 
-    `base_s`: seconds, [kinds, stages, chunks]. `worker`: [stages, dp_ranks] beyond `dp_rank` [dp_ranks].
+    `base_s`: seconds, [kinds, stages, chunks]. `worker_by_kind`: [kinds, stages, dp_ranks] beyond `dp_rank`
+    [dp_ranks], which all kinds and stages of a DP rank share.
     `step`: [steps]. `microbatch`: [microbatches, steps, dp_ranks], mean 1 per job. `*_error`: standard errors.
     `pause_s`: seconds beyond what the factors explain, 0 for no pause, [kinds, stages, chunks, microbatches, steps,
     dp_ranks]. `length_correlation`: of forwards and backwards over the microbatches of one DP rank and step;
@@ -46,8 +51,8 @@ class ComputeProfile:
     """
 
     base_s: Floats
-    worker: Floats
-    worker_error: Floats
+    worker_by_kind: Floats
+    worker_by_kind_error: Floats
     dp_rank: Floats
     dp_rank_error: Floats
     step: Floats
@@ -63,6 +68,21 @@ class ComputeProfile:
         total: Floats = self.base_s.sum(axis=0)
         return total
 
+    @property
+    def worker(self) -> Floats:
+        """Forwards and backwards of each worker together, as they weigh on its stage: [stages, dp_ranks]."""
+        return self._both_kinds(self.worker_by_kind)
+
+    @property
+    def worker_error(self) -> Floats:
+        """Standard error of `worker`; what disturbs a host disturbs both kinds, so that the errors add up."""
+        return self._both_kinds(self.worker_by_kind_error)
+
+    def _both_kinds(self, by_kind: Floats) -> Floats:
+        seconds = self.base_s.sum(axis=2)[:, :, None]
+        both: Floats = (by_kind * seconds).sum(axis=0) / _safe(seconds.sum(axis=0))
+        return both
+
 
 def profile_computes(table: ComputeTable) -> ComputeProfile:
     """Take the costs of `table` apart. The table must not be empty."""
@@ -73,24 +93,34 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     chunks = grid.shape[2]
     # What all stages of a DP rank share; backwards only: pauses of Python do not reach them. The lower median keeps a
     # slow worker out of it but lies below the middle, so a second pass takes the plain one without worker factors.
-    first, _ = _worker_factors(relative / lower_median(cells, axis=0), stages=len(cells))
+    first = _own_factor(relative[BACKWARD] / lower_median(cells, axis=0))
     shared = median(cells / np.repeat(first, chunks, axis=0)[:, None, None, :], (0,))
-    worker, worker_error = _worker_factors(relative / shared, stages=len(cells))
+    raw, worker_error = _worker_levels(relative / shared)
     dp_rank_raw, dp_rank_error = _typical(shared, (0, 1))
     dp_rank = dp_rank_raw / lower_median(dp_rank_raw, axis=-1)
-    step, step_error = _typical(shared / dp_rank_raw, (0, 2))
-    step = step / median(step, (0,))
+    if (grid.shape[1], grid.shape[-1]) == (2, 2):
+        # Of two stages on two DP ranks, that one worker is slow looks like the worker across being slow, except for
+        # what their microbatches cost: who it is, and how much each, is no surer than that.
+        worker_error = np.hypot(worker_error, np.hypot(*dp_rank_error))
     # A factor that does not stand out is the microbatches' own: taking it out would bend their costs.
     slow_ranks = np.where(stands_out(dp_rank, dp_rank_error, FACTOR_ERRORS), dp_rank, 1.0)
+    # Workers are compared with their peers of the same stage and kind before anything is called the DP rank's:
+    # where only its backwards are slow, what backwards share would make its forwards look fast, and the peers' slow.
+    beyond_peers = raw * slow_ranks
+    beyond_peers = beyond_peers / lower_median(beyond_peers, axis=-1)[..., None]
+    all_share = lower_median(beyond_peers.reshape(-1, beyond_peers.shape[-1]), axis=0)
+    all_share = np.where(np.abs(all_share / slow_ranks - 1) > SMALLEST_FACTOR, all_share, slow_ranks)
+    step, step_error = _typical(shared / dp_rank_raw, (0, 2))
+    step = step / median(step, (0,))
     slow_steps = np.where(stands_out(step, step_error, STEP_ERRORS), step, 1.0)
     microbatch = shared / slow_ranks / slow_steps[:, None]
-    pause = _pauses(grid, base, worker, shared)
+    pause = _pauses(grid, base, raw, shared)
     correlation, spread = _length_signature(relative, pause)
     return ComputeProfile(
         base_s=base * median(shared, (0, 1, 2)),
-        worker=worker,
-        worker_error=worker_error,
-        dp_rank=dp_rank,
+        worker_by_kind=beyond_peers / all_share,
+        worker_by_kind_error=worker_error,
+        dp_rank=dp_rank / slow_ranks * all_share,
         dp_rank_error=dp_rank_error,
         step=step,
         step_error=step_error,
@@ -171,22 +201,51 @@ def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
     return MAD_TO_SIGMA * median(deviation, axes)
 
 
-def _worker_factors(beyond: Floats, stages: int) -> tuple[Floats, Floats]:
-    """How much slower each worker is than its DP rank's other stages, and the standard error: [stages, dp_ranks]."""
-    axes = (0, 2, 3, 4)
+def _own_factor(backwards: Floats) -> Floats:
+    """How much slower each worker is than its peers and its DP rank's other stages, [stages, dp_ranks]."""
+    raw = median(backwards, (1, 2, 3))
+    factor = raw / lower_median(raw, axis=-1)[:, None]
+    return factor / lower_median(factor, axis=0)
+
+
+def _worker_levels(beyond: Floats) -> tuple[Floats, Floats]:
+    """What each worker's computes of a kind take beyond what its DP rank shares, and the standard error.
+
+    [kinds, stages, dp_ranks] each.
+    """
+    axes = (2, 3, 4)
     raw = median(beyond, axes)
     count = np.prod([beyond.shape[axis] for axis in axes])
-    if stages == 1:
-        return np.ones_like(raw), np.zeros_like(raw)
-    factor = raw / lower_median(raw, axis=-1)[:, None]
-    # What a DP rank's stages share is the DP rank's factor, not theirs.
     few = beyond[:, :, :, : max(1, SAMPLE // beyond[:, :, :, 0].size)]
-    return factor / lower_median(factor, axis=0), _spread(few, axes) * MEDIAN_ERROR / np.sqrt(count)
+    scattered = _spread(few, axes) * MEDIAN_ERROR / np.sqrt(count)
+    return raw, _beside_peers(np.fmax(scattered, _wander(median(few, (2, 3))) / _safe(raw)))
 
 
-def _pauses(grid: Floats, base: Floats, worker: Floats, shared: Floats) -> Floats:
+def _wander(of_step: Floats) -> Floats:
+    """Standard error of levels from how they wander over the steps: [..., steps, dp_ranks] to [..., dp_ranks].
+
+    Real workers are disturbed for seconds at a time: ops next to each other are no independent witnesses, runs of
+    steps nearly are. Each is compared with the run before it, as a worker that slows down once and for all is no noise.
+    """
+    steps = of_step.shape[-2]
+    if steps < FEWEST_STEPS:
+        return np.zeros((*of_step.shape[:-2], of_step.shape[-1]))
+    runs = np.stack([_nanmean(run, (-2,)) for run in np.array_split(of_step, min(RUNS, steps), axis=-2)])
+    apart = median(np.abs(np.diff(runs, axis=0)), (0,))
+    error: Floats = MAD_TO_SIGMA * apart / np.sqrt(2 * len(runs))
+    return error
+
+
+def _beside_peers(error: Floats) -> Floats:
+    """The error of a level over that of its peers on the other DP ranks (last axis), which have errors, too."""
+    of_peers = lower_median(error, axis=-1)[..., None] / np.sqrt(max(error.shape[-1] / 2, 1))
+    beside: Floats = np.hypot(error, of_peers)
+    return beside
+
+
+def _pauses(grid: Floats, base: Floats, level: Floats, shared: Floats) -> Floats:
     """Seconds by which single computes exceed all factors; 0 below the threshold."""
-    expected = base[:, :, :, None, None, None] * worker[:, None, None, None, :] * shared
+    expected = base[:, :, :, None, None, None] * level[:, :, None, None, None, :] * shared
     # Mean-one noise around the expectation: forwards and backwards scatter alike.
     ratio = grid / _safe(expected)
     samples = [sampled(ratio[kind]) for kind in (FORWARD, BACKWARD)]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.analysis.cause_model import Where
-from tracekit.analysis.changes import Change
-from tracekit.analysis.fix_model import FixKind
+from tracekit.analysis.causes.changes import Change
+from tracekit.analysis.causes.model import Where
+from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.structure import Floats
 
 

@@ -5,18 +5,19 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Facts`, with clocks set 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from tracekit.analysis.attribution import Attribution, attribute
-from tracekit.analysis.changes import step_times_with
-from tracekit.analysis.clocks import ClockOffsets, clock_offsets, with_clocks_set
-from tracekit.analysis.compute_profile import ComputeProfile, median, profile_computes
-from tracekit.analysis.compute_table import ComputeTable
+from tracekit.analysis.causes.changes import step_times_with
+from tracekit.analysis.causes.clocks import ClockOffsets, clock_offsets, with_clocks_set
+from tracekit.analysis.causes.compute_profile import ComputeProfile, median, profile_computes
+from tracekit.analysis.causes.compute_table import ComputeTable
+from tracekit.analysis.causes.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.structure import Floats
 from tracekit.model import DP_COLLECTIVES, OpKind, Worker
 from tracekit.trace import Trace
@@ -130,3 +131,10 @@ class Facts:
     def workers_where(self, hit: np.ndarray) -> tuple[Worker, ...]:
         """The workers where `hit` [stages, dp_ranks] holds, by DP rank, then stage."""
         return tuple(sorted(self.worker(stage, dp_index) for stage, dp_index in zip(*np.nonzero(hit), strict=True)))
+
+    def cells_of(self, workers: Iterable[Worker]) -> np.ndarray:
+        """True at these workers' positions, [stages, dp_ranks]."""
+        hit = np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
+        for worker in workers:
+            hit[worker.pp_rank, self.dp_ranks.index(worker.dp_rank)] = True
+        return hit

@@ -7,21 +7,24 @@ it costs even so), because causes hide behind each other.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tracekit.analysis.attribution import Attribution
-from tracekit.analysis.cause_model import Candidate, Cause, CauseKind, Evidence, Link, Where
-from tracekit.analysis.cause_rules import (
+from tracekit.analysis.causes.changes import Change, step_times_with
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Evidence, Where
+from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.causes.rules_compute import (
     BadWorker,
     PythonGc,
-    Rule,
     SequenceLengthImbalance,
     SlowHost,
     SlowSteps,
     StageImbalance,
 )
-from tracekit.analysis.cause_rules_outside import (
+from tracekit.analysis.causes.rules_outside import (
     ClockError,
     Congestion,
     HostBound,
@@ -30,10 +33,10 @@ from tracekit.analysis.cause_rules_outside import (
     SlowNic,
     TooLittleTrace,
 )
-from tracekit.analysis.changes import step_times_with
-from tracekit.analysis.facts import Facts
+from tracekit.analysis.causes.workers import as_fast_as_peers, beyond_peers_s
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.patterns import pattern_of_series
+from tracekit.model import Worker
 from tracekit.trace import Trace
 
 #: A cause that costs less than this share of the step, gone alone or with all others gone, is not named.
@@ -63,7 +66,7 @@ def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tu
 
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """As `find_causes`, from facts already gathered."""
-    candidates = [candidate for rule in RULES for candidate in rule.candidates(facts)]
+    candidates = _without_trifles(facts, [candidate for rule in RULES for candidate in rule.candidates(facts)])
     named = [
         cause
         for cause in _priced(facts, candidates)
@@ -73,6 +76,31 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     if not any(cause.change for cause in named):
         named.append(_verdict(facts.attribution))
     return tuple(named)
+
+
+def _without_trifles(facts: Facts, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, among several slow workers only those that cost something once all other causes are gone."""
+    kept = list(candidates)
+    for at, candidate in enumerate(candidates):
+        if candidate.kind is CauseKind.BAD_WORKER and len(candidate.where.workers) > 1:
+            others = [other.change for other in candidates if other is not candidate and other.change is not None]
+            kept[at] = BadWorker.of_workers(facts, _dear_workers(facts, candidate.where.workers, others))
+    return kept
+
+
+def _dear_workers(facts: Facts, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
+    """Those of `workers` that, slow by themselves, cost as much as a cause must. All, where they do so only together.
+
+    The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
+    """
+
+    def step_s(slow: Worker | None) -> float:
+        mended = as_fast_as_peers(facts, [worker for worker in workers if worker != slow])
+        return float(step_times_with(facts.replay, (*others, mended)).mean())
+
+    ranked = sorted(workers, key=lambda worker: beyond_peers_s(facts, worker))
+    least_s = step_s(None) + SMALLEST_COST_SHARE * facts.unchanged_s
+    return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers
 
 
 def _priced(facts: Facts, candidates: Sequence[Candidate]) -> list[Cause]:
@@ -144,6 +172,3 @@ def _verdict(attribution: Attribution) -> Cause:
         next_check="",
         suggested_fix="",
     )
-
-
-__all__ = ["RULES", "Cause", "CauseKind", "Evidence", "Facts", "Link", "Where", "causes_of", "find_causes"]

@@ -1,6 +1,6 @@
 """Rules for causes outside the computes: links, network cards, data loading, clocks, the trace itself.
 
-In: `Facts`. Out: `Candidate`s. See `cause_rules`.
+In: `Facts`. Out: `Candidate`s. See `rule`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.cause_model import Candidate, CauseKind, Evidence, Link, Where, sureness
-from tracekit.analysis.cause_rules import Rule
-from tracekit.analysis.changes import NoDelays, Scale, ScaleDelays
-from tracekit.analysis.clocks import SMALLEST_OFFSET_S
-from tracekit.analysis.compute_profile import lower_median, median, sampled
-from tracekit.analysis.facts import Facts
+from tracekit.analysis.causes.changes import NoDelays, Scale, ScaleDelays
+from tracekit.analysis.causes.clocks import SMALLEST_OFFSET_S
+from tracekit.analysis.causes.compute_profile import lower_median, median, sampled
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Link, Where, sureness
+from tracekit.analysis.causes.rule import Rule
 
 #: Transfers scatter; a link (a network card) this many times slower than the others is slow.
 SMALLEST_LINK_FACTOR = 3.0

@@ -1,6 +1,6 @@
 """The words of causes: what is wrong, where, since when, how sure, on what evidence.
 
-In: what the rules of `causes` find. Out: `Cause`, one row of the table that `whatif` prints and `--json` carries.
+In: what the rules find. Out: `Cause`, one row of the table that `whatif` prints and `--json` carries.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.changes import Change
+from tracekit.analysis.causes.changes import Change
 from tracekit.analysis.patterns import TimePattern
 from tracekit.analysis.structure import Floats
 from tracekit.model import Worker

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.analysis.cause_corpus import VERDICTS, found_in, score
+from tests.analysis.causes.corpus import VERDICTS, found_in, score
+from tests.analysis.causes.disturbed import disturbed, one_worker
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.causes import RULES, CauseKind, find_causes
+from tracekit.analysis.causes.changes import step_times_with
+from tracekit.analysis.causes.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.correlation import forward_backward_correlation
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.collectors.published import read_published
@@ -31,9 +34,11 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.trace import Trace
+from tracekit.trace import Trace, read_parquet
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = ROOT / "sample_traces"
+REFERENCE = ROOT.parent / "shared" / "reference"
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=11)
 
 
@@ -93,6 +98,34 @@ class TestPublished:
         assert cause.where.pp_ranks == (3,)
 
 
+class TestCollected:
+    """The same job of four real processes, with and without one of them slowed by 6 ms in each forward."""
+
+    def test_the_slowed_worker_is_the_only_cause_and_surely_so(self):
+        (cause,) = found_in(read_parquet(SAMPLES / "collected.parquet"))
+        assert (cause.kind, cause.where.workers) == (CauseKind.BAD_WORKER, (Worker(1, 1),))
+        assert cause.confidence > 0.95
+        # 6 ms of 8 + 16 ms that its peers' device time takes, and a little for their arithmetic.
+        assert 6 / 27 < cause.evidence[0].value < 6 / 24
+
+    def test_the_healthy_run_has_no_cause(self):
+        assert kinds(read_parquet(SAMPLES / "collected_healthy.parquet")) == [CauseKind.HEALTHY]
+
+
+class TestSlowInOneKind:
+    @pytest.mark.parametrize("layout", [Layout(dp=2, pp=2), Layout(dp=2), Layout(dp=4), Layout(dp=4, pp=2)], ids=str)
+    @pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+    def test_the_worker_is_named_and_costs_what_the_job_loses(self, layout, kind):
+        trace = job(layout=layout, noise=0.01)
+        replay = JobReplay.from_trace(trace)
+        slow = disturbed(replay, one_worker(replay, [kind], layout.pp - 1, 1, 1.7))
+        (cause,) = find_causes(trace, slow, attribute(slow))
+        assert (cause.kind, cause.where.workers) == (CauseKind.BAD_WORKER, (Worker(1, layout.pp - 1),))
+        assert cause.confidence > 0.95
+        lost_s = (step_times_with(slow, ()) - step_times_with(replay, ())).mean()
+        assert cause.saved_s == pytest.approx(lost_s, rel=0.03)
+
+
 class TestTellingApart:
     def test_one_slow_worker_correlates_forward_and_backward_but_is_no_sequence_imbalance(self):
         trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=2))
@@ -109,6 +142,14 @@ class TestTellingApart:
         slow = (SlowWorker(dp_rank=0, pp_rank=1, factor=1.6), SlowWorker(dp_rank=3, pp_rank=2, factor=1.6))
         (cause,) = found_in(job(*slow))
         assert cause.where.workers == (Worker(0, 1), Worker(3, 2))
+
+    def test_beside_a_slow_worker_one_that_costs_next_to_nothing_is_not_named(self):
+        """A tenth more of the computes is a tenth more of the step, or hardly any where gradients take most of it."""
+        slow = (SlowWorker(dp_rank=0, pp_rank=0, factor=1.5), SlowWorker(dp_rank=2, pp_rank=1, factor=1.1))
+        gradients = BaseCosts(all_gather_s=1.2, reduce_scatter_s=1.2)
+        computing, reducing = job(*slow, noise=0.01), job(*slow, noise=0.01, costs=gradients)
+        assert [cause.where.workers for cause in found_in(computing)] == [(Worker(0, 0), Worker(2, 1))]
+        assert [cause.where.workers for cause in found_in(reducing)] == [(Worker(0, 0),)]
 
     def test_causes_that_hide_each_other_cost_more_alone_than_fixing_one_saves(self):
         trace = job(SlowWorker(dp_rank=1, pp_rank=1, factor=1.6), SlowP2pLink(dp_rank=2, pp_rank=0, factor=80))
@@ -147,6 +188,24 @@ class TestTellingApart:
         trace = job(SlowWorker(dp_rank=5, pp_rank=0, factor=1.4), layout=Layout(dp=8, tp=8), microbatches=4)
         (cause,) = found_in(trace)
         assert (cause.kind, cause.where.workers) == (CauseKind.BAD_WORKER, (Worker(5, 0),))
+
+    @pytest.mark.parametrize("dp", [2, 8])
+    def test_uneven_sequences_without_a_pipeline_hide_no_slow_worker(self, dp):
+        """No other stage shows what its microbatches cost: the worker stands out by its cheapest ones."""
+        causes = (SequenceLengthImbalance(quadratic_share=0.5), SlowWorker(dp_rank=1, pp_rank=0, factor=1.4))
+        for seed in range(10):
+            found = found_in(job(*causes, layout=Layout(dp=dp), seed=seed, noise=0.03))
+            workers = [cause.where.workers for cause in found if cause.kind is CauseKind.BAD_WORKER]
+            assert workers == [(Worker(1, 0),)], seed
+
+    def test_of_two_by_two_workers_uneven_sequences_bring_no_healthy_one_along(self):
+        """What the worker across costs is as uncertain as what its microbatches cost."""
+        for factor, fewest in ((1.3, 5), (1.6, 20)):
+            causes = (SequenceLengthImbalance(quadratic_share=0.5), SlowWorker(dp_rank=1, pp_rank=0, factor=factor))
+            jobs = [job(*causes, layout=Layout(dp=2, pp=2), seed=seed, microbatches=6) for seed in range(20)]
+            found = [cause for trace in jobs for cause in found_in(trace) if cause.kind is CauseKind.BAD_WORKER]
+            assert {cause.where.workers for cause in found} == {(Worker(1, 0),)}
+            assert len(found) >= fewest
 
     def test_late_data_names_its_dp_rank_and_late_data_everywhere_none(self):
         one = found_in(job(LateDataLoading(dp_rank=2, delay_s=0.3)))

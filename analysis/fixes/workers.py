@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracekit.analysis.cause_model import Cause, CauseKind, Where
-from tracekit.analysis.cause_rules import worker_factor, workers_as_fast_as_peers
-from tracekit.analysis.changes import Scale, Together, step_times_with
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.fix_model import FixKind
-from tracekit.analysis.fixes_plan import Plan
+from tracekit.analysis.causes.changes import Scale, step_times_with
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Cause, CauseKind, Where
+from tracekit.analysis.causes.workers import as_fast_as_peers, worker_factor
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.fixes.plan import Plan
 from tracekit.model import Worker
 
 #: The smallest set of workers is sought whose repair brings the slowdown under this.
@@ -44,7 +44,7 @@ def _fewest(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Plan]:
     target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
-        return float(step_times_with(facts.replay, (heal(facts, chosen),)).mean()) <= target_s
+        return float(step_times_with(facts.replay, (as_fast_as_peers(facts, chosen),)).mean()) <= target_s
 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
@@ -53,7 +53,7 @@ def _fewest(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Plan]:
         FixKind.REPLACE_WORKERS,
         f"Replace {Where(workers=tuple(sorted(chosen)))}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         Where(workers=tuple(sorted(chosen))),
-        heal(facts, chosen),
+        as_fast_as_peers(facts, chosen),
     )
 
 
@@ -77,15 +77,6 @@ def fewest_that_suffice(
         if len(chosen) <= 16 and reached(rest):
             chosen = rest
     return tuple(chosen)
-
-
-def heal(facts: Facts, workers: Sequence[Worker]) -> Together:
-    """These workers as fast as their peers."""
-    assert facts.profile is not None
-    hit = np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
-    for worker in workers:
-        hit[worker.pp_rank, facts.dp_ranks.index(worker.dp_rank)] = True
-    return Together((workers_as_fast_as_peers(facts, facts.profile, hit),))
 
 
 def _shifted(facts: Facts, worker: Worker) -> Iterator[Plan]:

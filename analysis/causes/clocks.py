@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracekit.analysis.compute_profile import MAD_TO_SIGMA, median
+from tracekit.analysis.causes.compute_profile import MAD_TO_SIGMA, median
+from tracekit.analysis.causes.op_grid import op_grid
 from tracekit.analysis.durations import measure_durations
 from tracekit.analysis.graph import Block
 from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.op_grid import op_grid
 from tracekit.analysis.structure import Floats
 from tracekit.model import OpKind
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.cause_model import Where
-from tracekit.analysis.changes import Scale
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.fix_model import FixKind
-from tracekit.analysis.fixes_plan import Plan
+from tracekit.analysis.causes.changes import Scale
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Where
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.fixes.plan import Plan
 
 #: Compress gradients and parameters to this share of their bytes: 16 to 8 bit.
 COMPRESSION = 2

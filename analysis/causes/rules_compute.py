@@ -1,143 +1,43 @@
 """Rules for causes that sit in the computes: workers, hosts, stages, sequence lengths, garbage collection, steps.
 
-In: `Facts`. Out: `Candidate`s, each with its evidence and the change that undoes it. A rule looks for a signature
-only; whether a candidate costs anything is asked of the replay afterwards, in `causes`.
+In: `Facts`. Out: `Candidate`s. See `rule`.
 
 The thresholds named "paper" are those of "Understanding Stragglers in Large Model Training" (OSDI'25).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tracekit.analysis.cause_model import Candidate, CauseKind, Evidence, Where, sureness
-from tracekit.analysis.changes import Change, RemovePauses, Scale, Together
-from tracekit.analysis.compute_profile import (
+from tracekit.analysis.causes.changes import RemovePauses, Scale
+from tracekit.analysis.causes.compute_profile import (
     BACKWARD,
     FACTOR_ERRORS,
     FORWARD,
     SMALLEST_FACTOR,
     STEP_ERRORS,
     ComputeProfile,
-    lower_median,
-    median,
     stands_out,
 )
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
+from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.causes.workers import (
+    SMALLEST_STAGE_EXCESS,
+    hosts_that_are_slow,
+    slow_workers,
+    stage_excess,
+    worker_factor,
+    worker_series,
+    workers_as_fast_as_peers,
+)
 from tracekit.model import Worker
 
-#: Stages differ by design; this much more than the usual stage is imbalance.
-SMALLEST_STAGE_EXCESS = 0.06
-#: A slow worker's optimizer exceeds the usual one by this share of what its computes do.
-OPTIMIZER_SHARE = 0.6
-#: Beside a worker that is slow by some excess, others are named from this share of it on.
-WORTH_NAMING_SHARE = 0.1
-#: Share of a host's workers that are slow when the host is.
-WHOLE_HOST_SHARE = 0.7
 SMALLEST_CORRELATION = 0.6
 SMALLEST_LENGTH_SPREAD = 0.04
 FEWEST_PAUSES = 2
-
-
-class Rule(ABC):
-    """One kind of cause: how it shows, what would refute it, what to look at next, what to do."""
-
-    kind: ClassVar[CauseKind]
-    title: ClassVar[str]
-    signature: ClassVar[str]
-    refuted_by: ClassVar[str]
-    next_check: ClassVar[str]
-    suggested_fix: ClassVar[str]
-
-    @abstractmethod
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
-        """Every place in the job where the signature shows."""
-
-
-def workers_as_fast_as_peers(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> Change:
-    """The workers in `hit` [stages, dp_ranks] as fast as their peers, optimizer included."""
-    healed = np.where(hit, 1 / worker_factor(facts, profile), 1.0)
-    changes: list[Change] = [Scale(facts.table, healed[None, :, None, None, None, :])]
-    if not facts.optimizers.empty:
-        cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
-        ratio = cost / lower_median(cost, axis=1)[:, None] if cost.shape[1] > 1 else cost / lower_median(cost, axis=0)
-        slow = hit & (ratio > 1 + SMALLEST_FACTOR)
-        changes.append(Scale(facts.optimizers, np.where(slow, 1 / ratio, 1.0)[:, None, None, :]))
-    return Together(tuple(changes))
-
-
-def worker_factor(facts: Facts, profile: ComputeProfile) -> Floats:
-    """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks]."""
-    if len(facts.dp_ranks) == 1:
-        return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    slow_ranks = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
-    return np.asarray(profile.worker * np.where(slow_ranks, profile.dp_rank, 1.0))
-
-
-def slow_workers(facts: Facts) -> np.ndarray:
-    """Workers whose computes take longer than those of their peers, [stages, dp_ranks] of bool."""
-    profile = facts.profile
-    if profile is None:
-        return np.zeros((facts.stages, len(facts.dp_ranks)), np.bool_)
-    if len(facts.dp_ranks) < 2:
-        return _slow_without_peers(facts, profile)
-    by_worker = stands_out(profile.worker, profile.worker_error, FACTOR_ERRORS)
-    by_dp_rank = stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
-    excess = worker_factor(facts, profile) - 1
-    slow = by_worker | by_dp_rank[None, :]
-    hit: np.ndarray = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
-    return hit
-
-
-def _slow_without_peers(facts: Facts, profile: ComputeProfile) -> np.ndarray:
-    """With one DP rank a slow worker looks like a stage with more work; its optimizer, just as slow, gives it away."""
-    excess = stage_excess(profile).min(axis=1)
-    if facts.stages < 2 or facts.optimizers.empty:
-        return np.zeros((facts.stages, 1), np.bool_)
-    cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
-    optimizer = cost / lower_median(cost, axis=0) - 1
-    slow: np.ndarray = (excess[:, None] > SMALLEST_STAGE_EXCESS) & (optimizer > OPTIMIZER_SHARE * excess[:, None])
-    return slow
-
-
-def stage_excess(profile: ComputeProfile) -> Floats:
-    """How much longer each chunk computes than the usual one, [stages, chunks]."""
-    excess: Floats = profile.stage_s / lower_median(profile.stage_s.ravel(), -1) - 1
-    return excess
-
-
-def hosts_that_are_slow(facts: Facts) -> dict[str, np.ndarray]:
-    """Hosts of at least two traced workers most of which are slow, with those slow workers [stages, dp_ranks]."""
-    slow = slow_workers(facts)
-    if slow.sum() < 2:
-        return {}
-    hosts: dict[str, list[tuple[int, int]]] = {}
-    for dp_index, dp_rank in enumerate(facts.dp_ranks):
-        for stage in range(facts.stages):
-            host = facts.hosts.get(Worker(dp_rank, stage))
-            if host is not None:
-                hosts.setdefault(host, []).append((stage, dp_index))
-    found = {}
-    for host, cells in hosts.items():
-        hit = np.zeros_like(slow)
-        hit[tuple(np.array(cells).T)] = True
-        if len(cells) >= 2 and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
-            found[host] = slow & hit
-    return found
-
-
-def _worker_series(facts: Facts, hit: np.ndarray) -> Floats:
-    """How slow the workers in `hit` are step by step, relative to their peers, [steps]."""
-    grid = facts.table.grid.sum(axis=0)
-    usual = lower_median(median(grid, (1, 2)), axis=-1 if len(facts.dp_ranks) > 1 else 0)
-    mine = median(grid, (1, 2)) / (usual[..., None] if len(facts.dp_ranks) > 1 else usual[None])
-    series: Floats = np.nanmean(mine.transpose(0, 2, 1)[hit], axis=0)
-    return series
 
 
 def _worker_evidence(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> tuple[Evidence, ...]:
@@ -156,14 +56,15 @@ class BadWorker(Rule):
     """A worker that computes slower than its peers of the same stage.
 
     Paper: found by M_W, the share of the loss that idealising the slowest 3 % of the workers (by min(S_dp, S_pp))
-    gives back. tracekit names the workers themselves, from the median ratio of their forwards and backwards to those
-    of the same stage and microbatch, at least 4 % and six standard errors; the price comes from a replay in which
-    they run like their peers. M_W is shown beside it: it cannot tell one worker of a DP rank that is slow as a whole.
+    gives back. tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards,
+    to those of the same stage and microbatch, together at least 4 % and six standard errors; the price comes from a
+    replay in which they run like their peers. M_W is shown beside it: it cannot tell one worker of a DP rank that is
+    slow as a whole.
     """
 
     kind = CauseKind.BAD_WORKER
     title = "Worker computes slower than its peers"
-    signature = "forwards and backwards of one worker take longer by one factor, in all steps, on all microbatches"
+    signature = "forwards, backwards or both of one worker take longer, in all steps, on all microbatches"
     refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
     next_check = (
         "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
@@ -173,22 +74,25 @@ class BadWorker(Rule):
 
     def candidates(self, facts: Facts) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        profile = facts.profile
-        if profile is None:
-            return
         hit = slow_workers(facts)
         for members in hosts_that_are_slow(facts).values():
             hit = hit & ~members
-        if not hit.any():
-            return
-        evidence = _worker_evidence(facts, profile, hit)
-        yield Candidate(
-            self.kind,
-            Where(workers=facts.workers_where(hit)),
+        if hit.any():
+            yield self.of_workers(facts, facts.workers_where(hit))
+
+    @classmethod
+    def of_workers(cls, facts: Facts, workers: Sequence[Worker]) -> Candidate:
+        """The candidate that names `workers`."""
+        assert facts.profile is not None
+        hit = facts.cells_of(workers)
+        evidence = _worker_evidence(facts, facts.profile, hit)
+        return Candidate(
+            cls.kind,
+            Where(workers=tuple(workers)),
             evidence,
             sureness(evidence[:2]),
-            workers_as_fast_as_peers(facts, profile, hit),
-            _worker_series(facts, hit),
+            workers_as_fast_as_peers(facts, facts.profile, hit),
+            worker_series(facts, hit),
         )
 
 
@@ -221,7 +125,7 @@ class SlowHost(Rule):
                 evidence,
                 sureness(evidence[:2]),
                 workers_as_fast_as_peers(facts, profile, hit),
-                _worker_series(facts, hit),
+                worker_series(facts, hit),
             )
 
 

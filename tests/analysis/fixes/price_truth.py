@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tests.analysis.cause_corpus import recorded_s
+from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution import attribute
-from tracekit.analysis.balance import deal_job, dealt_cost
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.fix_model import Fix, FixKind
-from tracekit.analysis.fixes import fixes_of
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.fixes import Fix, FixKind, fixes_of
+from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.structure import Ints
 from tracekit.model import Layout

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.attribution import LARGEST_DISCREPANCY, Attribution
-from tracekit.analysis.balance import deal_job, dealt_cost
-from tracekit.analysis.cause_model import Cause, CauseKind, Where
-from tracekit.analysis.changes import Change, Scale, step_times_with
-from tracekit.analysis.facts import Facts
-from tracekit.analysis.fix_model import Fix, FixKind
-from tracekit.analysis.fixes_general import general_plans
-from tracekit.analysis.fixes_layers import layer_plans
-from tracekit.analysis.fixes_plan import Plan
-from tracekit.analysis.fixes_workers import worker_plans
+from tracekit.analysis.causes.changes import Change, Scale, step_times_with
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Cause, CauseKind, Where
+from tracekit.analysis.fixes.balance import deal_job, dealt_cost
+from tracekit.analysis.fixes.general import general_plans
+from tracekit.analysis.fixes.layers import layer_plans
+from tracekit.analysis.fixes.model import Fix, FixKind
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.structure import Floats
 from tracekit.trace import Trace
@@ -83,12 +83,15 @@ def fixes_of(facts: Facts, causes: Sequence[Cause], *, layers: tuple[int, ...] |
 def _withheld(facts: Facts, causes: Sequence[Cause]) -> str | None:
     """Why no saving can be promised; launch delays that a cause explains do not count against the replay."""
     explained = sum(cause.saved_s for cause in causes if cause.kind in {CauseKind.LATE_DATA, CauseKind.HOST_BOUND})
-    discrepancy = facts.attribution.trust.discrepancy - explained / facts.attribution.original_s
-    if abs(discrepancy) > LARGEST_DISCREPANCY:
+    discrepancy = facts.attribution.trust.discrepancy
+    left = max(discrepancy - explained / facts.attribution.original_s, 0.0)
+    if left > LARGEST_DISCREPANCY:
         return (
-            f"launch delays that no cause explains make up {discrepancy:.1%} of the step (at most"
+            f"launch delays that no cause explains make up {left:.1%} of the step (at most"
             f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
         )
+    if discrepancy < -LARGEST_DISCREPANCY:
+        return f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
     return None
 
 
@@ -237,6 +240,3 @@ def _allowed(fix: Fix, taken: Sequence[Fix]) -> bool:
 
 def _step_of(fix: Fix, gain_s: float) -> dict[str, Any]:
     return {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s, "marginal_saved_s": gain_s}
-
-
-__all__ = ["Fix", "FixKind", "fixes_of", "price_fixes"]

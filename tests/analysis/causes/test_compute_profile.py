@@ -11,12 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analysis.changes import Scale, step_times_with
-from tracekit.analysis.clocks import clock_offsets, with_clocks_set
-from tracekit.analysis.compute_profile import BACKWARD, FORWARD, lower_median, median, profile_computes
-from tracekit.analysis.compute_table import ComputeTable
+from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
+from tracekit.analysis.causes.changes import Scale, step_times_with
+from tracekit.analysis.causes.clocks import clock_offsets, with_clocks_set
+from tracekit.analysis.causes.compute_profile import (
+    BACKWARD,
+    FACTOR_ERRORS,
+    FORWARD,
+    lower_median,
+    median,
+    profile_computes,
+    stands_out,
+)
+from tracekit.analysis.causes.compute_table import ComputeTable
+from tracekit.analysis.causes.op_grid import op_grid, transfer_grid
 from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.op_grid import op_grid, transfer_grid
 from tracekit.model import Layout, OpKind
 from tracekit.synth import (
     ClockOffset,
@@ -118,6 +127,75 @@ class TestFactors:
         assert (profile.worker * profile.dp_rank)[0, 1] == pytest.approx(1.5, rel=0.03)
 
 
+#: Few peers: with two DP ranks the middle of the peers lies between the fast and the slow one.
+SHAPES = [Layout(dp=2, pp=2), Layout(dp=2), Layout(dp=4), Layout(dp=3, pp=4), Layout(dp=2, pp=2, vpp=2)]
+
+
+def job_of(layout: Layout, **changes) -> JobReplay:
+    schedule = Schedule.INTERLEAVED if layout.vpp > 1 else Schedule.ONE_F_ONE_B
+    return replay_of(layout=layout, schedule=schedule, microbatches=4, **changes)
+
+
+class TestWorkersSlowInOneKind:
+    @pytest.mark.parametrize("layout", SHAPES, ids=str)
+    @pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
+    @pytest.mark.parametrize("at", ["first", "last"])
+    def test_that_kind_of_that_worker_has_the_factor_and_nothing_else(self, layout, kind, at):
+        stage, dp_index = (0, 0) if at == "first" else (layout.pp - 1, layout.dp - 1)
+        replay = job_of(layout, steps=12, noise=0.01)
+        slow = disturbed(replay, one_worker(replay, [kind], stage, dp_index, 1.6))
+        profile = profile_computes(ComputeTable.of(slow))
+        expected = np.ones((2, layout.pp, layout.dp))
+        expected[kind, stage, dp_index] = 1.6
+        assert profile.worker_by_kind * profile.dp_rank == pytest.approx(expected, rel=0.02)
+        assert not (profile.pause_s > 0).any(), "slow ops are no pauses"
+
+    def test_both_kinds_weigh_as_much_as_they_take(self):
+        replay = job_of(Layout(dp=2, pp=2), noise=0.0)
+        profile = profile_computes(ComputeTable.of(disturbed(replay, one_worker(replay, [FORWARD], 1, 1, 1.6))))
+        forward_s, backward_s = profile.base_s[:, 1, 0]
+        slowed = (1.6 * forward_s + backward_s) / (forward_s + backward_s)
+        assert profile.worker[1, 1] * profile.dp_rank[1] == pytest.approx(slowed, rel=1e-6)
+
+    @pytest.mark.parametrize("layout", SHAPES, ids=str)
+    def test_all_stages_of_a_dp_rank_slow_in_backwards_make_nobody_elses_forwards_slow(self, layout):
+        replay = job_of(layout, steps=12, noise=0.01)
+        factor = np.ones(ComputeTable.of(replay).shape)
+        factor[BACKWARD, ..., 1] = 1.5
+        profile = profile_computes(ComputeTable.of(disturbed(replay, factor)))
+        both = profile.worker_by_kind * profile.dp_rank
+        assert both[BACKWARD, :, 1] == pytest.approx(1.5, rel=0.02)
+        both[BACKWARD, :, 1] = 1
+        assert both == pytest.approx(1, abs=0.02)
+
+
+class TestRealNoise:
+    @pytest.mark.parametrize("layout", SHAPES, ids=str)
+    def test_wandering_and_heavy_tails_are_no_slow_worker_and_hide_none(self, layout):
+        """Forty jobs per shape; the tails make no cost of their own worker, the wandering ends as errors."""
+        replay = job_of(layout, steps=24, noise=0.01)
+        for seed in range(40):
+            noise = real_noise(replay, seed)
+            healthy = profile_computes(ComputeTable.of(disturbed(replay, noise)))
+            assert not self.named(healthy).any(), seed
+            slow = noise * one_worker(replay, [FORWARD, BACKWARD], 0, 1, 1.25)
+            named = self.named(profile_computes(ComputeTable.of(disturbed(replay, slow))))
+            assert np.argwhere(named).tolist() == [[0, 1]], seed
+
+    @staticmethod
+    def named(profile) -> np.ndarray:
+        by_worker = stands_out(profile.worker, profile.worker_error, FACTOR_ERRORS)
+        return by_worker | stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)[None]
+
+    def test_a_worker_that_slows_down_for_good_is_no_noise(self):
+        replay = job_of(Layout(dp=4, pp=2), steps=24, noise=0.01)
+        factor = np.ones(ComputeTable.of(replay).shape)
+        factor[:, 1, :, :, 8:, 2] = 1.4
+        profile = profile_computes(ComputeTable.of(disturbed(replay, factor)))
+        assert np.argwhere(self.named(profile)).tolist() == [[1, 2]]
+        assert profile.worker_error[1, 2] < 0.01
+
+
 class TestGrids:
     @pytest.mark.parametrize("causes", [(), (MissingRanks(dp_rank=1, pp_rank=2),)])
     def test_the_table_holds_every_compute_once(self, causes):
@@ -134,7 +212,7 @@ class TestGrids:
         replay = replay_of(layout=Layout(dp=2, pp=2, vpp=2), schedule=Schedule.INTERLEAVED, microbatches=4)
         table = ComputeTable.of(replay)
         factor = np.random.default_rng(0).uniform(0.5, 2, table.shape)
-        from tracekit.analysis.changes import Draft
+        from tracekit.analysis.causes.changes import Draft
 
         draft = Draft.recorded(replay)
         Scale(table, factor).make(draft)

@@ -1,0 +1,29 @@
+"""What a rule is: one kind of cause, and where a job shows it.
+
+In: `Facts`. Out: `Candidate`s, each with its evidence and the change that undoes it. A rule looks for a signature
+only; whether a candidate costs anything is asked of the replay afterwards, in `find`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Candidate, CauseKind
+
+
+class Rule(ABC):
+    """One kind of cause: how it shows, what would refute it, what to look at next, what to do."""
+
+    kind: ClassVar[CauseKind]
+    title: ClassVar[str]
+    signature: ClassVar[str]
+    refuted_by: ClassVar[str]
+    next_check: ClassVar[str]
+    suggested_fix: ClassVar[str]
+
+    @abstractmethod
+    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+        """Every place in the job where the signature shows."""

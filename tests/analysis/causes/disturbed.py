@@ -1,0 +1,45 @@
+"""Jobs whose computes are scaled at will, where the synthetic causes are too regular."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tracekit.analysis.causes.changes import Draft, Scale
+from tracekit.analysis.causes.compute_table import ComputeTable
+from tracekit.analysis.job_replay import JobReplay
+
+
+def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:
+    """The job with its computes times `factor`, which broadcasts to the grid of its `ComputeTable`."""
+    draft = Draft.recorded(replay)
+    Scale(ComputeTable.of(replay), factor).make(draft)
+    return JobReplay(replay.graph, replace(replay.durations, own=tuple(draft.own)))
+
+
+def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, factor: float) -> np.ndarray:
+    """`factor` for the computes of these kinds on one worker, 1 elsewhere."""
+    shape = ComputeTable.of(replay).shape
+    slow = np.ones(shape)
+    slow[kinds, stage, ..., dp_index] = factor
+    return slow
+
+
+def real_noise(replay: JobReplay, seed: int) -> np.ndarray:
+    """As machines disturb: each worker wanders over the steps by 1.5 %, and one op in fifty takes up to five times."""
+    shape = ComputeTable.of(replay).shape
+    _, stages, _, _, steps, dp_ranks = shape
+    rng = np.random.default_rng(seed)
+    wander = np.stack(list(_wandering(rng, steps, (stages, dp_ranks))))  # [steps, stages, dp_ranks]
+    tails = np.where(rng.random(shape) < 0.02, 1 + rng.pareto(1.5, shape).clip(max=4), 1.0)
+    return tails * np.exp(0.015 * wander.transpose(1, 0, 2))[None, :, None, None]
+
+
+def _wandering(rng: np.random.Generator, steps: int, shape: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Unit normals, each correlated by 0.7 with the one before."""
+    now = rng.normal(size=shape)
+    for _ in range(steps):
+        yield now
+        now = 0.7 * now + np.sqrt(1 - 0.7**2) * rng.normal(size=shape)
