@@ -1,4 +1,8 @@
-"""What recording costs: each hook around a function that does nothing, with the recorder writing to disk."""
+"""What recording costs: each hook around a function that does nothing, with the recorder writing to disk.
+
+Collectives are real ones of a gloo group of one rank, in alternating blocks with and without hooks; counted is the
+processor time of all threads, because the end of a collective is recorded on a thread of gloo.
+"""
 
 import gc
 import tempfile
@@ -10,6 +14,9 @@ from tracekit.collectors import span
 
 CALLS = 20_000
 ROUNDS = 5
+#: Of collectives, per block, and how many blocks with and without hooks.
+COLLECTIVE_CALLS = 500
+BLOCKS = 30
 
 
 def per_call_us(function) -> float:
@@ -32,10 +39,14 @@ def section() -> str:
     rows = [["`span` outside `tracekit collect`", f"{(per_call_us(_empty_span) - per_call_us(_empty)) * 1e3:.0f} ns"]]
     with tempfile.TemporaryDirectory() as folder:
         costs, size = _hook_costs(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        threads = _collective_costs(Path(folder))
     rows += [[name, f"{cost:.2f} us"] for name, cost in costs.items()]
+    rows += [[f"{name}, all threads", f"{cost:.1f} us"] for name, cost in threads.items()]
     rows.append(["on disk", f"{size:.0f} bytes per op"])
-    return "## Collecting\n\nAdded to the training thread per recorded op, writer thread running.\n\n" + table(
-        ["what", "cost"], rows
+    return (
+        "## Collecting\n\nAdded to the training thread per recorded op, writer thread running; collectives: processor"
+        " time added to all threads.\n\n" + table(["what", "cost"], rows)
     )
 
 
@@ -78,10 +89,13 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     from tracekit.collectors.runtime.session import Session
     from tracekit.collectors.runtime.words import Category, RuntimeOptions
 
-    options = RuntimeOptions(ring_capacity=1 << 22)
+    options = RuntimeOptions(ring_capacity=1 << 18)
     recorder = Recorder(folder, 0, 0, options)
     session = Session(recorder, options, rank=0, world_size=1, attempt=0)
     session.start()
+    for _ in range(2 << 18):  # the memory of the ring is touched once in a run, not by every op
+        recorder.add((Category.GC, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    before = recorder.dropped
     pipeline, host = PipelineHooks(session), HostHooks(session)
     pipeline._described.add(0)
     stage, work, op = _Stage(), _Work(), _Op()
@@ -120,5 +134,59 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
         costs[name] = per_call_us(function) - bare
     gc.enable()
     session.close()
+    if recorder.dropped != before:
+        raise RuntimeError(f"{recorder.dropped - before} records were dropped: their cost is not that of recording")
     written = sum(path.stat().st_size for path in folder.glob("rank-*"))
     return costs, written / recorder.written
+
+
+def _collective_costs(folder: Path) -> dict[str, float]:
+    """Collective -> microseconds of processor time added per op, over all threads."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
+
+    from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
+    from tracekit.collectors.runtime.recorder import Recorder
+    from tracekit.collectors.runtime.session import Session
+    from tracekit.collectors.runtime.words import RuntimeOptions
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    options = RuntimeOptions()
+    recorder = Recorder(folder, 0, 0, options)
+    session = Session(recorder, options, rank=0, world_size=1, attempt=0)
+    session.start()
+    hooks = CollectiveHooks(session)
+    hooks.install()
+    hooks.install_functional(functional)
+    hooks._hook_reducer()
+    tensor, group, reduction = torch.ones(16), dist.group.WORLD, torch.classes.c10d.ReduceOp()
+
+    def bucket():
+        """As the reducer of DistributedDataParallel does, but called from Python."""
+        _, work = torch.ops.c10d.allreduce_([tensor], group.boxed(), reduction, None, False, -1)
+        dist.Work.unbox(work).wait()
+
+    measured = {
+        "collective": lambda: dist.all_reduce(tensor),
+        "bucket of DistributedDataParallel": bucket,
+        "functional collective": lambda: functional.wait_tensor(functional.all_reduce(tensor, "sum", group)),
+    }
+    costs = {name: _added_us(session, function) for name, function in measured.items()}
+    session._switch(recording=False)
+    session.close()
+    dist.destroy_process_group()
+    return costs
+
+
+def _added_us(session, function) -> float:
+    """Processor time per call with recording minus without, microseconds: the best of the alternating blocks."""
+    times = {True: [], False: []}
+    for block in range(2 * BLOCKS):
+        recording = block % 2 == 0
+        session._switch(recording=recording)
+        began = time.process_time()
+        for _ in range(COLLECTIVE_CALLS):
+            function()
+        times[recording].append((time.process_time() - began) / COLLECTIVE_CALLS * 1e6)
+    return min(times[True]) - min(times[False])

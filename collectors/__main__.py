@@ -6,18 +6,21 @@ import click
 
 from tracekit.collectors.command import collect_command
 from tracekit.errors import TracekitError
+from tracekit.streams import open_stderr, say
+from tracekit.text import printable
 
 EXIT_BAD_INPUT = 2
 
 
 def main() -> int:
     """Run the command; an expected failure is one line and exit code 2."""
+    open_stderr()
     try:
         return int(collect_command.main(standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
     except TracekitError as error:
-        click.echo(f"tracekit: {error}", err=True)
+        say(f"tracekit: {printable(str(error))}")
     return EXIT_BAD_INPUT
 
 

@@ -9,28 +9,40 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tracekit.collectors.clock import read_clocks
-from tracekit.collectors.launch import LaunchResult, finish_run, prepare_run, run_command, running_launchers
+from tracekit.collectors.launch import (
+    LaunchResult,
+    finish_run,
+    launched_elsewhere,
+    prepare_run,
+    run_command,
+    running_launchers,
+)
 from tracekit.collectors.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.mesh import LayoutOptions
+from tracekit.collectors.nccl.drain import Drain
+from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.progress import Overhead, Progress, measure_overhead
 from tracekit.collectors.runtime.words import RuntimeOptions
 from tracekit.collectors.segments import AttemptRecording, attempts, read_attempt, write_manifest
-from tracekit.errors import StoreBusyError, TracekitError
-from tracekit.store import Incoming, Store, default_store
+from tracekit.errors import TracekitError
+from tracekit.store import Findings, Incoming, Store, Unanalysed, default_store
+from tracekit.streams import say
+from tracekit.text import printable
+from tracekit.trace import Trace
+from tracekit.writing import check_writable
 
 #: Steps per block of `--overhead`.
 OVERHEAD_BLOCK = 10
 #: How long the launchers of other nodes may take longer than the first, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
-#: How long another writer of the store is waited for, seconds.
-STORE_TIMEOUT_S = 30.0
+Analyse = Callable[[Trace], Findings | Unanalysed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,8 @@ class CollectOptions:
     """What to run and what to keep. Steps are numbered from 0; `last_step` is exclusive.
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
-    default store, `keep_in_store` False leaves it alone.
+    default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
+    `analyse`: what the store is to know of the trace beside it.
     """
 
     command: tuple[str, ...]
@@ -51,12 +64,17 @@ class CollectOptions:
     last_step: int | None = None
     every: int = 1
     overhead: bool = False
+    nccl: int | None = None
     layout: LayoutOptions = field(default_factory=LayoutOptions)
+    analyse: Analyse | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedAttempt:
-    """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not."""
+    """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
+
+    `nccl`: what is to be said about NCCL's events, where they were asked for.
+    """
 
     attempt: int
     name: str
@@ -71,6 +89,7 @@ class CollectedAttempt:
     store: str | None
     overhead: Overhead | None
     problem: str | None
+    nccl: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +111,8 @@ class CollectSummary:
 def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSummary:
     """Run the command and collect its trace.
 
-    Raises OutputError where the run cannot be started. A recording that cannot be merged is no exception but a
+    Raises OutputError where the run cannot be started or its trace could not be written, StoreError where it could not
+    be stored. A recording that cannot be merged is no exception but a
     `problem` in the summary, because the command has run.
     """
     runtime = RuntimeOptions(
@@ -101,23 +121,52 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         every=options.every,
         overhead_block=OVERHEAD_BLOCK if options.overhead else 0,
     )
+    _check_targets(options)
     directory = options.segments or Path(tempfile.mkdtemp(prefix="tracekit-"))
     progress = Progress(directory)
-    on_poll: Callable[[], None] = progress.show if show_progress else _nothing
+    drain = Drain(directory)
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
+        if options.nccl is not None:
+            setup = prepare_nccl(environment, options.nccl)
+            environment = setup.environment
+            _warn(setup.warnings)
+            options = options if setup.plugged else replace(options, nccl=None)
+
+        def on_poll() -> None:
+            if options.nccl is not None:
+                drain.update()
+            if show_progress:
+                progress.show()
+
         launched = run_command(options.command, environment, directory, on_poll)
     except BaseException:
         if options.segments is None:
             shutil.rmtree(directory, ignore_errors=True)
         raise
+    drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
     return _conclude(options, directory, launched)
 
 
-def _nothing() -> None:
-    """No progress wanted."""
+def _check_targets(options: CollectOptions) -> None:
+    """Refuse before the command runs what could not be written after it.
+
+    Not where another node has started the run: that one merges.
+    """
+    if options.segments is not None and launched_elsewhere(options.segments):
+        return
+    if options.out is not None:
+        check_writable(options.out)
+    if options.keep_in_store:
+        Store(options.store or default_store()).check_new(options.name)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    """Say before the command starts what may go wrong with it."""
+    for warning in warnings:
+        say(f"tracekit: WARNING: {printable(warning)}")
 
 
 def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) -> CollectSummary:
@@ -171,7 +220,8 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
             metadata={"command": list(options.command)},
         )
     except TracekitError as error:
-        return _failed_attempt(number, name, recording, str(error), overhead)
+        failed = _failed_attempt(number, name, recording, str(error), overhead)
+        return replace(failed, nccl=_nccl_lines(options, recording, None))
     out = _out_path(options, number, last=last)
     problem = None
     store: Path | None = None
@@ -179,24 +229,24 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
         if out is not None:
             merged.trace.write_parquet(out)
         if options.keep_in_store:
-            store = store_trace(merged, options.store or default_store(), source=" ".join(options.command))
+            store = store_trace(options, merged.trace)
     except TracekitError as error:
         problem = str(error)
-    return _collected(number, merged, overhead, out, store, problem)
+    collected = _collected(number, merged, overhead, out, store, problem)
+    return replace(collected, nccl=_nccl_lines(options, recording, merged.trace.metadata.get("nccl")))
 
 
-def store_trace(merged: MergedAttempt, path: Path, *, source: str) -> Path:
-    """Add the trace to the store, waiting for another writer. Raises StoreError."""
-    deadline = time.monotonic() + STORE_TIMEOUT_S
-    while True:
-        try:
-            Store(path).add([Incoming(merged.trace, merged.trace.name, source)])
-        except StoreBusyError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return path
+def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
+    return () if options.nccl is None else tuple(nccl_lines(recording, report, options.nccl))
+
+
+def store_trace(options: CollectOptions, trace: Trace) -> Path:
+    """Add the trace, and what its analysis found, to the store. Raises StoreError."""
+    path = options.store or default_store()
+    findings = None if options.analyse is None else options.analyse(trace)
+    Store(path).check_new(trace.name)
+    Store(path).add([Incoming(trace, trace.name, " ".join(options.command), findings)])
+    return path
 
 
 def _collected(

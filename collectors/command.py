@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.collectors.signals import hold, release
+from tracekit.streams import say
+from tracekit.text import printable, short
+
 if TYPE_CHECKING:
-    from tracekit.collectors.collect import CollectedAttempt, CollectSummary
+    from tracekit.collectors.collect import Analyse, CollectedAttempt, CollectSummary
 
 _PATH = click.Path(path_type=Path)
 _STEPS = re.compile(r"(\d*):(\d*)$")
@@ -35,6 +39,23 @@ class StepRange(click.ParamType[tuple[int, int | None]]):
         return first, last
 
 
+class NcclMask(click.ParamType[int]):
+    """`coll,p2p,kernel,proxy` or NCCL's own number, as a mask."""
+
+    name = "EVENTS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The mask."""
+        if isinstance(value, int):
+            return value
+        from tracekit.collectors.nccl.launching import parse_mask
+
+        try:
+            return parse_mask(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 @click.command("collect", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
@@ -48,11 +69,20 @@ class StepRange(click.ParamType[tuple[int, int | None]]):
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
 @click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, where they cannot be found.")
+@click.option(
+    "--nccl",
+    type=NcclMask(),
+    is_flag=False,
+    flag_value="coll,p2p,kernel",
+    help="Let NCCL time communication on the GPU: some of coll,p2p,kernel,proxy [default: the first three].",
+)
 @click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
 )
+@click.pass_obj
 def collect_command(
+    analyse: Analyse | None,
     command: tuple[str, ...],
     out: Path | None,
     store: Path | None,
@@ -65,6 +95,7 @@ def collect_command(
     pp: int | None,
     tp: int | None,
     vpp: int | None,
+    nccl: int | None,
     overhead: bool,
     as_json: bool,
 ) -> int:
@@ -72,43 +103,52 @@ def collect_command(
 
     The exit code is the command's.
     """
-    from tracekit.collectors.collect import CollectOptions, collect
-    from tracekit.collectors.mesh import LayoutOptions
+    # `analyse` is the object of the command line: the analysis is a layer above this one.
+    hold()  # before the imports below: see there
+    try:
+        from tracekit.collectors.collect import CollectOptions, collect
+        from tracekit.collectors.mesh import LayoutOptions
 
-    summary = collect(
-        CollectOptions(
-            command=command,
-            out=out,
-            store=store,
-            keep_in_store=not no_store,
-            name=name,
-            segments=segments,
-            first_step=steps[0],
-            last_step=steps[1],
-            every=every,
-            overhead=overhead,
-            layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
+        summary = collect(
+            CollectOptions(
+                command=command,
+                out=out,
+                store=store,
+                keep_in_store=not no_store,
+                name=name,
+                segments=segments,
+                first_step=steps[0],
+                last_step=steps[1],
+                every=every,
+                overhead=overhead,
+                nccl=nccl,
+                layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
+                analyse=analyse,
+            )
         )
-    )
+    finally:
+        release()
     for line in summary_lines(summary):
-        click.echo(f"tracekit: {line}", err=True)
+        say(f"tracekit: {line}")
     if as_json:
         click.echo(json.dumps(summary.to_dict()))
     return summary.exit_code
 
 
 def summary_lines(summary: CollectSummary) -> list[str]:
-    """What to tell the user at the end."""
+    """What to tell the user at the end; names and paths of the user's cannot break a line."""
     lines = [line for one in summary.attempts for line in _attempt_lines(one, len(summary.attempts) > 1)]
     if summary.merged_elsewhere:
         lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
     if summary.problem:
         lines.append(f"no trace: {summary.problem}")
     if summary.segments and not summary.merged_elsewhere:
-        lines.append(f"segments are kept in {summary.segments}; merge them with `tracekit import {summary.segments}`")
+        sizes = " --layout sizes.yaml" if any("--layout" in (one.problem or "") for one in summary.attempts) else ""
+        merge = f"tracekit import {shlex.quote(summary.segments)}{sizes}"
+        lines.append(f"segments are kept in {summary.segments}; merge them with `{merge}`")
     if summary.exit_code:
         lines.append(f"the command ended with exit code {summary.exit_code}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
@@ -128,6 +168,7 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
             f"WARNING: {title}{len(one.missing_ranks)} ranks reported nothing: {shown}; the trace lacks them"
             ' (see "Missing ranks" in collectors/README.md)'
         )
+    lines += [f"{title}{line}" for line in one.nccl]
     for rank in one.ranks:
         if troubles := _troubles(rank):
             lines.append(f"{title}rank {rank.rank}: {', '.join(troubles)}")
@@ -149,7 +190,7 @@ def _where(one: CollectedAttempt, title: str) -> list[str]:
     if one.out is not None:
         lines.append(f"{title}wrote {one.out}")
     if one.store is not None:
-        lines.append(f"{title}stored as {one.name} in {one.store}")
+        lines.append(f"{title}stored as {short(one.name)} in {one.store}")
         lines.append(f"next: tracekit whatif --store {shlex.quote(one.store)} --job {shlex.quote(one.name)}")
     elif one.out is not None:
         lines.append(f"next: tracekit whatif {shlex.quote(one.out)}")

@@ -19,16 +19,19 @@ from pathlib import Path
 
 from tracekit.collectors.clock import EchoServer, append_sample, measure
 from tracekit.collectors.inject import write_injection
-from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, RuntimeOptions
-from tracekit.collectors.segments import RUN_FILE
+from tracekit.collectors.nccl.words import ENV_MASK, ENV_PLUGIN
+from tracekit.collectors.runtime.ring import RingStore
+from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
+from tracekit.collectors.segments import RUN_FILE, write_left_over
+from tracekit.collectors.signals import WATCHED, hold, release
 from tracekit.errors import OutputError
 
-#: Signals handed on to the command.
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: How often the launcher looks after the command, seconds.
 POLL_S = 0.5
 #: How often it measures the reference clock, seconds.
 CLOCK_PERIOD_S = 10.0
+#: What a launcher around this one, or a user's shell, may have left in the environment.
+_OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 _CLOCK_FILE = "clock-server.json"
 _RUNNING = ".running"
 
@@ -48,8 +51,8 @@ class LaunchResult:
 def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]) -> dict[str, str]:
     """Write the run directory's frame; returns the environment of the command.
 
-    Launchers of several nodes share the directory: the first one writes. Raises OutputError where it cannot be
-    written, or belongs to a run that is over.
+    What it inherits of ours is left out. Launchers of several nodes share the directory: the first one writes. Raises
+    OutputError where it cannot be written, or belongs to a run that is over.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +65,7 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
         ) from None
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = str(inject) if not inherited else f"{inject}{os.pathsep}{inherited}"
     environment[ENV_DIRECTORY] = str(directory)
@@ -77,47 +80,63 @@ def finish_run(directory: Path) -> None:
     run_file.write_text(json.dumps({**state, "finished": True}), encoding="utf-8")
 
 
+def launched_elsewhere(directory: Path) -> bool:
+    """Whether another launcher was the first of the run."""
+    return (directory / _CLOCK_FILE).exists()
+
+
 def running_launchers(directory: Path) -> list[str]:
     """The launchers of the run whose command has not ended yet."""
     return sorted(path.name for path in directory.glob(f"launcher-*{_RUNNING}"))
 
 
 def run_command(
-    command: Sequence[str], environment: dict[str, str], directory: Path, on_poll: Callable[[], None]
+    command: Sequence[str],
+    environment: dict[str, str],
+    directory: Path,
+    on_poll: Callable[[], None],
 ) -> LaunchResult:
     """Run the command to its end. Raises OutputError where it cannot be started.
 
-    `on_poll` is called every `POLL_S` while the command runs.
+    `on_poll` is called every `POLL_S` while the command runs. What ranks that were killed had recorded and not written
+    is written here.
     """
-    watched = (*FORWARDED, signal.SIGCHLD)
     begin = time.monotonic()
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
+    hold()
     presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
     presence.touch()
+    rings = RingStore(RING_CAPACITY)
     try:
         try:
-            process = subprocess.Popen(command, env=environment, preexec_fn=unblock)  # noqa: S603, PLW1509
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                env={**environment, ENV_RINGS: rings.path},
+                preexec_fn=release,  # noqa: PLW1509
+            )
         except OSError as error:
             raise OutputError(
                 f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
             ) from None
         with _ClockKeeper(directory) as clocks:
             while process.poll() is None:
-                received = signal.sigtimedwait(watched, POLL_S)
+                received = signal.sigtimedwait(WATCHED, POLL_S)
                 if received is not None and received.si_signo != signal.SIGCHLD and received.si_pid > 0:
                     with contextlib.suppress(ProcessLookupError):  # it ended just now
                         process.send_signal(received.si_signo)
                 clocks.tick()
-                on_poll()
+                with contextlib.suppress(OSError):  # what looks on must not part us from the command
+                    on_poll()
+        for left in rings.left_over():
+            with contextlib.suppress(
+                OutputError
+            ):  # a disk that is full: the rank has said so, or will be seen to lack it
+                write_left_over(directory, left)
     finally:
+        rings.close()
         presence.rename(presence.with_suffix(".done"))
-        while signal.sigtimedwait(watched, 0) is not None:  # none is left to surprise the merge
+        while signal.sigtimedwait(WATCHED, 0) is not None:  # none is left to surprise the merge
             continue
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        release()
     code = process.returncode
     return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
 

@@ -1,20 +1,28 @@
 """From the segments of an attempt to a canonical trace.
 
 In: an `AttemptRecording`. Out: a `Trace` of the steps every rank finished, and a `MergeReport` of what was left out.
-The records are host times; the rules that turn them into ops of the dependency graph are in `ops.py`.
+Device times become host times here; the rules that turn records into ops of the dependency graph are in `ops.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.collectors.clock import ClockFit
+from tracekit.collectors.device_clock import DeviceClockFit, fit_device_clock
+from tracekit.collectors.device_ops import on_host_clock, timed_alike, waited_for
+from tracekit.collectors.gpu_samples import read_samples, summarize_gpu
 from tracekit.collectors.mesh import LayoutOptions, Place, Placement, RankFacts, place_ranks
+from tracekit.collectors.nccl.join import join_nccl
+from tracekit.collectors.nccl.recording import read_nccl
 from tracekit.collectors.ops import OpReport, build_ops
 from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import AttemptRecording, RankRecording
@@ -22,6 +30,7 @@ from tracekit.collectors.stepcut import cut_steps
 from tracekit.errors import TraceError
 from tracekit.trace import Trace
 
+IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
 
 
@@ -62,20 +71,25 @@ def merge_attempt(
     metadata: Mapping[str, Any] | None = None,
 ) -> MergedAttempt:
     """Merge the ranks of one attempt. Raises LayoutError where ranks disagree, TraceError where no step is whole."""
-    records = _records(recording, clocks or {})
+    reference = _reference(recording, clocks or {})
+    device_clocks = _device_clocks(recording)
+    records = _records(recording, clocks or {}, reference, device_clocks)
     groups = _groups(recording)
     placement = place_ranks([_facts(one, records, groups[one.rank]) for one in recording.ranks.values()], options)
-    steps = _whole_steps(records, first_step)
-    if steps.is_empty():
+    timed = timed_alike(records, _whole_steps(records, first_step))
+    if timed.steps.is_empty():
         raise TraceError(
             f"{recording.directory}: no rank finished a recorded step after step {first_step - 1}; a step ends with an"
             " optimizer step: run longer, choose --steps that the run reaches, or call tracekit.collectors.set_step"
         )
-    kept = _placed(records, placement).join(steps, on=["rank", "step"], how="semi")
-    ops, report = build_ops(kept, placement.layout, _group_table(groups, placement))
+    nccl = read_nccl(Path(recording.directory), recording.processes())
+    joined = join_nccl(records, groups, nccl, clocks or {}, timed.steps) if nccl is not None else None
+    if joined is not None:
+        records = joined.records
+    worked = waited_for(_placed(records, placement).join(timed.steps, on=["rank", "step"], how="semi"))
+    ops, report = build_ops(worked.records, placement.layout, _group_table(groups, placement))
     cut = cut_steps(ops)
-    process = recording.ranks[min(recording.ranks)].facts["process"][0]
-    epoch_ns = int(process["time_ns"]) - int(process["monotonic_ns"])
+    epoch_ns = _epoch_ns(reference)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
         cut.ops,
@@ -85,13 +99,16 @@ def merge_attempt(
         metadata={
             "format": "collected",
             "framework": "torch",
-            "hosts": sorted({one.host for one in ranks}),
+            "hosts": {str(one.rank): one.host for one in ranks},
             "attempt": recording.attempt,
             "layout_source": placement.source,
             "missing_ranks": list(recording.missing_ranks),
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
+            "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
+            **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden),
+            **({"nccl": joined.report.to_dict()} if joined is not None else {}),
             **(metadata or {}),
         },
         source=str(recording.directory),
@@ -116,23 +133,92 @@ def rank_report(recording: RankRecording) -> RankReport:
     )
 
 
-def _records(recording: AttemptRecording, clocks: Mapping[str, ClockFit]) -> pl.DataFrame:
-    """All records, times on the reference clock in ns, names and categories as text."""
+def _reference(recording: AttemptRecording, clocks: Mapping[str, ClockFit]) -> dict[str, Any]:
+    """The process whose monotonic clock all times are put on: of a host that was measured against none."""
+    processes: list[dict[str, Any]] = [recording.ranks[rank].facts["process"][0] for rank in sorted(recording.ranks)]
+    return next((process for process in processes if process["host"] not in clocks), processes[0])
+
+
+def _epoch_ns(process: Mapping[str, Any]) -> int:
+    """When the monotonic clock of the process's host was 0, in ns since the epoch by its wall clock."""
+    return int(process["time_ns"]) - int(process["monotonic_ns"])
+
+
+def _device_clocks(recording: AttemptRecording) -> dict[int, DeviceClockFit]:
+    """The clock of each rank's GPU, where it was read."""
+    read = {one.rank: one.facts.get("device-clock") for one in recording.ranks.values()}
+    return {rank: fit_device_clock(readings) for rank, readings in read.items() if readings}
+
+
+def _device_metadata(
+    recording: AttemptRecording,
+    clocks: Mapping[int, DeviceClockFit],
+    left_out: int,
+    hidden: Mapping[str, int],
+) -> dict[str, Any]:
+    """How ranks with a GPU were timed, and what GPUs they had; nothing without one."""
+    metadata: dict[str, Any] = {}
+    if clocks:
+        metadata["device_clock"] = {
+            "source": "cuda-events",
+            "left_out_rank_steps": left_out,
+            "hidden": dict(hidden),
+            "ranks": {str(rank): fit.to_dict() for rank, fit in clocks.items()},
+        }
+    gpus = {}
+    for one in recording.ranks.values():
+        facts = one.facts.get("device")
+        if facts:
+            host = one.facts["process"][0]["host"]
+            summary = summarize_gpu({"host": host, **facts[-1]}, read_samples(recording.directory, one.rank))
+            gpus[str(one.rank)] = summary.to_dict()
+    if gpus:
+        metadata["gpus"] = gpus
+        models = {str(gpu["model"]) for gpu in gpus.values()}
+        metadata["gpu_model"] = ", ".join(sorted(models))
+    return metadata
+
+
+def _records(
+    recording: AttemptRecording,
+    clocks: Mapping[str, ClockFit],
+    reference: Mapping[str, Any],
+    device_clocks: Mapping[int, DeviceClockFit],
+) -> pl.DataFrame:
+    """All records, times on the reference clock in ns, names and categories as text.
+
+    A host whose clock nobody measured (no folder shared by the nodes) is placed by the wall clocks.
+    """
     frames = []
     for one in recording.ranks.values():
-        names = pl.Series([one.names.get(number, "?") for number in range(1 + max(one.names, default=0))])
+        # A rank killed right behind the first use of a name has not told the name.
+        count = 1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0))
+        names = pl.Series([one.names.get(number, "?") for number in range(count)])
         frame = pl.DataFrame({field: one.records[field] for field in one.records.dtype.names or ()}).with_columns(
             rank=pl.lit(one.rank, pl.Int32),
             name=names.gather(one.records["name"].astype(np.uint32)),
             category=pl.col("category").replace_strict(_CATEGORIES, return_dtype=pl.String),
         )
-        fit = clocks.get(str(one.facts["process"][0]["host"]))
+        if one.rank in device_clocks:
+            frame = on_host_clock(frame, device_clocks[one.rank])
+        process = one.facts["process"][0]
+        fit = clocks.get(str(process["host"]))
         if fit is not None:
-            frame = frame.with_columns(
-                pl.Series(column, fit.to_reference(frame[column].to_numpy())) for column in ("start_ns", "end_ns")
-            )
+            frame = _moved(frame, fit.to_reference)
+        elif process["host"] != reference["host"]:
+            shift = _epoch_ns(process) - _epoch_ns(reference)
+            frame = _moved(frame, partial(np.add, shift))
         frames.append(frame)
     return pl.concat(frames)
+
+
+def _moved(frame: pl.DataFrame, move: Callable[[IntArray], IntArray]) -> pl.DataFrame:
+    """Records with every time moved; `extra` is one only of a transfer: when its waiter went on."""
+    is_time = pl.lit(value=True), pl.lit(value=True), pl.col("category") == "p2p"
+    return frame.with_columns(
+        pl.when(rows).then(pl.Series(move(frame[column].to_numpy()))).otherwise(column).alias(column)
+        for column, rows in zip(("start_ns", "end_ns", "extra"), is_time, strict=True)
+    )
 
 
 def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:

@@ -41,6 +41,8 @@ DIMENSION_WORDS = {
     "sp": "cp",
 }
 WORDS = ("dp", "pp", "tp", "cp")
+#: What helps where the ranks do not tell their layout.
+STATE_THEM = "state the sizes with --dp, --pp and --tp, or for kept segments with `tracekit import --layout`"
 #: Mesh dimensions that cut across others and place nobody.
 IGNORED_DIMENSIONS = frozenset({"ep", "efsdp", "etp"})
 
@@ -138,7 +140,8 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
     dp = stated.get("dp") or world_size // (pp * tp)
     if dp * pp * tp != world_size:
         raise LayoutError(
-            f"--dp {dp} x --pp {pp} x --tp {tp} = {dp * pp * tp}, but the job has {world_size} ranks; correct the sizes"
+            f"dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp}, but the job has {world_size} ranks; correct what"
+            " was stated, for kept segments with `tracekit import --layout`"
         )
     places = {rank: Place(dp=rank // tp % dp, pp=rank // (tp * dp), tp=rank % tp) for rank in range(world_size)}
     return _Found(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
@@ -175,7 +178,7 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
         odd = sorted(rank for key, members in chosen.items() if key != usual for rank in members)
         raise LayoutError(
             f"ranks {_list(odd)} built a device mesh other than {usual}, which the rest built; start them with the same"
-            " parallel sizes, or state them with --dp, --pp and --tp"
+            f" parallel sizes, or {STATE_THEM}"
         )
     names, nested = next(
         (mesh["names"], mesh["ranks"])
@@ -215,7 +218,7 @@ def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
     if odd or silent:
         raise LayoutError(
             f"Megatron's parallel sizes are {usual} on rank {knowing[0].rank}, but ranks {_list(odd or silent)} say"
-            f" {'otherwise' if odd else 'nothing'}; state the sizes with --dp, --pp and --tp"
+            f" {'otherwise' if odd else 'nothing'}; {STATE_THEM}"
         )
     places = {
         one.rank: Place(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
@@ -242,7 +245,7 @@ def _from_groups(ranks: list[RankFacts], world_size: int) -> _Found:
     if world_size > 1 and not found_pipeline and not found_reduction:
         raise LayoutError(
             f"the layout of {world_size} ranks cannot be told: no device mesh, no Megatron, no pipeline and no gradient"
-            " reduction was seen; state it with --dp, --pp and --tp"
+            f" reduction was seen; {STATE_THEM}"
         )
     if found_pipeline and not found_reduction:
         _spread_replicas(ranks, places)
@@ -274,14 +277,14 @@ def _check_distinct(found: _Found, sizes: Mapping[str, int], world_size: int) ->
         if place in taken:
             raise LayoutError(
                 f"ranks {taken[place]} and {rank} both stand at dp {place.dp}, pp {place.pp}, tp {place.tp}, cp"
-                f" {place.cp} by {found.source}; state the layout with --dp, --pp and --tp"
+                f" {place.cp} by {found.source}; {STATE_THEM}"
             )
         taken[place] = rank
     product = sizes["dp"] * sizes["pp"] * sizes["tp"] * sizes["cp"]
     if product != world_size:
         raise LayoutError(
             f"{found.source} gives dp {sizes['dp']} x pp {sizes['pp']} x tp {sizes['tp']} x cp {sizes['cp']} ="
-            f" {product}, but the job has {world_size} ranks; state the layout with --dp, --pp and --tp"
+            f" {product}, but the job has {world_size} ranks; {STATE_THEM}"
         )
 
 

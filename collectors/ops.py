@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit.collectors.device_ops import ON_DEVICE, one_after_another
+from tracekit.collectors.ndtimeline import METRICS
 from tracekit.model import Layout, OpKind
 
 #: A wait shorter than this, ns, found its transfer finished.
@@ -57,9 +59,9 @@ class _Transfers:
 
 def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, OpReport]:
     """Ops of the trace from the records of whole steps."""
-    records = _with_chunks(records.filter(pl.col("category") != "step"), layout)
-    direct = records.filter(_has_kind()).with_columns(kind=pl.col("name"))
-    computes = direct.filter(pl.col("category") == "compute")
+    records = _with_chunks(_with_single_kinds(records.filter(pl.col("category") != "step")), layout)
+    direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
+    computes = direct.filter(pl.col("kind").is_in(_DIRECT["compute"]))
     transfers = _transfers(records.filter(pl.col("category") == "p2p"))
     collectives = _classified(records.filter(pl.col("category") == "collective"), groups, computes)
     pauses = _mark_nested(records.filter(pl.col("category") == "gc"), computes).with_columns(
@@ -67,6 +69,8 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     )
     kept = [frame.filter(pl.col("kind").is_not_null()).select(_COLUMNS) for frame in (collectives, pauses)]
     ops = _cut_last_computes(pl.concat([direct.select(_COLUMNS), transfers.ops.select(_COLUMNS), *kept]))
+    ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
+    ops = _with_joined_reductions(ops)
     unkinded = [
         records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()),
         collectives.filter(pl.col("kind").is_null() & ~pl.col("nested")),
@@ -83,6 +87,25 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
         causality_violations=transfers.violations,
     )
     return ops, report
+
+
+def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
+    """A timer of Megatron that times several transfers at once becomes one record for each of them."""
+    fused = {name: [str(kind) for kind in kinds] for name, kinds in METRICS.items() if len(kinds) > 1}
+    is_fused = (pl.col("category") == "span") & pl.col("name").is_in(list(fused))
+    parts = pl.DataFrame({"name": list(fused), "part": list(fused.values())})
+    apart = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))
+    return pl.concat([records.filter(~is_fused), apart.select(records.columns)])
+
+
+def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
+    """Without the spans and Megatron timers inside which a hook saw the op of that kind: it counts once."""
+    is_span = pl.col("category") == "span"
+    hooked = direct.filter(~is_span).select("rank", "name", "start_ns", hooked_ns="start_ns").sort("start_ns")
+    spans = direct.filter(is_span).sort("start_ns")
+    marked = spans.join_asof(hooked, on="start_ns", by=["rank", "name"], strategy="forward", check_sortedness=False)
+    alone = marked.filter((pl.col("hooked_ns") >= pl.col("end_ns")).fill_null(value=True))
+    return pl.concat([direct.filter(~is_span), alone.select(direct.columns)])
 
 
 def _has_kind() -> pl.Expr:
@@ -234,6 +257,36 @@ def _cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.col("end_ns"))
     )
     return joined.with_columns(start_ns=start_ns, end_ns=end_ns).select(_COLUMNS)
+
+
+def _with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
+    """All-reduces that run at the same time become one op: the buckets of DistributedDataParallel share the network.
+
+    The graph runs the collectives of a worker in turn. What overlaps on one DP rank of a stage is joined on all of
+    them, so that each still finds its counterpart; where ranks differ in their number, nothing is.
+    """
+    is_reduction = pl.col("kind") == str(OpKind.ALL_REDUCE)
+    key, peers = ["rank", "step"], ["step", "pp_rank"]
+    reductions = (
+        ops.filter(is_reduction)
+        .sort("start_ns", "end_ns")
+        .with_columns(
+            number=pl.int_range(pl.len()).over(key),
+            count=pl.len().over(key),
+            # A bucket that ended inside the backward has been moved behind it, without a length.
+            overlaps=(
+                (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
+                | (pl.col("start_ns") == pl.col("start_ns").shift(1).over(key))
+            ).fill_null(value=False),
+        )
+        .with_columns(alike=pl.col("count").n_unique().over(peers) == 1)
+        .with_columns(joined=pl.col("overlaps").any().over(*peers, "number") & pl.col("alike"))
+        .with_columns(op=(~pl.col("joined")).cum_sum().over(key, order_by="number"))
+    )
+    whole = reductions.group_by(*key, "op").agg(
+        pl.col("start_ns").min(), pl.col("end_ns").max(), pl.exclude("start_ns", "end_ns").first()
+    )
+    return pl.concat([ops.filter(~is_reduction), whole.select(_COLUMNS)])
 
 
 def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, dict[str, float]]]:

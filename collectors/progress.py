@@ -10,13 +10,13 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.runtime.words import HEADER, Category, Flag
 from tracekit.collectors.segments import RECORD_DTYPE, AttemptRecording
+from tracekit.streams import say
 
 _SEGMENT_STEM = re.compile(r"(rank-(\d+)-\d+)\.(?:ops|open)$")
 
@@ -69,12 +69,11 @@ class Progress:
         so_far = f"; most compute time: rank {slowest[0]} ({slowest[1]:.2f} x the median rank)" if slowest else ""
         return f"tracekit: {self.steps} steps on {len(self._compute_ns)} ranks{so_far}"
 
-    def show(self, stream: TextIO = sys.stderr) -> None:
+    def show(self) -> None:
         """Update, and draw the line where somebody looks at a terminal."""
-        if stream.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             self.update()
-            stream.write(f"\r\033[K{self.line()}\r")
-            stream.flush()
+            say(f"\r\033[K{self.line()}\r", end="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from polars.exceptions import PolarsError
+
+from tracekit.chrome import MARK
 from tracekit.collectors import ndtimeline
 from tracekit.collectors.clock import read_clocks
+from tracekit.collectors.exported import ExportedImporter
+from tracekit.collectors.inspector import InspectorImporter
 from tracekit.collectors.merge import merge_attempt
-from tracekit.collectors.published import read_published
+from tracekit.collectors.mesh import LayoutOptions
+from tracekit.collectors.published import read_layout_file, read_published
 from tracekit.collectors.segments import attempts, is_run_directory, read_attempt, read_run
-from tracekit.errors import FormatError
+from tracekit.errors import FormatError, LayoutError
+from tracekit.model import is_size
 from tracekit.trace import Trace, read_header, read_parquet
 
 #: First bytes of a Parquet file.
 _PARQUET = b"PAR1"
+#: What a YAML file may state about segments -> word of `LayoutOptions`.
+STATED_SIZES = {"dp_size": "dp", "pp_size": "pp", "tp_size": "tp", "vpp_size": "vpp"}
+#: What reading can raise over bytes that nobody wrote so; importers say it better where they can.
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
+#: How the names of Chrome traces end.
+_JSON = (".json", ".json.gz")
 
 
 class Importer(Protocol):
@@ -79,16 +92,14 @@ class SegmentsImporter:
     """What the ranks of `tracekit collect` wrote: a kept `--segments` folder."""
 
     name = "segments"
-    description = "folder of `tracekit collect --segments`"
+    description = "folder of `tracekit collect --segments`; --layout sizes.yaml where its sizes cannot be found"
 
     def sniff(self, path: Path) -> bool:
         """A folder with the file of a run."""
         return is_run_directory(path)
 
     def read(self, path: Path, *, layout: Path | None = None) -> Trace:
-        """The last attempt of the run."""
-        if layout is not None:
-            raise FormatError(f"{path}: segments carry their layout; leave out --layout")
+        """The last attempt of the run. `layout`: YAML with those of `STATED_SIZES` that the ranks do not tell."""
         if not is_run_directory(path):
             raise FormatError(f"{path}: not a folder of `tracekit collect --segments`; it has no run.json")
         run = read_run(path)
@@ -97,11 +108,26 @@ class SegmentsImporter:
             raise FormatError(f"{path}: no rank has written anything; record the run again")
         return merge_attempt(
             read_attempt(path, numbers[-1]),
-            name=path.name,
+            name=path.absolute().name,
             first_step=run.first_step,
+            options=None if layout is None else _stated_sizes(layout),
             clocks=read_clocks(path),
             metadata={"command": list(run.command)},
         ).trace
+
+
+def _stated_sizes(path: Path) -> LayoutOptions:
+    """The sizes a YAML file states. Raises FormatError or LayoutError, naming the file."""
+    content = read_layout_file(path)
+    stated = {word: content[name] for name, word in STATED_SIZES.items() if name in content}
+    if not stated:
+        raise LayoutError(f"{path}: states no size; expected some of {', '.join(STATED_SIZES)}, such as `dp_size: 4`")
+    for word, size in stated.items():
+        if not is_size(size):
+            raise LayoutError(
+                f"{path}: {word}_size is {size!r:.40}; expected an integer from 1, such as `{word}_size: 4`"
+            )
+    return LayoutOptions(**stated)
 
 
 IMPORTERS: Mapping[str, Importer] = MappingProxyType(
@@ -111,8 +137,10 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
             SegmentsImporter(),
             CanonicalImporter(),
             PublishedImporter(),
+            ExportedImporter(),
             ndtimeline.RawLogImporter(),
             ndtimeline.ChromeImporter(),
+            InspectorImporter(),
         )
     }
 )
@@ -121,19 +149,46 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 def read_any(path: Path, *, name: str | None = None, layout: Path | None = None) -> Trace:
     """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
 
-    A path that nothing recognises is taken for a Parquet trace, whose errors say what is wrong with it.
+    JSON that nothing recognises is another tool's; any other path is taken for a Parquet trace, whose errors say what
+    is wrong with it.
     """
     if name is not None:
         if name not in IMPORTERS:
             raise FormatError(f"unknown format {name!r}; known: {', '.join(IMPORTERS)}")
-        return IMPORTERS[name].read(path, layout=layout)
+        return _read(IMPORTERS[name], path, layout)
     if layout is not None:
-        return IMPORTERS["published"].read(path, layout=layout)
+        return _read(IMPORTERS["segments" if is_run_directory(path) else "published"], path, layout)
     for importer in IMPORTERS.values():
         if _recognises(importer, path):
-            return importer.read(path)
+            return _read(importer, path, layout)
+    if path.is_dir():
+        raise FormatError(
+            f"{path}: a folder of no format that is known; one of `tracekit collect --segments` has a run.json, one of"
+            " the NCCL Inspector its *.log"
+        )
+    if path.is_file() and path.name.endswith(_JSON):
+        raise FormatError(
+            f"{path}: JSON of no format that is known; a timeline of `tracekit export` has {MARK!r} in its first lines,"
+            " `tracekit import --format` lists the formats"
+        )
     # Nothing recognises it: say what is wrong with it as a trace file, which most inputs are meant to be.
-    return read_parquet(path)
+    return _read(IMPORTERS["tracekit"], path, None)
+
+
+def _read(importer: Importer, path: Path, layout: Path | None) -> Trace:
+    """What the importer reads; what damaged bytes made it stumble over becomes one FormatError."""
+    try:
+        return importer.read(path, layout=layout)
+    except OSError as error:
+        raise FormatError(
+            f"{error.filename or path}: cannot be read: {error.strerror or error}; check the path, or copy it again"
+        ) from None
+    except _DAMAGE as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise FormatError(
+            f"{path}: damaged, or not of the format {importer.name} ({type(error).__name__}: {reason:.200}); copy or"
+            " record it again"
+        ) from None
 
 
 def _recognises(importer: Importer, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Reading what the ranks of a collected run wrote.
 
 In: a run directory (of `tracekit collect --segments`). Out: per attempt and rank the records and facts. A torn tail is
-cut at the last whole record; readers follow the manifest where the launcher lived to write one.
+cut at the last whole record; the manifest, where the launcher lived to write one, says what must be there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.runtime.ring import LeftOver
 from tracekit.collectors.runtime.words import (
     FACTS_SUFFIX,
     HEADER,
+    LEFT_OVER_SEGMENT,
     MAGIC,
+    OPEN_SUFFIX,
     RECORD,
+    SEALED_SUFFIX,
     VERSION,
+    Category,
+    attempt_directory,
     rank_stem,
+    segment_stem,
 )
 from tracekit.errors import FormatError
+from tracekit.model import is_size
 from tracekit.writing import replacing
 
 #: `RECORD` as numpy sees it.
@@ -41,6 +49,7 @@ RECORD_DTYPE = np.dtype(
         ("start_ns", "<i8"),
         ("end_ns", "<i8"),
         ("extra", "<i8"),
+        ("number", "<i8"),
     ]
 )
 MANIFEST = "manifest.json"
@@ -48,6 +57,19 @@ RUN_FILE = "run.json"
 #: A segment or the facts of a rank.
 _RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
 _ATTEMPT = re.compile(r"attempt-(\d+)$")
+#: What a record's category can be; 0 in a record that was never written.
+_CATEGORIES = (0, *map(int, Category))
+#: Names are numbered in 16 bits, steps in 32.
+_LARGEST_NAME = (1 << 16) - 1
+_LARGEST_STEP = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process among those of all hosts."""
+
+    host: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +112,15 @@ class AttemptRecording:
         """Ranks that wrote nothing."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
 
+    def processes(self) -> dict[int, ProcessId]:
+        """Which process each rank was."""
+        facts = {rank: one.facts["process"][0] for rank, one in self.ranks.items()}
+        return {
+            rank: ProcessId(str(fact["host"]), int(fact["process_id"]))
+            for rank, fact in facts.items()
+            if "process_id" in fact
+        }
+
 
 def attempts(directory: str | os.PathLike[str]) -> list[int]:
     """The attempts a run directory holds, ascending."""
@@ -104,6 +135,14 @@ def write_manifest(directory: Path) -> dict[str, Any]:
     with replacing(directory / MANIFEST) as temporary:
         Path(temporary).write_text(json.dumps(manifest), encoding="utf-8")
     return manifest
+
+
+def write_left_over(directory: Path, left: LeftOver) -> None:
+    """Write what a rank did not live to write as a segment of its own. Raises OutputError."""
+    path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
+    head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
+    with replacing(path) as temporary:
+        Path(temporary).write_bytes(head + left.records)
 
 
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
@@ -130,14 +169,21 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
 
 
 def _file_names(path: Path) -> list[str]:
-    """Names from the manifest; from the directory where the launcher died before it could write one."""
+    """The files of ranks. What a manifest lists must be there in full: a folder may have been copied together."""
+    sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if _RANK_FILE.match(entry.name)}
     manifest = path / MANIFEST
-    if not manifest.exists():
-        return sorted(entry.name for entry in path.iterdir())
-    try:
-        return sorted(json.loads(manifest.read_text(encoding="utf-8"))["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{manifest}: damaged ({error!r}); delete it to read the files that are there") from None
+    if manifest.exists():
+        try:
+            listed = {str(name): int(size) for name, size in json.loads(manifest.read_text("utf-8"))["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise FormatError(
+                f"{manifest}: damaged ({error!r:.200}); delete it to read the files that are there"
+            ) from None
+        for name, size in listed.items():
+            sealed = name.replace(OPEN_SUFFIX, SEALED_SUFFIX)  # a rank that outlived the launcher
+            if max(sizes.get(name, -1), sizes.get(sealed, -1)) < size:
+                raise FormatError(f"{path / name}: missing, or shorter than the {size} bytes it had; copy it again")
+    return sorted(sizes)
 
 
 def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecording | None:
@@ -146,13 +192,38 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
         facts.setdefault(kind, []).append(value)
     if "process" not in facts:
         return None
+    _check_process(facts["process"][0], directory / (rank_stem(rank) + FACTS_SUFFIX))
     parts, torn = [np.empty(0, RECORD_DTYPE)], 0
     for path in paths:
         records, rest = read_segment(path)
         parts.append(records)
         torn += rest
-    names = {int(number): str(name) for number, name in facts.get("name", [])}
-    return RankRecording(rank, np.concatenate(parts), names, facts, torn)
+    records = np.concatenate(parts)
+    # What the launcher saved of a rank that was killed can be in its own segments too.
+    _, first = np.unique(records["number"], return_index=True)
+    records = records[first]
+    names = _names(facts, directory / (rank_stem(rank) + FACTS_SUFFIX))
+    return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
+
+
+def _check_process(process: Any, path: Path) -> None:
+    """Raise FormatError where a rank's first fact does not say which of how many it is, where and when."""
+    told = process if isinstance(process, dict) else {}
+    if not is_size(told.get("world_size")):
+        raise FormatError(f"{path}: world_size is {told.get('world_size')!r:.40}, no number of ranks; copy it again")
+    if missing := [name for name in ("host", "time_ns", "monotonic_ns") if name not in told]:
+        raise FormatError(f"{path}: the process has no {missing[0]}; copy it again")
+
+
+def _names(facts: Mapping[str, list[Any]], path: Path) -> dict[int, str]:
+    """Number -> name of what was recorded. Raises FormatError for a number no record can hold."""
+    try:
+        names = {int(number): str(name) for number, name in facts.get("name", [])}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise FormatError(f"{path}: damaged name ({error!s:.200}); copy it again") from None
+    if names and not (min(names) >= 0 and max(names) <= _LARGEST_NAME):
+        raise FormatError(f"{path}: damaged name, its number is none from 0 to {_LARGEST_NAME}; copy it again")
+    return names
 
 
 def _read_facts(path: Path) -> Iterator[tuple[str, Any]]:
@@ -161,24 +232,42 @@ def _read_facts(path: Path) -> Iterator[tuple[str, Any]]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise _unreadable(path, error) from None
     for line in lines[:-1]:
         try:
             fact = json.loads(line)
-        except ValueError:
+            kind, value = str(fact["kind"]), fact["value"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise FormatError(f"{path}: damaged line {line[:60]!r}; the facts of this rank cannot be read") from None
-        yield fact["kind"], fact["value"]
+        yield kind, value
 
 
 def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
     """The whole records of a segment and the bytes cut off behind them. Raises FormatError where it is none."""
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if len(content) < HEADER.size:
         return np.empty(0, RECORD_DTYPE), len(content)
     magic, version, record_size, *_ = HEADER.unpack_from(content)
     if magic != MAGIC or version != VERSION or record_size != RECORD.size:
         raise FormatError(f"{path}: not a segment this tracekit reads (version {version}); upgrade, or record again")
     whole, torn = divmod(len(content) - HEADER.size, RECORD.size)
-    return np.frombuffer(content, RECORD_DTYPE, whole, HEADER.size), torn
+    records = np.frombuffer(content, RECORD_DTYPE, whole, HEADER.size)
+    unknown = ~np.isin(records["category"], _CATEGORIES)
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise FormatError(
+            f"{path}: damaged, record {row} is of category {records['category'][row]}; copy it again, or record the run"
+            " again"
+        )
+    return records, torn
+
+
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(f"{path}: cannot be read: {error.strerror or error}; copy it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +283,12 @@ def read_run(directory: Path) -> Run:
     path = directory / RUN_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Run(tuple(content["command"]), int(content["options"]["first_step"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: damaged or unreadable ({error}); record the run again") from None
+        command, first_step = tuple(content["command"]), int(content["options"]["first_step"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
+    if not 0 <= first_step < _LARGEST_STEP:
+        raise FormatError(f"{path}: damaged, first_step is {first_step!s:.40}; record the run again")
+    return Run(command, first_step)
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:
@@ -206,6 +298,7 @@ def is_run_directory(path: str | os.PathLike[str]) -> bool:
 
 __all__ = [
     "AttemptRecording",
+    "ProcessId",
     "RankRecording",
     "Run",
     "attempts",
@@ -213,5 +306,6 @@ __all__ = [
     "read_attempt",
     "read_run",
     "read_segment",
+    "write_left_over",
     "write_manifest",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from tracekit.collectors.runtime.words import ENV_DIRECTORY
 
@@ -20,10 +20,10 @@ R = TypeVar("R")
 class SpanSink(Protocol):
     """What receives spans while a collector is active in this process."""
 
-    def begin_span(self) -> int:
-        """The time at which a span starts, ns; 0 where nothing is recorded."""
+    def begin_span(self) -> Any:
+        """When a span starts, for `end_span`; 0 where nothing is recorded."""
 
-    def end_span(self, name: str, start_ns: int) -> None:
+    def end_span(self, name: str, start: Any) -> None:
         """A span of that name ended now."""
 
     def set_step(self, step: int) -> None:
@@ -38,7 +38,7 @@ class _Nobody:
     def begin_span(self) -> int:
         return 0
 
-    def end_span(self, name: str, start_ns: int) -> None:
+    def end_span(self, name: str, start: Any) -> None:
         """Nobody listens."""
 
     def set_step(self, step: int) -> None:
@@ -58,18 +58,18 @@ def attach(sink: SpanSink) -> None:
 class _Span:
     """Times a block, or every call of the function it decorates. Closes on exceptions too."""
 
-    __slots__ = ("_name", "_start_ns")
+    __slots__ = ("_name", "_start")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._start_ns = 0
+        self._start: Any = 0
 
     def __enter__(self) -> None:
-        self._start_ns = _sink.begin_span()
+        self._start = _sink.begin_span()
 
     def __exit__(self, *exception: object) -> None:
-        if self._start_ns:
-            _sink.end_span(self._name, self._start_ns)
+        if self._start:
+            _sink.end_span(self._name, self._start)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         name = self._name

@@ -1,95 +1,317 @@
-"""When an op that runs on a device began and ended, without waiting for it.
+"""When ops of a GPU began and ended, by CUDA events that nobody ever waits for.
 
-The hooks take host times and are right for CPU and gloo ops. Ops of an accelerator go through a `DeviceTimer`: a mark
-before and a mark after on the op's stream, drained a step or two later, oldest first, stopping at the first that is
-not done. A runtime with CUDA events implements `Marks`; tests play the device.
+In: the places in the streams that hooks mark. Out: records on the device's own clock, flagged so, and readings of that
+clock against the host's, with which the merge turns device times into host times. On a torch built without CUDA there
+is no `DeviceClock` and the hooks take host times.
+
+Everything happens in the threads that train, nothing in the writer: asking for an event while another thread captures
+a CUDA graph can invalidate the capture, and only the training thread can know that none is under way. It asks at the
+boundaries of steps, oldest op first, and stops at the first that is not done; so an op is asked for a step or two
+after it was launched, when it is done. An end of a step waits in the same line: a step is whole when all its ops are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-#: How long a base mark may serve, ns: elapsed times are float32 milliseconds and lose microseconds after that.
-REBASE_AFTER_NS = 20_000_000_000
+from tracekit.collectors.runtime.ring import Record
+from tracekit.collectors.runtime.words import Category, Flag
 
+#: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without asking.
+Instant: TypeAlias = Any
+#: category, flags, name number, step, microbatch, stage index, peer or group number.
+Head = tuple[int, int, int, int, int, int, int]
 
-class Marks(Protocol):
-    """Marks on a device's streams: pooled events."""
-
-    def place(self) -> Any:
-        """A mark on the current stream."""
-
-    def done(self, mark: Any) -> bool:
-        """Whether the device has passed the mark; never waits."""
-
-    def elapsed_ms(self, earlier: Any, later: Any) -> float:
-        """Milliseconds between two passed marks."""
-
-    def release(self, mark: Any) -> None:
-        """Give the mark back to the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    begin: Any
-    end: Any
-    deliver: Callable[[int, int], None]
+#: The clock is read, and the base of elapsed times renewed, this often, ns: they are float32 milliseconds, which are
+#: half a microsecond exact up to 16 s. The first readings come sooner, so that short runs know their drift.
+REBASE_NS = 10_000_000_000
+FIRST_REBASE_NS = 1_000_000_000
+#: In long steps, what is done is drained this often, ns.
+DRAIN_NS = 1_000_000_000
+#: Ops that wait to be drained; one more is dropped and counted. A GPU that hangs costs no more than these.
+PENDING_LIMIT = 1 << 15
+#: Events kept for reuse.
+POOL_LIMIT = 1 << 12
+#: A reading is taken this often at a time, the closest counts, and is asked for this often before it is left for later.
+READINGS, QUERIES = 3, 64
 
 
-class DeviceTimer:
-    """Times device ops on the host's monotonic clock.
+class Cuda(Protocol):
+    """As much of `torch.cuda` as the clock uses."""
 
-    `pending_limit`: ops waiting to be drained; one more is dropped and counted in `dropped`.
+    def is_initialized(self) -> bool:
+        """Whether the process uses CUDA already."""
+
+    def is_current_stream_capturing(self) -> bool:
+        """Whether a graph is being captured."""
+
+    def current_stream(self) -> Any:
+        """The stream that the thread launches on."""
+
+    def current_device(self) -> int:
+        """The device that the thread launches on."""
+
+    def Stream(self, device: Any = None, priority: int = 0) -> Any:  # noqa: N802  torch's name
+        """A stream of the current device."""
+
+    def Event(self, enable_timing: bool = False) -> Any:  # noqa: N802  torch's name
+        """An event."""
+
+
+class Mark:
+    """A place in a stream. Its event goes back to the pool when nobody holds the mark any more."""
+
+    __slots__ = ("_pool", "event", "host_ns")
+
+    def __init__(self, event: Any, host_ns: int, pool: deque[Any]) -> None:
+        self.event, self.host_ns, self._pool = event, host_ns, pool
+
+    def __del__(self) -> None:
+        self._pool.append(self.event)
+
+
+class _Base(NamedTuple):
+    """An event that the device passed at `device_ns` of its clock, between `before_ns` and `after_ns` on the host."""
+
+    mark: Mark
+    device_ns: int
+    before_ns: int
+    after_ns: int
+
+
+class _Pending(NamedTuple):
+    """A record that waits for the device; without a `base` it has host times and waits for those before it only."""
+
+    head: Head
+    begin: Instant
+    end: Instant
+    extra: Instant
+    base: _Base | None
+
+
+class DeviceClock:
+    """Times the ops of one rank on the clock of its GPU; a rank has one GPU, ops on others are timed on the host.
+
+    `deliver` takes finished records, `tell` readings of the clock: device ns, host ns before, host ns after. `opened`
+    is called when the clock starts, `failed` with the error when CUDA refuses: then all goes on with host times.
+    Device times count from the host time of the first reading, so they are host times but for drift.
     """
 
-    def __init__(self, marks: Marks, clock: Callable[[], int], *, pending_limit: int = 8192) -> None:
+    def __init__(
+        self,
+        cuda: Cuda,
+        deliver: Callable[[Record], None],
+        tell: Callable[[tuple[int, int, int]], None],
+        *,
+        opened: Callable[[int], None],
+        failed: Callable[[BaseException], None],
+        host_clock: Callable[[], int] = time.monotonic_ns,
+        pending_limit: int = PENDING_LIMIT,
+    ) -> None:
         self.dropped = 0
-        self._marks, self._clock, self._limit = marks, clock, pending_limit
+        self.off = False
+        self._cuda, self._deliver, self._tell = cuda, deliver, tell
+        self._opened, self._failed, self._host_clock, self._limit = opened, failed, host_clock, pending_limit
+        self._thread = threading.get_ident()
+        self._pool: deque[Any] = deque(maxlen=POOL_LIMIT)
         self._pending: deque[_Pending] = deque()
-        self._base: Any = None
-        self._base_ns = 0
+        self._index = -1
+        self._side: Any = None
+        self._candidate: Mark | None = None
+        self._base: _Base | None = None
+        self._rebase_after_ns = FIRST_REBASE_NS
+        self._drained_ns = 0
+        self._compute_ns = 0
+        self._dropped_steps: set[int] = set()
 
-    def begin(self) -> Any:
-        """Mark the start of an op."""
-        return self._marks.place()
+    @property
+    def active(self) -> bool:
+        """Whether ops are timed on the device now."""
+        return self._base is not None and not self.off
 
-    def end(self, begin: Any, deliver: Callable[[int, int], None]) -> None:
-        """Mark the end of an op; `deliver(start_ns, end_ns)` is called when it has been drained."""
+    def owns(self, tensor: Any) -> bool:
+        """Whether what happens to that tensor happens on a GPU."""
+        return bool(getattr(tensor, "is_cuda", False))
+
+    def capturing(self) -> bool:
+        """Whether a graph is being captured on the current stream, or CUDA would not say: then touch nothing."""
+        try:
+            return self._cuda.is_current_stream_capturing()
+        except Exception as error:
+            self._switch_off(error)
+            return True
+
+    def instant(self) -> Instant:
+        """A mark on the current stream; the host's time while a graph is captured and on another device."""
+        host_ns = self._host_clock()
+        try:
+            if not self.active or self._cuda.is_current_stream_capturing():
+                return host_ns
+            stream = self._cuda.current_stream()
+            if stream.device_index != self._index:
+                return host_ns
+            mark = self._new_mark(host_ns)
+            mark.event.record(stream)
+        except Exception as error:
+            self._switch_off(error)
+            return host_ns
+        return mark
+
+    def keep(self, head: Head, begin: Instant, end: Instant, extra: Instant) -> None:
+        """Take a record: later, on the device's clock, where both its ends are marks; else now, on the host's."""
+        timed = isinstance(begin, Mark) and isinstance(end, Mark)
+        if self.off or not (timed or (head[0] == Category.STEP and self._pending)):
+            self._deliver(self._host_record(head, begin, end, extra))
+            return
         if len(self._pending) >= self._limit:
             self.dropped += 1
-            self._marks.release(begin)
+            self._dropped_steps.add(head[3])
             return
-        self._pending.append(_Pending(begin, self._marks.place(), deliver))
+        self._pending.append(_Pending(head, begin, end, extra, self._base if timed else None))
+        if timed and end.host_ns - self._drained_ns > DRAIN_NS and threading.get_ident() == self._thread:
+            self.tick()
 
-    def rebase(self) -> None:
-        """Place a new base mark when the device is idle enough to pass it at once; keep the old one otherwise."""
-        if self._base is not None and self._clock() - self._base_ns < REBASE_AFTER_NS:
+    def take_compute_ns(self) -> int:
+        """Device time inside computes drained since the last call, ns."""
+        taken, self._compute_ns = self._compute_ns, 0
+        return taken
+
+    def tick(self) -> None:
+        """Open the clock if CUDA is in use by now, drain what is done, read the clock when that is due. Never waits."""
+        if self.off:
             return
-        before = self._clock()
-        mark = self._marks.place()
-        if not self._marks.done(mark):
-            self._marks.release(mark)
-            return
-        if self._base is not None:
-            self.drain()
-            if self._pending:  # they are measured from the old base
-                self._marks.release(mark)
+        try:
+            if not self._cuda.is_initialized() or self._cuda.is_current_stream_capturing():
                 return
-            self._marks.release(self._base)
-        self._base, self._base_ns = mark, (before + self._clock()) // 2
+            self._drain()
+            now_ns = self._drained_ns = self._host_clock()
+            if self._base is None or now_ns - self._base.after_ns >= self._rebase_after_ns:
+                self._read_clock()
+        except Exception as error:
+            self._switch_off(error)
 
-    def drain(self) -> int:
-        """Deliver what is done, oldest first; returns how many. Never waits."""
-        delivered = 0
-        while self._base is not None and self._pending and self._marks.done(self._pending[0].end):
-            op = self._pending.popleft()
-            start_ns = self._base_ns + round(self._marks.elapsed_ms(self._base, op.begin) * 1e6)
-            end_ns = start_ns + round(self._marks.elapsed_ms(op.begin, op.end) * 1e6)
-            self._marks.release(op.begin)
-            self._marks.release(op.end)
-            op.deliver(start_ns, end_ns)
-            delivered += 1
-        return delivered
+    def close(self) -> int:
+        """Drain what is done and read the clock a last time; returns how many ops are given up."""
+        self._rebase_after_ns = 0
+        self.tick()
+        unfinished = sum(op.base is not None for op in self._pending)
+        self.off = True
+        self._pending.clear()
+        return unfinished
+
+    def _new_mark(self, host_ns: int) -> Mark:
+        try:
+            event = self._pool.pop()
+        except IndexError:
+            event = self._cuda.Event(enable_timing=True)
+        return Mark(event, host_ns, self._pool)
+
+    def _drain(self) -> None:
+        """Deliver what the device has passed, oldest first."""
+        pending = self._pending
+        while pending:
+            op = pending[0]
+            if op.base is not None and not op.end.event.query():
+                break
+            try:
+                record = self._record_of(op)
+            except RuntimeError:
+                if _passed(op):
+                    raise
+                break  # it began on a stream that the one of its end did not wait for
+            self._deliver(record)
+            pending.popleft()
+
+    def _record_of(self, op: _Pending) -> Record:
+        head, base = op.head, op.base
+        if base is None:
+            return self._host_record(head, op.begin, op.end, op.extra)
+        begin_ns = base.device_ns + round(base.mark.event.elapsed_time(op.begin.event) * 1e6)
+        end_ns = begin_ns + round(op.begin.event.elapsed_time(op.end.event) * 1e6)
+        extra = op.extra
+        if isinstance(extra, Mark):
+            extra = begin_ns + round(op.begin.event.elapsed_time(extra.event) * 1e6)
+        if head[0] == Category.COMPUTE:
+            self._compute_ns += end_ns - begin_ns
+        return (head[0], head[1] | Flag.DEVICE_CLOCK, *head[2:], begin_ns, end_ns, extra)
+
+    def _host_record(self, head: Head, begin: Instant, end: Instant, extra: Instant) -> Record:
+        """The record in host times; a step whose ops were dropped is not whole."""
+        if head[0] == Category.STEP and head[3] in self._dropped_steps:
+            self._dropped_steps.discard(head[3])
+            head = (head[0], head[1] & ~Flag.COMPLETE, *head[2:])
+        return (*head, host_ns(begin), host_ns(end), host_ns(extra))
+
+    def _read_clock(self) -> None:
+        """Pair the two clocks: an event on a stream of our own, where nothing is before it, between two host times.
+
+        It is done in microseconds unless the GPU has one queue for all streams (CUDA_DEVICE_MAX_CONNECTIONS=1): then
+        it is looked for again at the next step, and the two times lie far apart, which the fit of the clock respects.
+        """
+        if self._side is None:
+            self._index = self._cuda.current_device()
+            self._side = self._cuda.Stream(priority=-1)
+        best: _Base | None = None
+        for _ in range(READINGS):
+            reading = self._reading()
+            if reading is None:
+                if (
+                    best is not None
+                ):  # looked for again when the next is due, it would be as wide as the time until then
+                    self._candidate = None
+                break
+            if best is None or reading.after_ns - reading.before_ns < best.after_ns - best.before_ns:
+                best = reading
+        if best is None:
+            return
+        if self._base is None:
+            self._opened(self._index)
+        else:
+            self._rebase_after_ns = min(REBASE_NS, 2 * self._rebase_after_ns)
+        self._base = best
+        self._tell((best.device_ns, best.before_ns, best.after_ns))
+
+    def _reading(self) -> _Base | None:
+        """One reading; None where the device has not passed the event yet."""
+        if self._candidate is None:
+            self._candidate = self._new_mark(self._host_clock())
+            self._candidate.event.record(self._side)
+        mark = self._candidate
+        for _ in range(QUERIES):
+            if mark.event.query():
+                break
+        else:
+            return None
+        after_ns = self._host_clock()
+        self._candidate = None
+        if self._base is None:
+            device_ns = (mark.host_ns + after_ns) // 2
+        else:
+            device_ns = self._base.device_ns + round(self._base.mark.event.elapsed_time(mark.event) * 1e6)
+        return _Base(mark, device_ns, mark.host_ns, after_ns)
+
+    def _switch_off(self, error: BaseException) -> None:
+        """CUDA refused: what waits gets host times, and so does everything from here on."""
+        if self.off:
+            return
+        self.off = True
+        with contextlib.suppress(IndexError):  # empty: another thread may be draining
+            while True:
+                op = self._pending.popleft()
+                self._deliver(self._host_record(op.head, op.begin, op.end, op.extra))
+        self._failed(error)
+
+
+def _passed(op: _Pending) -> bool:
+    """Whether the device has passed all marks of the op."""
+    return all(mark.event.query() for mark in (op.begin, op.end, op.extra) if isinstance(mark, Mark))
+
+
+def host_ns(instant: Instant) -> int:
+    """The host's time of an instant."""
+    return instant.host_ns if isinstance(instant, Mark) else int(instant)

@@ -1,22 +1,28 @@
 """Hooks for collectives: those Python starts, the buckets DistributedDataParallel starts, functional ones.
 
 In: calls of torch. Out: collective records, with the process group by number. The end of a collective is when its
-future completes; nobody waits for it here.
+future completes; nobody waits for it here. NCCL's futures call back at once, on a stream that waits for the collective:
+a mark placed there is passed when the collective ends.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.words import Category
+
+#: The collective that DistributedDataParallel's reducer starts from C++.
+_REDUCERS = "allreduce"
+#: A guard under which operators pass by kernels registered for autograd.
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
 #: Bound methods of `ProcessGroup` that start a collective.
 COLLECTIVES = (
@@ -54,16 +60,20 @@ FUNCTIONAL = (
 )
 
 
+#: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
+_COALESCED = 17
+
+
 class CollectiveHooks:
     """Hooks of `torch.distributed`; one instance per session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._groups: dict[str, int] = {}
-        self._local = threading.local()
+        self._functional_groups: dict[Hashable, int] = {}
         self._reducer_hooked = False
         self._without_future: set[str] = set()
-        self._waited_for: dict[int, tuple[Any, Callable[[int], None]]] = {}
+        self._waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
         session.step_listeners.append(self._forget_unfinished)
 
     def install(self) -> None:
@@ -92,20 +102,20 @@ class CollectiveHooks:
         return number
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, local = self.session, self._local
+        session = self.session
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
             if not session.recording or torch.compiler.is_compiling():
                 return original(group, *args, **kwargs)
-            start_ns = session.attempt_hook(name, self._begins)
-            local.inside = True
-            try:
+            start = session.attempt_hook(name, self._begins, args)
+            if name == _REDUCERS and self._reducer_hooked:
+                with _BelowAutograd():  # past the kernel for the reducer: this call is recorded here, at half the cost
+                    work = original(group, *args, **kwargs)
+            else:
                 work = original(group, *args, **kwargs)
-            finally:
-                local.inside = False
-            if start_ns is not None:
-                session.attempt_hook(name, self._started, name, group, args, start_ns, work)
+            if start is not None:
+                session.attempt_hook(name, self._started, name, group, args, start, work)
             return work
 
         return collective
@@ -118,40 +128,62 @@ class CollectiveHooks:
         def point_to_point(group: Any, *args: Any, **kwargs: Any) -> Any:
             if not session.recording or session.busy:
                 return original(group, *args, **kwargs)
-            start_ns = now_ns()
+            session.attempt_hook(name, session.flush_held)  # no forward lasts through a transfer
+            start = session.attempt_hook(name, self._launched, args)
             work = original(group, *args, **kwargs)
-            session.attempt_hook(name, self._posted, name, group, start_ns)
+            if start is not None:
+                session.attempt_hook(name, self._posted, name, group, start)
             return work
 
         return point_to_point
 
-    def _posted(self, name: str, group: Any, start_ns: int) -> None:
-        self.session.record(Category.COLLECTIVE, f"p2p-{name}", start_ns, now_ns(), peer=self.group_number(group))
+    def _posted(self, name: str, group: Any, start: Instant) -> None:
+        end = self.session.instant_like(start)
+        self.session.record(Category.COLLECTIVE, f"p2p-{name}", start, end, peer=self.group_number(group))
 
-    def _begins(self) -> int:
-        if self.session.busy == 0 and self.session.in_main_thread():
-            return self.session.begin_op()
-        return now_ns()
+    def _launched(self, args: tuple[Any, ...]) -> Instant | None:
+        """When it is, on the clock of the first tensor; None while a graph is captured.
 
-    def _started(self, name: str, group: Any, args: tuple[Any, ...], start_ns: int, work: Any) -> None:
+        A callback of a captured collective would draw its stream into the graph, and the capture would fail.
+        """
+        session = self.session
+        if session.device is None:
+            return session.instant()
+        return None if session.device.capturing() else session.instant_for(_first_tensor(args))
+
+    def _begins(self, args: tuple[Any, ...]) -> Instant | None:
+        session = self.session
+        if session.device is not None and session.device.capturing():
+            return None
+        if session.busy == 0 and session.in_main_thread():
+            on_host = session.device is not None and not session.device.owns(_first_tensor(args))
+            return session.begin_host_op() if on_host else session.begin_op()
+        return self._launched(args)
+
+    def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
         """Record the collective when its future completes, at once where there is none."""
-        number = self.group_number(group)
-        record = functools.partial(self._record, name, start_ns, number, self.session.step, _bytes(args))
-        if work is None:
-            record(now_ns())
+        ended = functools.partial(self._ended, name, start, self.group_number(group), self.session.step, _bytes(args))
+        if work is None:  # it runs on the current stream
+            ended()
             return
-        if name not in self._without_future:
+        if name not in self._without_future and not self._is_coalesced(work):
             try:
                 future = work.get_future()
             except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
                 self._without_future.add(name)
             else:
-                future.add_done_callback(lambda _: self.session.attempt_hook(name, record, now_ns()))
+                attempt_hook = self.session.attempt_hook
+                future.add_done_callback(lambda _: attempt_hook(name, ended))
                 return
-        self._waited_for[id(work)] = (work, record)
+        self._waited_for[id(work)] = (work, ended)
 
-    def _record(self, name: str, start_ns: int, group: int, step: int, size: int, end_ns: int) -> None:
-        self.session.record(Category.COLLECTIVE, name, start_ns, end_ns, peer=group, extra=size, step=step)
+    def _is_coalesced(self, work: Any) -> bool:
+        op_type = getattr(work, "_get_op_type", None)
+        return self.session.device is not None and op_type is not None and op_type() == _COALESCED
+
+    def _ended(self, name: str, start: Instant, group: int, step: int, size: int) -> None:
+        end = self.session.instant_like(start)
+        self.session.record(Category.COLLECTIVE, name, start, end, peer=group, extra=size, step=step)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waited_for, session = self._waited_for, self.session
@@ -163,7 +195,7 @@ class CollectiveHooks:
             result = original(work, *args, **kwargs)
             pending = waited_for.pop(id(work), None)
             if pending is not None:
-                session.attempt_hook("wait", pending[1], now_ns())
+                session.attempt_hook("wait", pending[1])
             return result
 
         return wait
@@ -191,24 +223,30 @@ class CollectiveHooks:
         def functional(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            start_ns = session.attempt_hook(name, self._begins)
+            start = session.attempt_hook(name, self._begins, args)
             result = original(*args, **kwargs)
-            if start_ns is not None:
+            if start is not None:
                 group = kwargs["group"] if "group" in kwargs else args[group_at]
-                session.attempt_hook(name, self._functional_started, name, module, group, start_ns, result)
+                session.attempt_hook(name, self._functional_started, name, module, group, start, result)
             return result
 
         return functional
 
-    def _functional_started(self, name: str, module: Any, group: Any, start_ns: int, result: Any) -> None:
-        name_of_group = module._resolve_group_name(group)  # noqa: SLF001
-        number = self.group_number(torch.distributed.distributed_c10d._resolve_process_group(name_of_group))  # noqa: SLF001
-        record = functools.partial(self._record, name, start_ns, number, self.session.step, int(result.nbytes))
+    def _functional_started(self, name: str, module: Any, group: Any, start: Instant, result: Any) -> None:
+        try:
+            number = self._functional_groups[group]
+        except (KeyError, TypeError):  # TypeError: a list of ranks
+            name_of_group = module._resolve_group_name(group)  # noqa: SLF001
+            number = self.group_number(torch.distributed.distributed_c10d._resolve_process_group(name_of_group))  # noqa: SLF001
+            if isinstance(group, Hashable):
+                self._functional_groups[group] = number
         waiting = getattr(result, "elem", None)
+        size = (result if waiting is None else waiting).nbytes
+        ended = functools.partial(self._ended, name, start, number, self.session.step, size)
         if waiting is None:
-            record(now_ns())
+            ended()
         else:
-            self._waited_for[id(waiting)] = (waiting, record)
+            self._waited_for[id(waiting)] = (waiting, ended)
 
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session, waited_for = self.session, self._waited_for
@@ -219,7 +257,7 @@ class CollectiveHooks:
             if waited_for and not torch.compiler.is_compiling():
                 pending = waited_for.pop(id(tensor), None)
                 if pending is not None:
-                    session.attempt_hook("wait_tensor", pending[1], now_ns())
+                    session.attempt_hook("wait_tensor", pending[1])
             return result
 
         return wait_tensor
@@ -243,20 +281,21 @@ class CollectiveHooks:
         self._reducer_hooked = True
         below = torch._C._after_autograd_keyset  # noqa: SLF001
         operator = torch.ops.c10d.allreduce_.default
-        session, local = self.session, self._local
+        session = self.session
 
         def kernel(keyset: Any, tensors: Any, group: Any, *args: Any) -> Any:
-            if getattr(local, "inside", False) or not session.recording:
+            if not session.recording:
                 return operator.redispatch(keyset & below, tensors, group, *args)
-            start_ns = now_ns()
+            start = session.attempt_hook("ddp-buckets", self._launched, (tensors,))
             result = operator.redispatch(keyset & below, tensors, group, *args)
-            session.attempt_hook("ddp-buckets", self._bucket_started, group, tensors, start_ns, result[1])
+            if start is not None:
+                session.attempt_hook("ddp-buckets", self._bucket_started, group, tensors, start, result[1])
             return result
 
         session.patches.add_patch(_Kernel("allreduce_", kernel))
 
-    def _bucket_started(self, group: Any, tensors: Any, start_ns: int, work: Any) -> None:
-        self._started("allreduce", dist.ProcessGroup.unbox(group), (tensors,), start_ns, dist.Work.unbox(work))
+    def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
+        self._started(_REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
 
 
 class _Kernel:
@@ -281,11 +320,25 @@ class _Kernel:
         self.installed = False
 
 
+def _first_tensor(args: Any) -> torch.Tensor | None:
+    """The first tensor among arguments, looking into lists."""
+    for one in args:
+        if isinstance(one, torch.Tensor):
+            return one
+        if isinstance(one, list | tuple):
+            found = _first_tensor(one)
+            if found is not None:
+                return found
+    return None
+
+
 def _bytes(args: tuple[Any, ...]) -> int:
     """Size of the first tensor argument(s), bytes."""
     first = args[0] if args else None
     if isinstance(first, torch.Tensor):
         return int(first.nbytes)
     if isinstance(first, list | tuple):
+        if len(first) == 1 and isinstance(first[0], torch.Tensor):  # nearly always
+            return int(first[0].nbytes)
         return sum(_bytes((item,)) for item in first)
     return 0

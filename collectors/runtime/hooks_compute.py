@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.patches import Patch
-from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.words import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
@@ -33,7 +34,7 @@ class PipelineHooks:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._waiting: dict[int, tuple[Any, str, int, int, int, int]] = {}
+        self._waiting: dict[int, tuple[Any, str, int, int, int, Instant]] = {}
         self._described: set[int] = set()
         session.step_listeners.append(self._forget_unfinished)
 
@@ -57,26 +58,26 @@ class PipelineHooks:
         def compute(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if not session.recording:
                 return original(stage, chunk_id, *args, **kwargs)
-            start_ns = session.attempt_hook(name, session.begin_op)
+            start = session.attempt_hook(name, session.begin_op)
             session.busy += 1
             try:
                 return original(stage, chunk_id, *args, **kwargs)
             finally:
                 session.busy -= 1
-                if start_ns is not None:
-                    session.attempt_hook(name, self._computed, name, stage, chunk_id, start_ns, kwargs)
+                if start is not None:
+                    session.attempt_hook(name, self._computed, name, stage, chunk_id, start, kwargs)
 
         return compute
 
-    def _computed(self, name: str, stage: Any, chunk_id: int, start_ns: int, kwargs: dict[str, Any]) -> None:
-        end_ns = now_ns()
+    def _computed(self, name: str, stage: Any, chunk_id: int, start: Instant, kwargs: dict[str, Any]) -> None:
+        end = self.session.instant()
         if stage.stage_index not in self._described:
             self._describe(stage)
         if name == FORWARD and stage.is_last:
-            self.session.hold(name, start_ns, end_ns, chunk_id, stage.stage_index)
+            self.session.hold(name, start, end, chunk_id, stage.stage_index)
             return
         flags = Flag.LAST_BACKWARD if kwargs.get("last_backward") else 0
-        self.session.record_compute(name, start_ns, end_ns, chunk_id, stage.stage_index, flags=flags)
+        self.session.record_compute(name, start, end, chunk_id, stage.stage_index, flags=flags)
 
     def _describe(self, stage: Any) -> None:
         self._described.add(stage.stage_index)
@@ -97,7 +98,7 @@ class PipelineHooks:
         def compute_loss(schedule: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(schedule, stage, *args, **kwargs)
             if session.recording and stage.is_last:
-                session.attempt_hook("loss", session.flush_held, now_ns())
+                session.attempt_hook("loss", session.flush_held, session.instant())
             return result
 
         return compute_loss
@@ -126,18 +127,23 @@ class PipelineHooks:
             if not session.recording or not ops:
                 return original(ops, *args, **kwargs)
             session.attempt_hook("p2p", session.flush_held)
-            start_ns = now_ns()
+            start = session.attempt_hook("p2p", self._launched, ops)
             session.busy += 1
             try:
                 works = original(ops, *args, **kwargs)
             finally:
                 session.busy -= 1
-            session.attempt_hook("p2p", self._posted, ops, works, start_ns)
+            if start is not None:
+                session.attempt_hook("p2p", self._posted, ops, works, start)
             return works
 
         return batch_p2p
 
-    def _posted(self, ops: list[Any], works: list[Any], start_ns: int) -> None:
+    def _launched(self, ops: list[Any]) -> Instant:
+        session = self.session
+        return session.instant() if session.device is None else session.instant_for(ops[0].tensor)
+
+    def _posted(self, ops: list[Any], works: list[Any], start: Instant) -> None:
         """Remember which work carries which op; a backend that coalesces gives one work for all."""
         for at, op in enumerate(ops):
             tag = getattr(op, _TAG, None)
@@ -146,7 +152,7 @@ class PipelineHooks:
             kind, microbatch, stage_index = tag
             work = works[at] if len(works) == len(ops) else works[-1]
             key = id(work) if len(works) == len(ops) else id(work) * len(ops) + at
-            self._waiting[key] = (work, kind, microbatch, stage_index, op.peer, start_ns)
+            self._waiting[key] = (work, kind, microbatch, stage_index, op.peer, start)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -155,24 +161,25 @@ class PipelineHooks:
         def wait_batch_p2p(works: list[Any]) -> Any:
             if not session.recording or not works:
                 return original(works)
-            wait_ns = now_ns()  # of the whole batch: waiting for a send hides the recv behind it
+            waits = session.instant()  # of the whole batch: waiting for a send hides the recv behind it
             for work in works:
                 original([work])
-                session.attempt_hook("p2p", self._waited, work, wait_ns)
+                session.attempt_hook("p2p", self._waited, work, waits)
             return None
 
         return wait_batch_p2p
 
-    def _waited(self, work: Any, wait_ns: int) -> None:
-        end_ns = now_ns()
+    def _waited(self, work: Any, waits: Instant) -> None:
+        """The end is when the waiter goes on; on a GPU that is the stream, which waits where `wait` was called."""
+        end = self.session.instant_like(waits)
         posted = self._waiting.pop(id(work), None)
         entries = [posted] if posted is not None else self._take_coalesced(work)
-        for _, kind, microbatch, stage_index, peer, start_ns in entries:
+        for _, kind, microbatch, stage_index, peer, start in entries:
             self.session.record(
-                Category.P2P, kind, start_ns, end_ns, microbatch=microbatch, chunk=stage_index, peer=peer, extra=wait_ns
+                Category.P2P, kind, start, end, microbatch=microbatch, chunk=stage_index, peer=peer, extra=waits
             )
 
-    def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, int]]:
+    def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, Instant]]:
         keys = [key for key, entry in self._waiting.items() if entry[0] is work]
         return [self._waiting.pop(key) for key in keys]
 
@@ -191,7 +198,7 @@ class LoopHooks:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._search: Patch | None = None
-        self._start_ns: int | None = None
+        self._start: Instant | None = None
         session.step_listeners.append(self._forget_open_forward)
 
     def install(self) -> None:
@@ -250,25 +257,25 @@ class LoopHooks:
 
     def _forward_begins(self) -> None:
         session = self.session
-        if session.busy or self._start_ns is not None or not session.in_main_thread():
+        if session.busy or self._start is not None or not session.in_main_thread():
             return
-        self._start_ns = session.begin_op()
+        self._start = session.begin_op()
         session.busy += 1
 
     def _forget_open_forward(self) -> None:
-        self._start_ns = None
+        self._start = None
 
     def _after_forward(self, _module: Any, _inputs: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._start_ns is not None:
+        if not torch.compiler.is_compiling() and self._start is not None:
             self.session.attempt_hook("forward", self._forward_ends)
 
     def _forward_ends(self) -> None:
-        session, start_ns = self.session, self._start_ns
-        if start_ns is None:
+        session, start = self.session, self._start
+        if start is None:
             return
-        self._start_ns = None
+        self._start = None
         session.busy -= 1
-        session.hold(FORWARD, start_ns, now_ns(), session.microbatch_forward, NONE)
+        session.hold(FORWARD, start, session.instant(), session.microbatch_forward, NONE)
         session.microbatch_forward += 1
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,25 +285,24 @@ class LoopHooks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not session.recording or session.busy or not session.in_main_thread():
                 return original(*args, **kwargs)
-            start_ns = session.attempt_hook("backward", self._backward_begins)
+            start = session.attempt_hook("backward", self._backward_begins)
             session.busy += 1
             try:
                 return original(*args, **kwargs)
             finally:
                 session.busy -= 1
-                if start_ns is not None:
-                    session.attempt_hook("backward", self._backward_ends, start_ns)
+                if start is not None:
+                    session.attempt_hook("backward", self._backward_ends, start)
 
         return backward
 
-    def _backward_begins(self) -> int:
-        start_ns = now_ns()
-        self.session.flush_held(start_ns)
+    def _backward_begins(self) -> Instant:
+        self.session.flush_held(self.session.instant())
         return self.session.begin_op()
 
-    def _backward_ends(self, start_ns: int) -> None:
+    def _backward_ends(self, start: Instant) -> None:
         session = self.session
-        session.record_compute(BACKWARD, start_ns, now_ns(), session.microbatch_backward, NONE)
+        session.record_compute(BACKWARD, start, session.instant(), session.microbatch_backward, NONE)
         session.microbatch_backward += 1
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.words import Category
 
@@ -36,10 +37,10 @@ class HostHooks:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._optimizer_start: int | None = None
+        self._optimizer_start: Instant | None = None
         self._gc_start: int | None = None
         self._depth = 0
-        self._megatron_timers: dict[int, int] = {}
+        self._megatron_timers: dict[int, Instant] = {}
 
     def install(self) -> None:
         """Hook what is imported with torch."""
@@ -62,7 +63,7 @@ class HostHooks:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or session.busy or not session.in_main_thread():
                 return original(*args, **kwargs)
-            start_ns = session.attempt_hook(name, session.begin_op)
+            start_ns = session.attempt_hook(name, session.begin_host_op)
             session.busy += 1
             try:
                 return original(*args, **kwargs)
@@ -98,7 +99,7 @@ class HostHooks:
 
     def _collected(self, start_ns: int, end_ns: int) -> None:
         if self.session.busy == 0 and self.session.in_main_thread():
-            self.session.begin_op()
+            self.session.begin_host_op()
         self.session.record(Category.GC, "gc", start_ns, end_ns)
 
     # ---- Megatron-LM -------------------------------------------------------------------------------------------
@@ -125,8 +126,8 @@ class HostHooks:
         @functools.wraps(original)
         def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(timer, *args, **kwargs)
-            if self.session.recording:
-                self._megatron_timers[id(timer)] = now_ns()
+            if start_ns := self.session.begin_span():  # a timer can be the first that a step sees
+                self._megatron_timers[id(timer)] = start_ns
             return result
 
         return start
@@ -135,9 +136,9 @@ class HostHooks:
         @functools.wraps(original)
         def stop(timer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(timer, *args, **kwargs)
-            start_ns = self._megatron_timers.pop(id(timer), None)
-            if start_ns is not None:
-                self.session.attempt_hook("megatron-timers", self.session.end_span, timer.name, start_ns)
+            start = self._megatron_timers.pop(id(timer), None)
+            if start is not None:
+                self.session.attempt_hook("megatron-timers", self.session.end_span, timer.name, start)
             return result
 
         return stop

@@ -1,7 +1,8 @@
 """The recorder of one rank: a bounded ring that a writer thread empties into segments.
 
-In: tuples in the order of `RECORD` and facts. Out: sealed segments and a facts file. `add` never blocks and never
-raises: a full ring drops and counts, a disk that refuses switches the recorder off with one warning.
+In: tuples in the order of `RECORD`, without its number, and facts. Out: sealed segments and a facts file. `add` never
+blocks and never raises: a full ring drops and counts, a disk that refuses switches the recorder off with one warning.
+What was added when the process was killed is in the ring, which outlives it.
 """
 
 from __future__ import annotations
@@ -11,41 +12,42 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tracekit.collectors.runtime.ring import Record, open_ring
 from tracekit.collectors.runtime.words import (
     FACTS_SUFFIX,
     HEADER,
     MAGIC,
     OPEN_SUFFIX,
     RECORD,
+    SAMPLES_SUFFIX,
     SEALED_SUFFIX,
     VERSION,
     RuntimeOptions,
     rank_stem,
+    segment_stem,
 )
 
-Record = tuple[int, int, int, int, int, int, int, int, int, int]
-
-#: The writer looks at the ring this often, seconds; a killed rank loses at most what came since.
+#: The writer looks at the ring this often, seconds.
 FLUSH_INTERVAL_S = 0.1
 #: How long the end of the process waits for the writer, seconds.
 CLOSE_TIMEOUT_S = 5.0
 
 
 class Recorder:
-    """Writes the records of one rank. `dropped`: records lost to a full ring. `off`: why it stopped, if it did."""
+    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it did."""
 
     def __init__(self, directory: Path, rank: int, attempt: int, options: RuntimeOptions) -> None:
-        self.dropped = 0
         self.written = 0
         self.off: str | None = None
         self._rank, self._attempt = rank, attempt
         self._directory = directory
-        self._capacity = options.ring_capacity
         self._per_segment = options.records_per_segment
-        self._ring: deque[Record] = deque()
+        self._ring = open_ring(rank, attempt, options.ring_capacity)
+        self.add: Callable[[Record], None] = self._ring.add
         self._facts: deque[str] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -56,17 +58,19 @@ class Recorder:
         self._facts_file: BinaryIO | None = None
         self._writer = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
+    @property
+    def samples_path(self) -> Path:
+        """Where samples of the rank's GPU go."""
+        return self._directory / f"{rank_stem(self._rank)}{SAMPLES_SUFFIX}"
+
     def start(self) -> None:
         """Start the writer thread."""
         self._writer.start()
 
-    def add(self, record: Record) -> None:
-        """Hand over one record; drops and counts it when the ring is full."""
-        ring = self._ring
-        if len(ring) < self._capacity:
-            ring.append(record)
-        else:
-            self.dropped += 1
+    @property
+    def dropped(self) -> int:
+        """Records lost to a full ring."""
+        return self._ring.dropped
 
     def fact(self, kind: str, value: Any) -> None:
         """Hand over one fact, JSON data."""
@@ -93,7 +97,7 @@ class Recorder:
     def abandon(self) -> None:
         """In a forked child: the writer thread and the files belong to the parent."""
         self.off = "forked"
-        self._ring.clear()
+        self._ring.limit = 0
         self._facts.clear()
 
     def _run(self) -> None:
@@ -112,14 +116,11 @@ class Recorder:
                     file.close()
 
     def _drain(self) -> None:
-        ring = self._ring
-        while ring:
-            count = min(len(ring), self._per_segment - self._in_segment)
-            batch = bytearray(count * RECORD.size)
-            for at in range(count):
-                RECORD.pack_into(batch, at * RECORD.size, *ring.popleft())
+        while batch := self._ring.take(self._per_segment - self._in_segment):
+            count = len(batch) // RECORD.size
             self._write_facts()  # names and groups first: a record never refers to what is not there
             self._open_segment().write(batch)
+            self._ring.drain(count)
             self._in_segment += count
             self.written += count
             if self._in_segment >= self._per_segment:
@@ -138,7 +139,7 @@ class Recorder:
 
     def _open_segment(self) -> BinaryIO:
         if self._segment is None:
-            self._segment_path = self._directory / f"{rank_stem(self._rank)}-{self._segments:04d}{OPEN_SUFFIX}"
+            self._segment_path = self._directory / f"{segment_stem(self._rank, self._segments)}{OPEN_SUFFIX}"
             self._segment = self._segment_path.open("xb", buffering=0)
             self._segment.write(HEADER.pack(MAGIC, VERSION, RECORD.size, self._rank, self._attempt, os.getpid()))
         return self._segment
@@ -156,8 +157,7 @@ class Recorder:
 
     def _switch_off(self, error: Exception) -> None:
         self.off = f"{type(error).__name__}: {error}"
-        self._capacity = 0
-        self._ring.clear()
+        self._ring.limit = 0
         sys.stderr.write(
             f"tracekit: rank {self._rank} stopped recording, the training goes on ({self.off});"
             " check space and permissions where --segments points\n"

@@ -6,6 +6,7 @@ fails is counted, the hook that failed is switched off, and one warning per atte
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 import sys
@@ -15,11 +16,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
+from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.patches import PatchSet
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.words import NONE, Category, Flag, RuntimeOptions
+from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns
+#: A script that names each span differently fills no memory: further names are one.
+MOST_NAMES = 4096
+MORE_NAMES = "(more names)"
+
+#: Spans of these kinds are work of a GPU where there is one; all others are the host's.
+_DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
 
 
 class Session:
@@ -27,6 +37,7 @@ class Session:
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute, an optimizer or a data fetch, where
     nested hooks keep quiet. `microbatch_forward`, `microbatch_backward`: counters of loops without a pipeline.
+    `instant` says when it is: on the host, or, while a device clock runs, by a mark on the current stream.
     """
 
     def __init__(
@@ -45,6 +56,10 @@ class Session:
         self.microbatch_forward = 0
         self.microbatch_backward = 0
         self.step_listeners: list[Callable[[], None]] = []
+        self.instant: Callable[[], Instant] = now_ns
+        self.device: DeviceClock | None = None
+        self._gpu: GpuState | None = None
+        self.step_entered: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
         self._step_start = now_ns()
         self._compute_ns = 0
@@ -53,7 +68,7 @@ class Session:
         self._last_end = self._step_start
         self._stepped: set[int] = set()
         self._optimizers_per_step = 1
-        self._held: tuple[int, int, int, int, int, int] | None = None
+        self._held: tuple[str, Instant, Instant, int, int, int] | None = None
         self._disabled: set[str] = set()
 
     def start(self) -> None:
@@ -79,11 +94,13 @@ class Session:
             return
         self.attempt_hook("close", self._finish)
         self.recording = False
+        if self._gpu is not None:
+            self._gpu.close()
         self.recorder.close(
             {
                 "steps": self.step,
                 "written": self.recorder.written,
-                "dropped": self.recorder.dropped,
+                "dropped": self.recorder.dropped + (self.device.dropped if self.device is not None else 0),
                 "unfinished": self.unfinished,
                 "failures": dict(self.failures),
                 "off": self.recorder.off,
@@ -94,6 +111,8 @@ class Session:
         self.flush_held()
         if self._step_over:
             self._record_step(self._last_end)
+        if self.device is not None:
+            self.unfinished += self.device.close()
 
     def in_main_thread(self) -> bool:
         """Whether the thread is the one that trains; others must not move the step."""
@@ -120,12 +139,45 @@ class Session:
             self.failed(hook, error)
             return None
 
+    # ---- the device ----------------------------------------------------------------------------------------------
+
+    def use_device(self, device: DeviceClock, gpu: GpuState) -> None:
+        """Time ops on a GPU from the moment that the process uses one."""
+        self.device, self._gpu = device, gpu
+        self.step_listeners.append(device.tick)
+
+    def device_opened(self, index: int) -> None:
+        """The clock of GPU `index` runs."""
+        if self.device is not None and self._gpu is not None:
+            self.instant = self.device.instant
+            self.attempt_hook("gpu-state", self._gpu.start, index)
+
+    def device_failed(self, error: BaseException) -> None:
+        """The device refused to be timed: go on with host times, and say so once."""
+        self.instant = now_ns
+        self.failures["device-clock"] += 1
+        if self.recorder.first_of_all_ranks("device-clock-failed"):
+            sys.stderr.write(
+                f"tracekit: rank {self.rank}: CUDA events failed ({type(error).__name__}: {error}); its ops are timed"
+                " on the host from here, steps timed so are left out of the trace; the training goes on\n"
+            )
+
+    def instant_for(self, tensor: Any) -> Instant:
+        """When it is, for something that happens to `tensor`."""
+        return now_ns() if self.device is not None and not self.device.owns(tensor) else self.instant()
+
+    def instant_like(self, start: Instant) -> Instant:
+        """When it is, for what began at `start`, on the same clock."""
+        return now_ns() if isinstance(start, int) else self.instant()
+
     # ---- names and records -------------------------------------------------------------------------------------
 
     def name(self, name: str) -> int:
         """The number that stands for `name` in records."""
         number = self._names.get(name)
         if number is None:
+            if len(self._names) >= MOST_NAMES and name != MORE_NAMES:
+                return self.name(MORE_NAMES)
             number = self._names[name] = len(self._names)
             self.recorder.fact("name", [number, name])
         return number
@@ -134,81 +186,109 @@ class Session:
         self,
         category: Category,
         name: str,
-        start_ns: int,
-        end_ns: int,
+        start: Instant,
+        end: Instant,
         *,
         microbatch: int = NONE,
         chunk: int = NONE,
         peer: int = NONE,
-        extra: int = 0,
+        extra: Instant = 0,
         flags: int = 0,
         step: int | None = None,
     ) -> None:
         """Keep one op of the current step."""
         at = self.step if step is None else step
-        self.recorder.add((category, flags, self.name(name), at, microbatch, chunk, peer, start_ns, end_ns, extra))
+        if self.device is None:
+            self.recorder.add((category, flags, self.name(name), at, microbatch, chunk, peer, start, end, extra))
+        else:
+            self.device.keep((category, flags, self.name(name), at, microbatch, chunk, peer), start, end, extra)
 
     def record_compute(
-        self, name: str, start_ns: int, end_ns: int, microbatch: int, chunk: int, *, flags: int = 0
+        self,
+        name: str,
+        start: Instant,
+        end: Instant,
+        microbatch: int,
+        chunk: int,
+        *,
+        flags: int = 0,
+        step: int | None = None,
     ) -> None:
         """Keep one forward or backward."""
-        self._compute_ns += end_ns - start_ns
         number = self._names.get(name)
         if number is None:
             number = self.name(name)
-        self.recorder.add((Category.COMPUTE, flags, number, self.step, microbatch, chunk, NONE, start_ns, end_ns, 0))
+        head = (Category.COMPUTE, flags, number, self.step if step is None else step, microbatch, chunk, NONE)
+        if self.device is None:
+            self._compute_ns += end - start
+            self.recorder.add((*head, start, end, 0))
+        else:
+            self._compute_ns += host_ns(end) - host_ns(start)
+            self.device.keep(head, start, end, 0)
 
-    def hold(self, name: str, start_ns: int, end_ns: int, microbatch: int, chunk: int) -> None:
+    def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
         """Keep a forward back: its loss, computed right behind it, still belongs to it."""
         self.flush_held()
-        self._held = (self.name(name), start_ns, end_ns, microbatch, chunk, self.step)
+        self._held = (name, start, end, microbatch, chunk, self.step)
 
-    def flush_held(self, until_ns: int | None = None) -> None:
-        """Record the forward held back; up to `until_ns` where its loss ended then."""
+    def flush_held(self, until: Instant | None = None) -> None:
+        """Record the forward held back; up to `until` where its loss ended then."""
         held = self._held
         if held is None:
             return
         self._held = None
-        name, start_ns, end_ns, microbatch, chunk, step = held
-        end_ns = end_ns if until_ns is None else until_ns
-        self._compute_ns += end_ns - start_ns
-        self.recorder.add((Category.COMPUTE, 0, name, step, microbatch, chunk, NONE, start_ns, end_ns, 0))
+        name, start, end, microbatch, chunk, step = held
+        self.record_compute(name, start, end if until is None else until, microbatch, chunk, step=step)
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def begin_op(self) -> int:
+    def begin_op(self) -> Instant:
         """The time at which an op of the main thread begins; starts a new step when the optimizer ended the last."""
+        if self._step_over or self._held is not None:
+            self._settle()
+        return self.instant()
+
+    def begin_host_op(self) -> int:
+        """The same on the host's clock, for what the host does while a device may still be busy."""
+        if self._step_over or self._held is not None:
+            self._settle()
+        return now_ns()
+
+    def _settle(self) -> None:
+        """What is over when another op begins: the step behind its optimizer, the forward held back."""
         if self._step_over:
             self._next_step()
         if self._held is not None:
             self.flush_held()
-        return now_ns()
 
-    def optimizer_begins(self, optimizer: int) -> int:
+    def optimizer_begins(self, optimizer: int) -> Instant:
         """Called before an optimizer's step; returns the time. The same optimizer again means a new step."""
         if self._step_over and optimizer in self._stepped:
             self._next_step()
         self.flush_held()
         self._stepped.add(optimizer)
-        return now_ns()
+        return self.instant() if self.recording else now_ns()
 
-    def optimizer_ended(self, start_ns: int) -> None:
+    def optimizer_ended(self, start: Instant) -> None:
         """Record the optimizer. The step is over with the next op that is no optimizer, unless the user numbers it.
 
         Where hooks are out, that op goes unseen: then the step is over once as many optimizers stepped as in step 0.
         """
-        end_ns = now_ns()
         if self.recording:
-            self.record(Category.OPTIMIZER, "optimizer", start_ns, end_ns)
+            self.record(Category.OPTIMIZER, "optimizer", start, self.instant_like(start))
         if self._manual_steps:
             return
         self._step_over = True
-        self._last_end = end_ns
+        self._last_end = now_ns()
         if not self.recording and len(self._stepped) >= self._optimizers_per_step:
             self._next_step()
 
     def set_step(self, step: int) -> None:
         """The user's own step number: ends the current step, and from now on only this call does."""
+        self.attempt_hook("set-step", self._set_step, step)
+
+    def _set_step(self, step: int) -> None:
+        step = operator.index(step)  # raises for what is no integer, before anything has changed
         if self._manual_steps or self._step_over or self._compute_ns:
             self._record_step(now_ns())
         self._manual_steps = True
@@ -223,7 +303,9 @@ class Session:
 
     def _record_step(self, end_ns: int) -> None:
         flags = Flag.COMPLETE | (Flag.RECORDING if self.recording else 0)
-        self.record(Category.STEP, "step", self._step_start, end_ns, extra=self._compute_ns, flags=flags)
+        on_device = self.device is not None and self.device.active
+        compute_ns = self.device.take_compute_ns() if self.device is not None and on_device else self._compute_ns
+        self.record(Category.STEP, "step", self._step_start, end_ns, extra=compute_ns, flags=flags)
         self._step_start = end_ns
 
     def _enter(self, step: int) -> None:
@@ -235,6 +317,8 @@ class Session:
         self._stepped.clear()
         self.microbatch_forward = self.microbatch_backward = 0
         self._switch(self.options.records_step(step))
+        for entered in self.step_entered:
+            self.attempt_hook("step-entered", entered)
 
     def _switch(self, recording: bool) -> None:
         """Put the hooks in or take them out, so that a step that is not recorded costs nothing."""
@@ -248,15 +332,16 @@ class Session:
 
     # ---- spans -------------------------------------------------------------------------------------------------
 
-    def begin_span(self) -> int:
-        """Start of a user's span, ns; 0 where it is not recorded."""
+    def begin_span(self) -> Instant:
+        """Start of a user's span; 0 where it is not recorded."""
         if not self.recording:
             return 0
         if not self.in_main_thread():
             return now_ns()
-        return int(self.attempt_hook("span", self.begin_op) or 0)
+        return self.attempt_hook("span", self.begin_op) or 0
 
-    def end_span(self, name: str, start_ns: int) -> None:
-        """End of a user's span."""
+    def end_span(self, name: str, start: Instant) -> None:
+        """End of a user's span: on the device only for a kind of op that runs there."""
         if self.recording:
-            self.attempt_hook("span", self.record, Category.SPAN, name, start_ns, now_ns())
+            end = self.instant_like(start) if name in _DEVICE_KINDS else now_ns()
+            self.attempt_hook("span", self.record, Category.SPAN, name, start, end)

@@ -12,20 +12,28 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-#: category, flags, name number, step, microbatch, stage index, peer or group number, start ns, end ns, extra.
-RECORD = struct.Struct("<BBHiiiiqqq")
+#: category, flags, name number, step, microbatch, stage index, peer or group number, start ns, end ns, extra, and the
+#: number of the record on its rank, from 1.
+RECORD = struct.Struct("<BBHiiiiqqqq")
 #: magic, version, record size, rank, attempt, process id.
 HEADER = struct.Struct("<8sHHiiq4x")
 MAGIC = b"TKSEGMT\n"
-VERSION = 1
+VERSION = 2
 NONE = -1
+#: Records a rank keeps in memory at most.
+RING_CAPACITY = 1 << 16
 
 ENV_DIRECTORY = "TRACEKIT_COLLECT_DIR"
 ENV_OPTIONS = "TRACEKIT_COLLECT_OPTIONS"
+ENV_RINGS = "TRACEKIT_COLLECT_RINGS"
 
 OPEN_SUFFIX = ".open"
 SEALED_SUFFIX = ".ops"
+#: Number of the segment in which the launcher puts what a rank did not live to write.
+LEFT_OVER_SEGMENT = 9999
 FACTS_SUFFIX = ".facts"
+#: Samples of the GPU's state, JSON lines.
+SAMPLES_SUFFIX = ".gpu"
 
 
 class Category(IntEnum):
@@ -48,18 +56,23 @@ class Flag(IntEnum):
     RECORDING = 1  # STEP: hooks were on
     COMPLETE = 2  # STEP: ended by an optimizer or by set_step
     LAST_BACKWARD = 4  # COMPUTE: gradients are reduced in it
+    DEVICE_CLOCK = 8  # start and end (and the wait of P2P) are on the rank's device clock, else on the host's
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open."""
+    """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open.
+
+    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled.
+    """
 
     first_step: int = 1
     last_step: int | None = None
     every: int = 1
     overhead_block: int = 0
-    ring_capacity: int = 1 << 16
+    ring_capacity: int = RING_CAPACITY
     records_per_segment: int = 1 << 17
+    gpu_sample_s: float = 2.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the environment."""
@@ -84,3 +97,8 @@ def attempt_directory(directory: Path, attempt: int) -> Path:
 def rank_stem(rank: int) -> str:
     """How the files of a rank start."""
     return f"rank-{rank:06d}"
+
+
+def segment_stem(rank: int, number: int) -> str:
+    """The name of a segment, without its suffix."""
+    return f"{rank_stem(rank)}-{number:04d}"

@@ -6,13 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.collectors.conftest import TIMEOUT_S, collect, digests, environment, plain, python, torchrun
+from tests.handmade import slow_trace
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.collectors.registry import read_any
-from tracekit.store import Store
+from tracekit.collectors.runtime.words import Category
+from tracekit.collectors.segments import read_attempt
+from tracekit.store import Incoming, Store
+from tracekit.trace import read_parquet
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
@@ -35,6 +40,62 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     assert process.stdout == "to-stdout\nfrom-stdin\n"
     assert process.stderr.startswith("to-stderr\n")
     assert "nothing was recorded" in process.stderr
+
+
+@pytest.mark.parametrize("module", ["tracekit", "tracekit.collectors"])
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_without_a_stderr_the_trace_and_the_exit_code_are_the_same(tmp_path, module, redirection):
+    """Closed or full: what cannot be said must not part the launcher from its command."""
+    under = [sys.executable, "-m", module]
+    collecting = ["collect"] if module == "tracekit" else []
+    options = [*collecting, "--no-store", "--out", "job.parquet", "--"]
+    process = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *under, *options, *python("loop.py", "raise")],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        timeout=TIMEOUT_S,
+    )
+    # Python itself leaves with 1 after a traceback, even one that found no place.
+    assert process.returncode == 1
+    assert list(read_parquet(tmp_path / "job.parquet").steps) == [1, 2, 3]
+    process = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *under, *collecting, "--no-store", "--", "sh", "-c", "exit 0"],
+        cwd=tmp_path,
+        env=environment(),
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 0
+
+
+def refused(directory, *options):
+    """The one line of a collection that did not start its command."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tracekit", "collect", *options, "--", "touch", "started"],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.count("\n") == 1
+    assert not (directory / "started").exists()
+    return process.stderr
+
+
+def test_what_could_not_be_written_is_refused_before_the_command_starts(tmp_path):
+    """A missing folder, a folder for a file, no store, a store that has the job; the advice is one collect takes."""
+    assert "nowhere/job.parquet: cannot be written: No such file" in refused(tmp_path, "--out", "nowhere/job.parquet")
+    assert f"{tmp_path}: is a folder; name a file in it" in refused(tmp_path, "--out", str(tmp_path))
+    assert "nowhere/store: cannot be written: No such file" in refused(tmp_path, "--store", "nowhere/store")
+    (tmp_path / "notes.txt").write_text("no store at all")
+    assert "notes.txt: not a DuckDB store" in refused(tmp_path, "--store", "notes.txt")
+    Store(tmp_path / "jobs").add([Incoming(slow_trace((0,)), "taken", "by hand")])
+    told = refused(tmp_path, "--store", "jobs", "--name", "taken")
+    assert "job 'taken' is there already; choose another --name" in told
+    assert "--replace" not in told
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["jobs", "notes.txt"]
 
 
 def test_an_unknown_command_is_one_message(tmp_path):
@@ -87,28 +148,43 @@ def test_ctrl_c_reaches_the_command(tmp_path):
 
 
 @pytest.mark.parametrize("crash", ["raise", "kill"])
-def test_a_rank_that_dies_costs_only_its_last_records(tmp_path, crash):
-    """Whole steps of all ranks survive; the exit code is the command's; the dead rank is named.
-
-    torchrun ends the other ranks with SIGTERM, so they too may lose their last batch.
-    """
+def test_a_rank_that_dies_costs_only_its_last_step(tmp_path, crash):
+    """Whole steps of all ranks survive; the exit code is the command's; the dead rank is named."""
     collected = collect(
         tmp_path, torchrun(4, "dp2_pp2.py"), STEPS=10, DEVICE_MS=1, CRASH_STEP=7, CRASH_RANK=2, CRASH=crash
     )
     assert collected.process.returncode == 1
     trace = collected.trace
     steps = {rank: part["step"].unique().sort().to_list() for (rank,), part in trace.ops.group_by("rank")}
-    before = [1, 2, 3, 4, 5, 6]
     for rank in range(4):
-        whole = steps[rank][:6]
-        assert whole
-        assert whole == before[: len(whole)]
-    assert crash == "kill" or steps[2] == before  # only SIGKILL costs the last batch
+        assert steps[rank][:6] == [1, 2, 3, 4, 5, 6]
     assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05  # step 7, on some ranks only, does no harm
     if crash == "kill":
         assert "rank 2: ended without closing its recorder" in collected.process.stderr
     else:
         assert "rank 2 fails in step 7" in collected.process.stderr
+
+
+@pytest.mark.parametrize("handler", [{}, {"HANDLER": 1}])
+def test_ranks_that_are_killed_lose_nothing(tmp_path, handler):
+    """Up to the signal, SIGKILL or torchrun's SIGTERM, every op is kept; how the ranks die is their own business."""
+    segments = tmp_path / "segments"
+    collected = collect(
+        tmp_path, torchrun(2, "killed.py"), "--segments", str(segments), COUNTED=tmp_path, TMPDIR=tmp_path, **handler
+    )
+    recording = read_attempt(segments, 0)
+    for rank in (0, 1):
+        done = int((tmp_path / str(rank)).read_text())
+        records = recording.ranks[rank].records
+        spans = records[records["category"] == Category.SPAN]
+        assert len(spans) in (done, done + 1)  # the signal can come between a span and its count
+        assert np.all(np.diff(spans["end_ns"]) >= 0)
+        assert np.array_equal(records["number"], np.arange(1, len(records) + 1))
+    assert list(segments.glob("attempt-000/rank-000001-9999.ops"))  # rank 1 killed itself before it could write
+    assert not recording.missing_ranks
+    assert "exitcode  : -9" in collected.process.stderr
+    assert "Sending process" in collected.process.stderr
+    assert collected.process.stdout.count("my own handler") == len(handler)
 
 
 def test_elastic_restarts_are_separate_attempts(tmp_path):
@@ -151,7 +227,8 @@ def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, healthy):
     assert digests(collected.process) == digests(healthy.process)
     assert collected.process.stderr.count("and is off from here; the training goes on") == 1
     for rank in collected.attempt["ranks"]:
-        assert set(rank["failures"]) >= {"data-load", "forward-compute", "backward-compute", "p2p", "optimizer"}
+        expected = {"data-load", "forward-compute", "backward-compute", "p2p", "allreduce", "gc", "optimizer"}
+        assert set(rank["failures"]) >= expected
 
 
 def test_a_full_disk_costs_one_warning_per_rank(tmp_path):
@@ -221,6 +298,6 @@ def test_two_runs_in_one_directory(tmp_path):
     ]
     for run in runs:
         _, stderr = run.communicate(timeout=TIMEOUT_S)
-        assert run.returncode == 0
+        assert run.returncode == 0, stderr
         assert "stored as loop-" in stderr
     assert len(Store(tmp_path / "tracekit.duckdb").jobs()) == 2

@@ -1,8 +1,11 @@
 """Jobs of other shapes: every one is recorded whole, and trains to the same bits as alone."""
 
+import socket
+import sys
+
 import pytest
 
-from tests.collectors.conftest import collect, plain, python, torchrun, weights
+from tests.collectors.conftest import SCRIPTS, collect, plain, python, torchrun, weights
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import OpKind
@@ -20,7 +23,7 @@ def counts(trace) -> dict[str, int]:
 
 
 def test_ddp_with_gradient_accumulation(tmp_path):
-    """Four data-parallel ranks, two microbatches, one reduction per step at the end of the second backward."""
+    """Four data-parallel ranks, two microbatches, the buckets of a step one reduction behind the second backward."""
     collected = collect(tmp_path, torchrun(4, "ddp_accumulation.py"))
     trace = collected.trace
     assert (trace.layout.dp, trace.layout.pp) == (4, 1)
@@ -49,6 +52,67 @@ def test_fsdp2_with_interleaved_pipeline(tmp_path):
     assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
     alone = plain(torchrun(4, "fsdp_interleaved.py"), tmp_path)
     assert weights(alone) == collected.weights
+
+
+FSDP_STEP = {
+    OpKind.FORWARD_COMPUTE: 1,
+    OpKind.BACKWARD_COMPUTE: 1,
+    OpKind.GRADS_REDUCE_SCATTER: 2,
+    OpKind.OPTIMIZER: 1,
+}
+
+
+def test_fsdp2_without_a_pipeline(tmp_path):
+    """Two data-parallel ranks, gradients of two layers scattered; gathering is part of the computes, and counted."""
+    collected = collect(tmp_path, torchrun(2, "fsdp_alone.py"))
+    trace = collected.trace
+    assert (trace.layout.dp, trace.layout.pp) == (2, 1)
+    assert collected.attempt["layout_source"] == "gradient groups"
+    assert counts(trace) == FSDP_STEP
+    assert trace.metadata["collect"]["nested"] == {"all_gather_single@default_pg": 2 * 5 * 4}
+    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
+    alone = plain(torchrun(2, "fsdp_alone.py"), tmp_path)
+    assert weights(alone) == collected.weights
+
+
+def test_ranks_that_the_script_spawns_itself(tmp_path):
+    """torch.multiprocessing instead of torchrun: both ranks are recorded, the process that spawns them is not."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    collected = collect(tmp_path, python("fsdp_alone.py", port))
+    assert collected.process.returncode == 0, collected.process.stderr
+    assert [rank["closed"] for rank in collected.attempt["ranks"]] == [True, True]
+    assert not collected.attempt["missing_ranks"]
+    assert collected.trace.coverage().complete
+    assert counts(collected.trace) == FSDP_STEP
+    assert len(collected.weights) == 2
+
+
+def test_functional_collectives(tmp_path):
+    """Seen from their start to the wait for their result; one that nobody waits for is counted, not guessed."""
+    collected = collect(tmp_path, torchrun(2, "functional.py"))
+    assert collected.process.returncode == 0, collected.process.stderr
+    assert counts(collected.trace) == {
+        OpKind.FORWARD_COMPUTE: 1,
+        OpKind.BACKWARD_COMPUTE: 1,
+        OpKind.ALL_REDUCE: 2,
+        OpKind.OPTIMIZER: 1,
+        OpKind.PARAMS_ALL_GATHER: 1,
+    }
+    assert "rank 0: 3 transfers were never waited for" in collected.process.stderr
+
+
+@pytest.mark.parametrize(
+    "launch", [["-m", "loop"], ["-c", "import runpy; runpy.run_module('loop', run_name='__main__')"]]
+)
+def test_other_ways_to_start_a_process(tmp_path, launch):
+    """A module, and code on the command line, as some launchers do; RANK and the like may be set."""
+    command = [sys.executable, *launch, "plain"]
+    variables = {"PYTHONPATH": SCRIPTS, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    collected = collect(tmp_path, command, **variables)
+    assert collected.process.returncode == 0, collected.process.stderr
+    assert collected.trace.steps.tolist() == [1, 2, 3, 4, 5]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +147,15 @@ def test_single_process_loops(tmp_path, plain_weights, style):
     }
     if style == "spans":
         assert collected.trace.metadata["collect"]["other"]["tokenize"]["host_delays"] == 5
+
+
+def test_misuse_of_spans_costs_the_training_nothing(tmp_path, plain_weights):
+    """A step that is no number is one warning; names without end are one name from some point on."""
+    collected = collect(tmp_path, python("loop.py", "misuse"))
+    assert collected.process.returncode == 0, collected.process.stderr
+    assert collected.process.stdout.startswith(plain_weights)
+    assert "the hook set-step failed (TypeError" in collected.process.stderr
+    assert "(more names)" in collected.trace.metadata["collect"]["other"]
 
 
 def test_steps_and_every_choose_what_is_recorded(tmp_path):

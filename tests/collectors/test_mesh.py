@@ -66,7 +66,7 @@ def test_options_win():
     """Stated sizes place ranks by arithmetic."""
     found = place_ranks([RankFacts(rank, 8) for rank in range(8)], LayoutOptions(dp=2, pp=2, tp=2))
     assert found.places[7] == Place(dp=1, pp=1, tp=1)
-    with pytest.raises(LayoutError, match="--dp 3 x --pp 2 x --tp 1 = 6, but the job has 8 ranks"):
+    with pytest.raises(LayoutError, match="dp 3 x pp 2 x tp 1 = 6, but the job has 8 ranks"):
         place_ranks([RankFacts(rank, 8) for rank in range(8)], LayoutOptions(dp=3, pp=2))
 
 
@@ -87,5 +87,5 @@ def test_contradictions_name_the_ranks():
         place_ranks(
             [RankFacts(rank, 2, pipelines=({"group_rank": 0, "num_stages": 1, "ranks": [0]},)) for rank in (0, 1)]
         )
-    with pytest.raises(LayoutError, match="state it with --dp, --pp and --tp"):
+    with pytest.raises(LayoutError, match="state the sizes with --dp, --pp and --tp, or for kept"):
         place_ranks([RankFacts(rank, 4) for rank in range(4)])

@@ -8,6 +8,7 @@ from tracekit.collectors.merge import merge_attempt
 from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import RECORD_DTYPE, AttemptRecording, RankRecording
 from tracekit.errors import TraceError
+from tracekit.job import Job
 from tracekit.model import OpKind
 
 MS = 1_000_000
@@ -60,7 +61,7 @@ def data_parallel(rows):
 
 
 def test_a_reduction_is_cut_out_of_the_last_backward():
-    """The backward ends where the last bucket starts; a bucket hidden behind it moves there."""
+    """The backward ends where the last bucket starts; a bucket hidden behind it is part of that one."""
     result = data_parallel(
         [
             compute("forward-compute", 0, 10),
@@ -71,7 +72,45 @@ def test_a_reduction_is_cut_out_of_the_last_backward():
         ]
     )
     assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 40)]
-    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 40), (40, 49)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 49)]
+
+
+def buckets(first_end, second_end, *, backward_end=40):
+    """A step whose two buckets are launched at the end of the backward and run until then."""
+    return [
+        compute("forward-compute", 0, 10),
+        compute("backward-compute", 10, backward_end),
+        (Category.COLLECTIVE, "allreduce", backward_end, first_end, {"peer": 0}),
+        (Category.COLLECTIVE, "allreduce", backward_end, second_end, {"peer": 0}),
+        (Category.OPTIMIZER, "optimizer", 80, 90, {}),
+    ]
+
+
+def test_buckets_that_run_at_the_same_time_are_one_reduction():
+    """They share the network; one after the other, the second would seem to start 38 ms before it could."""
+    result = data_parallel(buckets(first_end=78, second_end=75))
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 78)]
+    trust = Job(result.trace).attribution.trust
+    assert (trust.replay_error, trust.reasons) == (pytest.approx(0), ())
+
+
+def test_what_overlaps_on_one_rank_is_one_reduction_on_all():
+    """Else a rank whose buckets happened to end in turn would have an op without a counterpart."""
+    mesh = {"names": ["dp"], "ranks": [0, 1]}
+    rows = (
+        buckets(70, 75),
+        [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 60),
+            (Category.COLLECTIVE, "allreduce", 60, 70, {"peer": 0}),
+            (Category.COLLECTIVE, "allreduce", 71, 75, {"peer": 0}),
+            (Category.OPTIMIZER, "optimizer", 80, 90, {}),
+        ],
+    )
+    result = merged(*(rank(number, one, mesh=mesh, groups=[GROUP]) for number, one in enumerate(rows)))
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 75)]
+    assert ops_of(result, 1, OpKind.ALL_REDUCE) == [(60, 75)]
+    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
 def test_collectives_inside_computes_are_counted_there():
@@ -166,3 +205,32 @@ def test_no_whole_step_is_an_error():
     """It says what ends a step."""
     with pytest.raises(TraceError, match="a step ends with an optimizer step"):
         merged(rank(0, [compute("forward-compute", 0, 1)], mesh=None, world_size=1), first_step=2)
+
+
+def test_a_span_around_an_op_a_hook_saw_adds_none():
+    """It counts once, as the hook saw it, 2 ms into the span; where no hook saw anything the span is the op."""
+    result = data_parallel(
+        [
+            (Category.SPAN, "forward-compute", 0, 12, {}),
+            compute("forward-compute", 2, 10),
+            (Category.SPAN, "backward-compute", 12, 40, {}),
+            (Category.SPAN, "optimizer", 40, 60, {}),
+            (Category.OPTIMIZER, "optimizer", 45, 58, {}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 8)]
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 38)]
+    assert ops_of(result, 0, OpKind.OPTIMIZER) == [(43, 56)]
+
+
+def test_a_timer_of_two_transfers_is_two_ops():
+    """Megatron times a send and a recv that go together under one name."""
+    result = data_parallel(
+        [
+            compute("forward-compute", 0, 10),
+            (Category.SPAN, "forward-send-backward-recv", 10, 14, {}),
+            compute("backward-compute", 14, 30),
+        ]
+    )
+    assert ops_of(result, 1, OpKind.FORWARD_SEND) == ops_of(result, 1, OpKind.BACKWARD_RECV) == [(10, 14)]
+    assert result.ops.other == {}

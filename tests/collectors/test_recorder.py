@@ -24,7 +24,7 @@ def write(tmp_path, count: int, **options):
     """A recorder that wrote `count` records and was closed."""
     directory = attempt(tmp_path)
     recorder = Recorder(directory, 3, 0, RuntimeOptions(**options))
-    recorder.fact("process", {"rank": 3, "world_size": 8, "host": "a"})
+    recorder.fact("process", {"rank": 3, "world_size": 8, "host": "a", "time_ns": 0, "monotonic_ns": 0})
     recorder.fact("name", [0, "data-load"])
     for step in range(count):
         recorder.add(record(step))

@@ -23,6 +23,7 @@ if "tracekit.collectors.runtime.bootstrap" in sys.modules:
 
             for name in (
                 "begin_op",
+                "name",
                 "record",
                 "record_compute",
                 "hold",

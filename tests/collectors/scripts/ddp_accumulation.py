@@ -1,4 +1,4 @@
-"""DistributedDataParallel on all ranks, two microbatches per step with no_sync on the first."""
+"""DistributedDataParallel on all ranks, two microbatches per step with no_sync on the first; several buckets."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)), bucket_cap_mb=0.005)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):

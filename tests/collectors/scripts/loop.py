@@ -1,6 +1,6 @@
 """A single-process training loop in many styles; the first argument chooses one.
 
-plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, eval
+plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, misuse, eval
 """
 
 import hashlib
@@ -58,6 +58,11 @@ def main():
     for step, (x,) in enumerate(DataLoader(data, batch_size=8)):
         if STYLE == "set-step":
             set_step(100 + step)
+        if STYLE == "misuse" and step == 3:
+            set_step("three")
+            for number in range(5000):
+                with span(f"span {number}"):
+                    pass
         if STYLE == "fork" and step == 2:
             pid = os.fork()
             if pid == 0:

@@ -1,0 +1,78 @@
+"""The clock of a GPU against the host's: a line through paired readings, bent at each of them.
+
+In: readings, each an event that the GPU passed between two host times. Out: a `DeviceClockFit` per rank, which turns
+the device times of its records into host times. Between readings the clock is taken to drift evenly; what that misses
+shows where a reading is predicted from its neighbours, and is part of the uncertainty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+#: Readings wider than this many times the median of the closer half are not trusted: the GPU was busy.
+WIDE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClockFit:
+    """host = device + an offset interpolated between readings, `drift` (seconds per second) beyond them.
+
+    `uncertainty_ns`: half the widest trusted reading, or what predicting readings from their neighbours misses, if that
+    is more. `readings`: how many were trusted, of `taken`.
+    """
+
+    device_ns: npt.NDArray[np.int64]
+    offset_ns: npt.NDArray[np.float64]
+    drift: float
+    uncertainty_ns: float
+    taken: int
+
+    @property
+    def readings(self) -> int:
+        """How many readings are trusted."""
+        return len(self.device_ns)
+
+    def to_host(self, device_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Device times on the host's monotonic clock, ns."""
+        knots = (self.device_ns - self.device_ns[0]).astype(np.float64)
+        since = (device_ns - self.device_ns[0]).astype(np.float64)
+        beyond = since - np.clip(since, knots[0], knots[-1])
+        offset = np.interp(since, knots, self.offset_ns) + self.drift * beyond
+        host_ns: npt.NDArray[np.int64] = device_ns + np.round(offset).astype(np.int64)
+        return host_ns
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain data, for metadata."""
+        return {
+            "offset_ns": float(self.offset_ns[0]),
+            "drift": self.drift,
+            "uncertainty_ns": self.uncertainty_ns,
+            "readings": self.readings,
+            "readings_taken": self.taken,
+        }
+
+
+def fit_device_clock(readings: Sequence[Sequence[int]]) -> DeviceClockFit:
+    """Fit (device ns, host ns before, host ns after); one reading gives the offset only. Raises ValueError on none."""
+    if not readings:
+        raise ValueError("no readings of the device clock; expected at least one")
+    table = np.array(readings, np.int64)
+    table = table[np.argsort(table[:, 0])]
+    width = (table[:, 2] - table[:, 1]).astype(np.float64)
+    closer = np.sort(width)[: (len(width) + 1) // 2]
+    trusted = table[width <= WIDE * np.median(closer)]
+    device_ns = trusted[:, 0]
+    half_width = (trusted[:, 2] - trusted[:, 1]) / 2
+    offset = (trusted[:, 1] - device_ns) + half_width
+    since = (device_ns - device_ns[0]).astype(np.float64)
+    drift = float(np.polyfit(since, offset - offset[0], 1)[0]) if len(trusted) > 1 else 0.0
+    missed = 0.0
+    if len(trusted) > 2:
+        share = (since[1:-1] - since[:-2]) / (since[2:] - since[:-2])
+        predicted = offset[:-2] + share * (offset[2:] - offset[:-2])
+        missed = float(np.abs(predicted - offset[1:-1]).max())
+    return DeviceClockFit(device_ns, offset, drift, max(float(half_width.max()), missed), len(table))

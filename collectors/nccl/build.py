@@ -1,0 +1,81 @@
+"""The plugin as a shared library: compiled once per machine with its `cc`, kept in the user's cache.
+
+In: the C sources beside this file. Out: the path of a library whose name carries the hash of sources, flags and
+machine, so that a library is never stale and never built twice. Two processes that build at once each write a file of
+their own and rename it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from tracekit.errors import OutputError
+from tracekit.writing import replacing
+
+SOURCES = ("plugin.c", "abi.h", "ring.h")
+#: Warnings are errors where the tests compile; a newer compiler's warnings must not cost a user the recording.
+FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
+#: NCCL closes the library behind its last communicator, while threads of the job may still come back to it.
+LINK_FLAGS = ("-Wl,-z,nodelete", "-Wl,-z,defs", "-pthread")
+#: A compiler that hangs is no compiler, seconds.
+TIMEOUT_S = 60
+#: NCCL cuts longer paths off.
+LONGEST_PATH = 255
+
+_HERE = Path(__file__).parent
+
+
+def build_plugin(cache: Path | None = None) -> Path:
+    """Compile the plugin, unless the cache has it; returns where it is.
+
+    `cache`: default `$XDG_CACHE_HOME/tracekit`, else `~/.cache/tracekit`. Raises OutputError where there is no
+    compiler, it fails, or the place cannot be written or has too long a path.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    folder = cache or default_cache()
+    library = folder / f"libnccl-profiler-tracekit-{_fingerprint()}.so"
+    if len(os.fsencode(library)) >= LONGEST_PATH:
+        raise OutputError(f"{library}: NCCL takes no path of {LONGEST_PATH} bytes; set XDG_CACHE_HOME to a shorter one")
+    if library.exists():
+        return library
+    if compiler is None:
+        raise OutputError("no C compiler (cc, gcc, clang) on the PATH to build the NCCL plugin with; install one")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(library) as temporary:
+            _compile(compiler, Path(temporary))
+    except OSError as error:
+        raise OutputError(f"{library}: cannot be written ({error.strerror or error}); set XDG_CACHE_HOME") from None
+    return library
+
+
+def default_cache() -> Path:
+    """Where compiled plugins are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tracekit"
+
+
+def _compile(compiler: str, library: Path) -> None:
+    command = [compiler, *FLAGS, "-o", str(library), str(_HERE / "plugin.c"), *LINK_FLAGS]
+    try:
+        done = subprocess.run(  # noqa: S603  our own sources, the machine's compiler
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OutputError(f"{compiler} took more than {TIMEOUT_S} s to build the NCCL plugin; try it by hand") from None
+    if done.returncode:
+        complaint = (done.stderr.strip().splitlines() or ["no message"])[0]
+        raise OutputError(f"{compiler} cannot build the NCCL plugin: {complaint}")
+
+
+def _fingerprint() -> str:
+    """Changes with everything that goes into the library, and with the machine that runs it."""
+    digest = hashlib.sha256(" ".join((*FLAGS, *LINK_FLAGS, platform.machine(), *platform.libc_ver())).encode())
+    for name in SOURCES:
+        digest.update((_HERE / name).read_bytes())
+    return digest.hexdigest()[:16]

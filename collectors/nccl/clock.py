@@ -1,0 +1,102 @@
+"""The clock of a GPU (globaltimer) against the monotonic clock of its host, from what NCCL reports anyway.
+
+In: GPU times of channels with the host times before and after them. Out: a `GpuClock`. Nothing is measured for it: a
+channel cannot start before its operation was enqueued, and NCCL cannot tell of a start or an end before it happened.
+Each channel so bounds the difference of the clocks from both sides; in a stretch of time the tightest bounds of each
+side leave a few microseconds, the shortest launch plus the shortest poll. A line through the middles takes out drift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+#: Stretches of time the drift is fitted over, those it takes at least, and the channels one needs to count.
+STRETCHES, LEAST_STRETCHES = 16, 4
+LEAST_CHANNELS = 8
+REFINEMENTS = 3
+#: What an ordinary clock drifts, where too few channels tell.
+UNKNOWN_DRIFT = 5e-5
+#: A clock that is worse, because it was set back while the job ran, say, is none.
+LARGEST_UNCERTAINTY_NS = 5_000_000
+
+_Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuClock:
+    """host = `host_ns` + (gpu - `gpu_ns`) x (1 + `drift`), ns.
+
+    `uncertainty_ns`: how far a time may be off, from the width of the bounds and what the line misses their middles by.
+    `channels`: how many bounded it.
+    """
+
+    gpu_ns: int
+    host_ns: int
+    drift: float
+    uncertainty_ns: float
+    channels: int
+
+    def to_host(self, gpu_ns: _Times) -> _Times:
+        """GPU times on the host's monotonic clock, ns."""
+        since = gpu_ns - self.gpu_ns
+        return self.host_ns + since + np.round(self.drift * since).astype(np.int64)
+
+
+def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock | None:
+    """The clock of one rank's GPU from its channels and operations; None where no channel has both bounds, or they
+    do not fit one line.
+    """
+    enqueued = operations.select("enqueue_ns", operation="handle")
+    bounded = channels.join(enqueued, on="operation").drop_nulls(["gpu_start_ns", "gpu_end_ns", "seen_end_ns"])
+    if bounded.is_empty():
+        return None
+    start, end, enqueue, seen_start, seen_end = (
+        bounded[name].to_numpy()
+        for name in ("gpu_start_ns", "gpu_end_ns", "enqueue_ns", "seen_start_ns", "seen_end_ns")
+    )
+    base_gpu = int(start[0])
+    base = int(enqueue[0]) - base_gpu  # differences of clocks are small numbers from here on
+    least = (enqueue - start - base).astype(np.float64)  # host - gpu is at least this
+    most = np.minimum(seen_start - start, seen_end - end).astype(np.float64) - base
+    since = (start - base_gpu).astype(np.float64)
+    drift = offset = 0.0
+    for _ in range(REFINEMENTS):  # bounds of one stretch are only tight where drift no longer parts them
+        line = offset + drift * since
+        at, middle, half = _stretches(since, least - line, most - line)
+        more_drift, more = np.polyfit(at, middle, 1) if len(at) > 1 else (0.0, middle[0])
+        drift, offset = drift + float(more_drift), offset + float(more)
+    # Where the line may be off in the middle of a stretch; towards the ends of the recording twice as much.
+    uncertainty = 2 * float((half + np.abs(middle - (more + more_drift * at))).max())
+    line = offset + drift * since  # and what single channels know better
+    uncertainty += 2 * max(0.0, float((least - line).max()), float((line - most).max()))
+    if len(at) == 1:
+        uncertainty += UNKNOWN_DRIFT * float(np.ptp(since))
+    if uncertainty > LARGEST_UNCERTAINTY_NS:
+        return None
+    return GpuClock(
+        gpu_ns=base_gpu,
+        host_ns=base_gpu + base + round(offset),
+        drift=drift,
+        uncertainty_ns=uncertainty,
+        channels=len(start),
+    )
+
+
+def _stretches(
+    since: npt.NDArray[np.float64], least: npt.NDArray[np.float64], most: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Time, middle and half width of the tightest bounds in each stretch of time."""
+    count = min(STRETCHES, len(since) // LEAST_CHANNELS)
+    count = count if count >= LEAST_STRETCHES else 1
+    length = np.ptp(since) / count or 1.0
+    stretch = np.minimum(((since - since.min()) / length).astype(np.int64), count - 1)
+    numbers, sizes = np.unique(stretch, return_counts=True)
+    whole = [stretch == number for number in numbers[sizes >= LEAST_CHANNELS]] or [np.ones(len(since), dtype=bool)]
+    low = np.array([least[inside].max() for inside in whole])
+    high = np.array([most[inside].min() for inside in whole])
+    at = np.array([since[inside].mean() for inside in whole])
+    return at, (low + high) / 2, np.abs(high - low) / 2

@@ -1,0 +1,331 @@
+"""Gives the recorded communication ops the GPU times NCCL saw.
+
+In: the records of an attempt, on the reference clock, and its rings. Out: the same records, start and end of those with
+a match replaced by the GPU's, and a `NcclReport` that counts what was left on both sides.
+
+Both sides carry the step. Within a step a rank's collectives are matched by the communicator's ranks and NCCL's
+function, in sequence; transfers by peer and direction, in sequence. Where the two sides differ in number (a coalesced
+call is one record and several operations, an all-to-all a transfer with each rank) each operation goes to the record it
+was enqueued in. No match is believed whose sizes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import polars as pl
+
+from tracekit.collectors.clock import ClockFit
+from tracekit.collectors.nccl.clock import GpuClock
+from tracekit.collectors.nccl.operations import COLLECTIVE
+from tracekit.collectors.nccl.recording import CommunicatorMembers, NcclRecording
+
+#: Beginning of a collective's name -> NCCL's function; the first that fits.
+FUNCTIONS = (
+    ("allreduce", "AllReduce"),
+    ("all_reduce", "AllReduce"),
+    ("barrier", "AllReduce"),
+    ("allgather", "AllGather"),
+    ("all_gather", "AllGather"),
+    ("_allgather", "AllGather"),
+    ("reduce_scatter", "ReduceScatter"),
+    ("_reduce_scatter", "ReduceScatter"),
+    ("reduce", "Reduce"),
+    ("broadcast", "Broadcast"),
+    ("alltoall", "AlltoAll"),
+    ("all_to_all", "AlltoAll"),
+    ("gather", "Gather"),
+    ("scatter", "Scatter"),
+)
+#: `group`: number of the group's ranks for a collective, the other rank for a transfer.
+_KEY = ["rank", "step", "function", "group"]
+_WANTED = [*_KEY, "record", "name", "start_ns", "size", "members"]
+#: Columns of NCCL's operations.
+_TOLD: dict[str, type[pl.DataType]] = {
+    "rank": pl.Int32,
+    "step": pl.Int32,
+    "function": pl.String,
+    "group": pl.Int32,
+    "ranks_number": pl.Int32,
+    "number": pl.UInt8,
+    "communicator_id": pl.UInt64,
+    "communicator_ranks": pl.Int32,
+    "sequence": pl.Int64,
+    "bytes": pl.Int64,
+    "enqueue_ns": pl.Int64,
+    "gpu_start_ns": pl.Int64,
+    "gpu_end_ns": pl.Int64,
+}
+
+Groups = Mapping[int, Mapping[int, Mapping[str, Any]]]
+_Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NcclReport:
+    """What became of NCCL's operations in the recorded steps.
+
+    `timed`: records that now have GPU times. `untimed`: matched, but a channel's end or the GPU's clock is missing.
+    `size_differs`: matches that were not believed. `unmatched_records`, `unmatched_operations`: name -> count.
+    `split`: function -> how many operations all of their ranks reported, their mean wait for the last rank and median
+    transfer, seconds. `clocks`: rank -> fit of its GPU's clock. `ranks_without_ring`, `unreadable`: what is missing.
+    """
+
+    timed: int
+    untimed: int
+    size_differs: int
+    unmatched_records: Mapping[str, int]
+    unmatched_operations: Mapping[str, int]
+    split: Mapping[str, Mapping[str, float]]
+    overwritten: int
+    dropped: int
+    proxy_steps: int
+    clocks: Mapping[str, GpuClock]
+    ranks_without_ring: tuple[int, ...]
+    unreadable: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the trace's metadata."""
+        lists = {"ranks_without_ring": list(self.ranks_without_ring), "unreadable": list(self.unreadable)}
+        return {**asdict(self), **lists}
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRecords:
+    """`records`: rows and columns as before, with GPU times where there are any."""
+
+    records: pl.DataFrame
+    report: NcclReport
+
+
+def join_nccl(
+    records: pl.DataFrame, groups: Groups, nccl: NcclRecording, clocks: Mapping[str, ClockFit], steps: pl.DataFrame
+) -> JoinedRecords:
+    """Replace host times by GPU times in `steps` (rank, step). `groups`: rank -> number in records -> process group."""
+    numbers = _numbers(groups)
+    numbered = records.with_row_index("record")
+    both = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
+    wanted = both.join(steps, on=["rank", "step"], how="semi")
+    told = _told(nccl, numbers, clocks).join(steps, on=["rank", "step"], how="semi").with_row_index("operation")
+    matches = _matches(wanted, told)
+    exchanges = _exchanges(told.join(matches, on="operation", how="anti"))
+    matches = pl.concat([matches, _matches(wanted.join(matches, on="record", how="anti"), exchanges)])
+    whole = _whole(matches, pl.concat([told, exchanges]).unique("operation", keep="last"), wanted)
+    believed = whole.filter("believed")
+    timed = believed.drop_nulls(["gpu_start_ns", "gpu_end_ns"])
+    used = matches.join(believed, on="record", how="semi")
+    report = NcclReport(
+        timed=timed.height,
+        untimed=believed.height - timed.height,
+        size_differs=whole.height - believed.height,
+        unmatched_records=_counts(wanted.join(believed, on="record", how="anti")["name"]),
+        unmatched_operations=_counts(told.join(used, on="operation", how="anti")["function"]),
+        split=_split(told),
+        overwritten=sum(one.overwritten for one in nccl.ranks),
+        dropped=sum(one.dropped for one in nccl.ranks),
+        proxy_steps=sum(one.proxy_steps for one in nccl.ranks),
+        clocks={str(one.rank): one.clock for one in nccl.ranks if one.clock is not None},
+        ranks_without_ring=nccl.ranks_without_ring,
+        unreadable=nccl.unreadable,
+    )
+    return JoinedRecords(_replaced(numbered, timed), report)
+
+
+# ---- the two sides ---------------------------------------------------------------------------------------------------
+
+
+def _numbers(groups: Groups) -> dict[_Members, int]:
+    """A number for every set of ranks that is a process group somewhere."""
+    distinct = {tuple(int(one) for one in group["ranks"]) for of_rank in groups.values() for group in of_rank.values()}
+    return {members: number for number, members in enumerate(sorted(distinct))}
+
+
+def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Members, int]) -> pl.DataFrame:
+    """Recorded collectives NCCL has a function for. `size`: bytes of the first tensor, 0 where unknown."""
+    rows = []
+    for rank, of_rank in groups.items():
+        for peer, group in of_rank.items():
+            members = tuple(int(one) for one in group["ranks"])
+            rows.append((rank, peer, numbers[members], len(members)))
+    schema = {"rank": pl.Int32, "peer": pl.Int32, "group": pl.Int32, "members": pl.Int64}
+    function = pl.lit(None, pl.String)
+    for start, name in reversed(FUNCTIONS):
+        function = pl.when(pl.col("name").str.starts_with(start)).then(pl.lit(name)).otherwise(function)
+    return (
+        records.filter(pl.col("category") == "collective")
+        .join(pl.DataFrame(rows, schema=schema, orient="row"), on=["rank", "peer"])
+        .with_columns(function=function, size="extra")
+        .filter(pl.col("function").is_not_null() & (pl.col("members") > 1))  # NCCL is silent about a single rank
+        .select(_WANTED)
+    )
+
+
+def _transfers(records: pl.DataFrame) -> pl.DataFrame:
+    """Recorded transfers of a pipeline; they carry no size."""
+    send = pl.col("name").str.ends_with("send")
+    return (
+        records.filter(pl.col("category") == "p2p")
+        .with_columns(
+            function=pl.when(send).then(pl.lit("Send")).otherwise(pl.lit("Recv")),
+            group=pl.col("peer").cast(pl.Int32),
+            size=pl.lit(0, pl.Int64),
+            members=pl.lit(2, pl.Int64),
+        )
+        .select(_WANTED)
+    )
+
+
+def _told(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Mapping[str, ClockFit]) -> pl.DataFrame:
+    """NCCL's operations of all ranks on the reference clock, with the `group` the records would give them."""
+    rows = []
+    for identity, members in nccl.communicators.items():
+        places = _places(members, numbers)
+        rows.append((identity, numbers.get(tuple(places)) if places else None, places or _known(members)))
+    schema: dict[str, Any] = {
+        "communicator_id": pl.UInt64,
+        "ranks_number": pl.Int32,
+        "places": pl.List(pl.Int32),
+    }
+    communicators = pl.DataFrame(rows, schema=schema, orient="row")
+    frames = []
+    for one in nccl.ranks:
+        frame = one.operations.with_columns(rank=pl.lit(one.rank, pl.Int32))
+        fit = clocks.get(one.host)
+        if fit is not None:
+            frame = frame.with_columns(
+                pl.when(pl.col(name).is_not_null())
+                .then(pl.Series(fit.to_reference(frame[name].fill_null(fit.local_ns).to_numpy())))
+                .alias(name)
+                for name in ("enqueue_ns", "gpu_start_ns", "gpu_end_ns")
+            )
+        frames.append(frame)
+    if not frames:
+        return pl.DataFrame(schema=_TOLD)
+    other = pl.col("places").list.get(pl.col("peer"), null_on_oob=True)
+    return (
+        pl.concat(frames)
+        .join(communicators, on="communicator_id", how="left", maintain_order="left")
+        .with_columns(group=pl.when(pl.col("number") == COLLECTIVE).then("ranks_number").otherwise(other))
+        .select(list(_TOLD))
+    )
+
+
+def _places(members: CommunicatorMembers, numbers: Mapping[_Members, int]) -> list[int] | None:
+    """The ranks of a communicator by place: as its ranks said, else the one process group that agrees with them."""
+    if len(members.ranks) == members.size:
+        return [members.ranks[place] for place in range(members.size)]
+    fitting = [
+        ranks
+        for ranks in numbers
+        if len(ranks) == members.size and all(ranks[place] == rank for place, rank in members.ranks.items())
+    ]
+    return list(fitting[0]) if len(fitting) == 1 else None
+
+
+def _known(members: CommunicatorMembers) -> list[int | None]:
+    return [members.ranks.get(place) for place in range(members.size)]
+
+
+# ---- matching --------------------------------------------------------------------------------------------------------
+
+
+def _matches(wanted: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """`record` and `operation`, one row per operation that has a record."""
+    wanted = wanted.sort("start_ns", "record").with_columns(
+        order=pl.int_range(pl.len()).over(_KEY), records=pl.len().over(_KEY)
+    )
+    told = (
+        told.drop_nulls(["function", "group"])
+        .sort("enqueue_ns", "sequence")
+        .with_columns(order=pl.int_range(pl.len()).over(_KEY), operations=pl.len().over(_KEY))
+    )
+    counts = wanted.select(*_KEY, "records").unique()
+    told = told.join(counts, on=_KEY, how="inner", maintain_order="left")
+    same = pl.col("operations") == pl.col("records")
+    in_sequence = told.filter(same).join(wanted.select(*_KEY, "order", "record"), on=[*_KEY, "order"])
+    in_time = (
+        told.filter(~same)
+        .sort("enqueue_ns")
+        .join_asof(
+            wanted.select(*_KEY, "record", "start_ns").sort("start_ns"),
+            left_on="enqueue_ns",
+            right_on="start_ns",
+            by=_KEY,
+            check_sortedness=False,
+        )
+        .drop_nulls("record")
+    )
+    return pl.concat([frame.select("record", "operation") for frame in (in_sequence, in_time)])
+
+
+def _exchanges(left: pl.DataFrame) -> pl.DataFrame:
+    """Transfers nobody recorded as such, as the all-to-all they may be part of: torch makes one of them with each rank.
+
+    What a rank receives is as large as the record's tensor, so sends count nothing.
+    """
+    received = pl.when(pl.col("function") == "Recv").then("bytes").otherwise(0)
+    return left.filter(pl.col("number") != COLLECTIVE).with_columns(
+        function=pl.lit("AlltoAll"), group="ranks_number", bytes=received
+    )
+
+
+def _whole(matches: pl.DataFrame, told: pl.DataFrame, wanted: pl.DataFrame) -> pl.DataFrame:
+    """Per matched record: first start and last end of its operations (null where one is missing), and whether to
+    believe the match: the record's tensor is what NCCL moved, or what all ranks' parts make up.
+    """
+    size, moved = pl.col("size"), pl.col("bytes")
+    same = (size == 0) | moved.is_null() | (size == moved) | (size == moved * pl.col("members"))
+    return (
+        matches.join(told.select("operation", "bytes", "gpu_start_ns", "gpu_end_ns"), on="operation")
+        .group_by("record")
+        .agg(
+            gpu_start_ns=pl.when(pl.col("gpu_start_ns").null_count() == 0).then(pl.col("gpu_start_ns").min()),
+            gpu_end_ns=pl.when(pl.col("gpu_end_ns").null_count() == 0).then(pl.col("gpu_end_ns").max()),
+            bytes=pl.when(moved.null_count() == 0).then(moved.sum()),
+        )
+        .join(wanted.select("record", "size", "members"), on="record")
+        .with_columns(believed=same)
+    )
+
+
+def _replaced(records: pl.DataFrame, timed: pl.DataFrame) -> pl.DataFrame:
+    """The records in their order; a transfer's wait begins with it, since nobody on the host waited for it."""
+    joined = records.join(
+        timed.select("record", "gpu_start_ns", "gpu_end_ns"), on="record", how="left", maintain_order="left"
+    )
+    is_transfer = (pl.col("category") == "p2p") & pl.col("gpu_start_ns").is_not_null()
+    return joined.with_columns(
+        start_ns=pl.coalesce("gpu_start_ns", "start_ns"),
+        end_ns=pl.coalesce("gpu_end_ns", "end_ns"),
+        extra=pl.when(is_transfer).then("gpu_start_ns").otherwise("extra"),
+    ).drop("record", "gpu_start_ns", "gpu_end_ns")
+
+
+# ---- what to tell ----------------------------------------------------------------------------------------------------
+
+
+def _split(told: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Wait and transfer of the collectives that all their ranks reported, from GPU times alone."""
+    start, latest = pl.col("gpu_start_ns"), pl.col("gpu_start_ns").max()
+    whole = (
+        told.filter(pl.col("number") == COLLECTIVE)
+        .drop_nulls(["gpu_start_ns", "gpu_end_ns"])
+        .group_by("communicator_id", "communicator_ranks", "function", "sequence")
+        .agg(
+            ranks=pl.col("rank").n_unique(),
+            wait_s=(latest - start).mean() / 1e9,
+            transfer_s=(pl.col("gpu_end_ns").max() - latest) / 1e9,
+        )
+        .filter(pl.col("ranks") == pl.col("communicator_ranks"))
+        .group_by("function")
+        .agg(count=pl.len(), wait_s=pl.col("wait_s").mean(), transfer_s=pl.col("transfer_s").median())
+        .sort("function")
+    )
+    return {row.pop("function"): row for row in whole.iter_rows(named=True)}
+
+
+def _counts(names: pl.Series) -> dict[str, int]:
+    counted = names.fill_null("?").value_counts().sort(names.name)
+    return {str(name): int(count) for name, count in counted.iter_rows()}

@@ -1,0 +1,181 @@
+"""What `tracekit collect --nccl` does around the command: give NCCL the plugin, and afterwards look what came of it.
+
+In: the command's environment and the mask asked for. Out: the environment with the plugin in it, lines for the user
+before the run (what may go wrong) and after it (which ranks NCCL told nothing about). NCCL says of a plugin it cannot
+load nothing but an INFO line, so the rings that are there are what counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tracekit.collectors.nccl.build import build_plugin
+from tracekit.collectors.nccl.recording import ring_files
+from tracekit.collectors.nccl.words import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, Event
+from tracekit.collectors.segments import AttemptRecording
+from tracekit.errors import OutputError
+
+#: The first version that takes one of the plugin's tables.
+FIRST_VERSION = (2, 27)
+#: Versions with a known trouble, and which.
+HAZARDS: Mapping[tuple[int, ...], str] = {
+    (2, 30, 3): "can crash with any profiler plugin in an all-to-all over several nodes",
+    (2, 31, 2): "spends 4 to 13 % on timing channels; `--nccl coll,p2p` leaves them out",
+}
+#: Below this /dev/shm is small for NCCL with its channels timed, bytes.
+SMALL_SHARED_MEMORY = 1 << 30
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  NCCL's, only looked at
+_NAMES = {
+    "coll": Event.COLL,
+    "p2p": Event.P2P,
+    "kernel": Event.KERNEL_CH,
+    "proxy": Event.PROXY_OP | Event.PROXY_STEP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSetup:
+    """`environment`: of the command. `plugged`: whether NCCL was given our plugin. `warnings`: to be told before."""
+
+    environment: dict[str, str]
+    plugged: bool
+    warnings: tuple[str, ...]
+
+
+def parse_mask(text: str) -> int:
+    """A mask from `coll,p2p,kernel,proxy`, or a number as NCCL writes it. Raises ValueError."""
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", text):
+        mask = int(text, 0)
+        if not mask or mask & ~int(sum(_NAMES.values())):
+            raise ValueError(f"{text}: expected bits of {int(sum(_NAMES.values())):#x}")
+        return mask
+    words = text.split(",")
+    if unknown := [word for word in words if word not in _NAMES]:
+        raise ValueError(f"{unknown[0]!r} is no event of NCCL; known: {', '.join(_NAMES)}")
+    mask = Event(0)
+    for word in words:
+        mask |= _NAMES[word]
+    return int(mask)
+
+
+def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) -> NcclSetup:
+    """Put the plugin into the environment of a command. A user's own plugin, and no compiler, leave it as it is."""
+    theirs = environment.get(ENV_NCCL_PLUGIN)
+    if theirs is not None:
+        warning = f"{ENV_NCCL_PLUGIN}={theirs} is set and stays: NCCL takes one plugin, so --nccl records nothing"
+        return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
+    try:
+        plugin = build_plugin()
+    except OutputError as error:
+        warning = f"--nccl records nothing, the rest is recorded: {error}"
+        return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
+    ours = {ENV_NCCL_PLUGIN: str(plugin), ENV_PLUGIN: str(plugin), ENV_MASK: hex(mask)}
+    warnings = (*hazards(installed_version(), mask), *_shared_memory(mask))
+    return NcclSetup({**environment, **ours}, plugged=True, warnings=warnings)
+
+
+def installed_version() -> tuple[int, ...] | None:
+    """The NCCL that pip installed beside torch; None where there is none, or it came another way."""
+    for generation in ("cu13", "cu12", "cu11"):
+        try:
+            return tuple(int(part) for part in metadata.version(f"nvidia-nccl-{generation}").split(".")[:3])
+        except (metadata.PackageNotFoundError, ValueError):
+            continue
+    return None
+
+
+def hazards(version: tuple[int, ...] | None, mask: int) -> tuple[str, ...]:
+    """What is known to go wrong with a version of NCCL."""
+    if version is None:
+        return ()
+    text = ".".join(map(str, version))
+    if version[:2] < FIRST_VERSION:
+        return (f"NCCL {text} takes no plugin of this kind; --nccl needs {'.'.join(map(str, FIRST_VERSION))} or newer",)
+    trouble = HAZARDS.get(version)
+    if trouble is None or (version == (2, 31, 2) and not mask & Event.KERNEL_CH):
+        return ()
+    return (f"NCCL {text} {trouble}",)
+
+
+def _shared_memory(mask: int) -> tuple[str, ...]:
+    """A container's 64 MB are known to crash NCCL where it times channels."""
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return ()
+    size = found.f_frsize * found.f_blocks
+    if size >= SMALL_SHARED_MEMORY or not mask & Event.KERNEL_CH:
+        return ()
+    warning = (
+        f"{SHARED_MEMORY} has {size / 1e6:.0f} MB; NCCL can crash there when channels are timed: give the container"
+        " more (docker run --shm-size), or leave them out with `--nccl coll,p2p`"
+    )
+    return (warning,)
+
+
+def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, mask: int) -> list[str]:
+    """What to tell of an attempt: ranks without a ring and why, hazards of the NCCL it ran with, what was joined.
+
+    `report`: the trace's `NcclReport` as plain data, None where no ring was there to join or no trace came of it.
+    """
+    told_before = installed_version()
+    versions = [version for version in _versions(recording, recording.ranks) if version != told_before]
+    lines = [f"WARNING: {line}" for version in versions for line in hazards(version, mask)]
+    if report is None:
+        rings = len(ring_files(Path(recording.directory)))
+        if rings:
+            return [*lines, f"{rings} NCCL rings are kept with the segments"]
+        why = _why(recording, recording.ranks)
+        return [*lines, f"no NCCL ring appeared on any of {len(recording.ranks)} ranks: {why}"]
+    if missing := report["ranks_without_ring"]:
+        shown = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
+        lines.append(f"no NCCL ring appeared on {len(missing)} ranks: {shown}: {_why(recording, missing)}")
+    return [*lines, *report["unreadable"], *_joined(report)]
+
+
+def _joined(report: Mapping[str, Any]) -> list[str]:
+    """How many ops NCCL timed, and what is missing."""
+    left = sum(report["unmatched_records"].values())
+    extra = sum(report["unmatched_operations"].values())
+    timed = (
+        f"NCCL timed {report['timed']} communication ops; {report['untimed']} it did not time and {left} it did not"
+        f" know keep their host times, {extra} of its operations belong to no op"
+    )
+    lines = [timed]
+    if report["size_differs"]:
+        lines.append(f"{report['size_differs']} ops keep their host times because NCCL moved another size")
+    if report["overwritten"] or report["dropped"]:
+        lines.append(
+            f"NCCL's rings lost {report['overwritten']} events to newer ones and {report['dropped']} to missing lanes;"
+            " record fewer steps (--every), or set TRACEKIT_NCCL_SLOTS=65536"
+        )
+    return lines
+
+
+def _why(recording: AttemptRecording, ranks: Iterable[int]) -> str:
+    """The likely reason why NCCL wrote nothing."""
+    backends = {str(fact["backends"]) for fact in _facts(recording, ranks)}
+    if backends and not any("nccl" in one for one in backends):
+        return f"the job communicates with {', '.join(sorted(backends - {''})) or 'nothing'}, not with NCCL"
+    old = [version for version in _versions(recording, ranks) if version[:2] < FIRST_VERSION]
+    if old:
+        return f"NCCL {'.'.join(map(str, old[0]))} takes no plugin of this kind"
+    return (
+        "NCCL did not load the plugin, made no communicator, or the ring found no room beside the segments;"
+        " NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV says which"
+    )
+
+
+def _versions(recording: AttemptRecording, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """The versions of NCCL these ranks had, as far as they know."""
+    return sorted({tuple(fact["version"]) for fact in _facts(recording, ranks) if fact["version"]})
+
+
+def _facts(recording: AttemptRecording, ranks: Iterable[int]) -> list[dict[str, Any]]:
+    return [fact for rank in ranks for fact in recording.ranks[rank].facts.get("nccl", [])]

@@ -1,0 +1,185 @@
+"""Reading the ring file of one rank, whole or while its process still writes.
+
+In: `nccl-<host>-<pid>.ring`, as `ring.h` lays it out, and the slots the launcher took out of it before they were used
+again. Out: a `Ring` with every whole slot once, in the order of its lane. A slot counts only if its sequence number is
+the one its place says, before and after it was copied; torn slots and overwritten ones are counted instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.collectors.nccl.words import LOG_SUFFIX, RING_SUFFIX
+from tracekit.errors import FormatError
+
+MAGIC = int.from_bytes(b"TKNCCL1\n", "little")
+VERSION = 1
+HEADER_BYTES = 40960
+
+#: `struct slot` packed into words by `push` of plugin.c.
+SLOT = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("host_ns", "<i8"),
+        ("handle", "<u8"),
+        ("first", "<u8"),
+        ("second", "<u8"),
+        ("step", "<i4"),
+        ("peer", "<i4"),
+        ("action", "u1"),
+        ("lane", "u1"),
+        ("channel", "u1"),
+        ("warps", "u1"),
+        ("communicator", "<u2"),
+        ("state", "<u2"),
+        ("function", "u1"),
+        ("data_type", "u1"),
+        ("algorithm", "u1"),
+        ("protocol", "u1"),
+        ("number", "u1"),
+        ("flags", "u1"),
+        ("unused", "<u2"),
+    ]
+)
+_LANE = np.dtype([("written", "<u8"), ("taken", "<u4"), ("reserved", "<u4"), ("unused", "<u4", 12)])
+_COMMUNICATOR = np.dtype(
+    [("ready", "<u4"), ("ranks", "<i4"), ("rank", "<i4"), ("nodes", "<i4"), ("id", "<u8"), ("name", "S40")]
+)
+_NAME = np.dtype([("pointer", "<u8"), ("text", "S24")])
+_HEADER = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("version", "<u4"),
+        ("api", "<u4"),
+        ("slots_per_lane", "<u8"),
+        ("process", "<i8"),
+        ("begin_monotonic_ns", "<i8"),
+        ("dropped", "<u8"),
+        ("communicators", "<u4"),
+        ("mask", "<u4"),
+        ("step", "<i4"),
+        ("unused", "<u4", 49),
+        ("lane", _LANE, 32),
+        ("communicator", _COMMUNICATOR, 512),
+        ("name", _NAME, 128),
+        ("padding", "u1", 1792),
+    ]
+)
+_FILE = re.compile(rf"nccl-(?P<host>.+)-(?P<process>\d+){re.escape(RING_SUFFIX)}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A communicator as one of its ranks knows it. `id` is the same on all of them, `rank` is this one's place."""
+
+    id: int
+    ranks: int
+    rank: int
+    nodes: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What NCCL told in one process. `slots`: dtype `SLOT`, by lane and sequence.
+
+    `overwritten`: slots used again before anybody read them, torn ones among them. `dropped`: events of threads for
+    which no lane was left. `api`: version of the table NCCL took.
+    """
+
+    host: str
+    process: int
+    api: int
+    slots: npt.NDArray[np.void]
+    communicators: tuple[Communicator, ...]
+    names: tuple[str, ...]
+    overwritten: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingFile:
+    """An open ring file: its header as it was when opened, its lanes as they are. Raises FormatError and OSError."""
+
+    path: Path
+    header: npt.NDArray[np.void]
+    lanes: npt.NDArray[np.void]
+
+    def lane(self, number: int, after: int) -> npt.NDArray[np.void]:
+        """Whole slots of a lane with sequence numbers beyond `after` that are still there, ascending."""
+        written, size = int(self.header["lane"]["written"][number]), self.lanes.shape[1]
+        wanted = np.arange(max(after, written - size) + 1, written + 1, dtype=np.uint64)
+        places = ((wanted - 1) % np.uint64(size)).astype(np.intp)
+        shared = self.lanes[number]
+        before = shared["sequence"][places]
+        copy: npt.NDArray[np.void] = shared[places]
+        whole = (before == wanted) & (copy["sequence"] == wanted) & (shared["sequence"][places] == wanted)
+        whole &= copy["lane"] == number
+        return copy.compress(whole)
+
+
+def open_ring(path: Path) -> RingFile:
+    """Map a ring file for reading. Raises FormatError where it is none, or not of this version."""
+    if path.stat().st_size < HEADER_BYTES:
+        raise FormatError(f"{path}: {path.stat().st_size} bytes; a ring of NCCL events has at least {HEADER_BYTES}")
+    header = np.fromfile(path, _HEADER, 1)[0]
+    if int(header["magic"]) != MAGIC or int(header["version"]) != VERSION:
+        raise FormatError(f"{path}: not a ring of NCCL events this tracekit reads; upgrade, or record again")
+    size = int(header["slots_per_lane"])
+    if path.stat().st_size < HEADER_BYTES + len(header["lane"]) * size * SLOT.itemsize or size & (size - 1) or not size:
+        raise FormatError(f"{path}: damaged, {size} slots per lane do not fit into the file; record again")
+    lanes = np.memmap(path, SLOT, "r", HEADER_BYTES, (len(header["lane"]), size))
+    return RingFile(path, header, lanes)
+
+
+def is_ring(path: Path) -> bool:
+    """Whether the file is called as the plugin calls its rings."""
+    return _FILE.match(path.name) is not None
+
+
+def read_ring(path: str | os.PathLike[str]) -> Ring:
+    """Everything one process wrote. Raises FormatError where the file is damaged."""
+    path = Path(path)
+    match = _FILE.match(path.name)
+    if match is None:
+        raise FormatError(f"{path}: not the name of a ring; expected nccl-HOST-PID{RING_SUFFIX}")
+    opened = open_ring(path)
+    header = opened.header
+    logged = _read_log(path.with_suffix(LOG_SUFFIX))
+    parts = []
+    for number in np.flatnonzero(header["lane"]["written"]):
+        earlier = logged[logged["lane"] == number]
+        last = int(earlier["sequence"].max()) if len(earlier) else 0
+        parts += [earlier, opened.lane(int(number), last)]
+    slots = np.concatenate([np.empty(0, SLOT), *parts])
+    return Ring(
+        host=match["host"],
+        process=int(header["process"]),
+        api=int(header["api"]),
+        slots=slots,
+        communicators=tuple(_communicator(one) for one in header["communicator"] if one["ready"]),
+        names=tuple(_text(one) for one in header["name"]["text"]),
+        overwritten=int(header["lane"]["written"].sum()) - len(slots),
+        dropped=int(header["dropped"]),
+    )
+
+
+def _read_log(path: Path) -> npt.NDArray[np.void]:
+    """Slots the launcher saved; a torn tail is cut off."""
+    content = path.read_bytes() if path.exists() else b""
+    return np.frombuffer(content, SLOT, len(content) // SLOT.itemsize)
+
+
+def _communicator(one: Any) -> Communicator:
+    return Communicator(int(one["id"]), int(one["ranks"]), int(one["rank"]), int(one["nodes"]), _text(one["name"]))
+
+
+def _text(text: bytes) -> str:
+    return text.decode("utf-8", errors="replace")

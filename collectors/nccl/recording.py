@@ -1,0 +1,117 @@
+"""All rings of an attempt, each with the rank that wrote it.
+
+In: the folder of an attempt and who its ranks are. Out: an `NcclRecording`: operations of every rank with times on its
+host's clock, and which ranks form which communicator. A rank is found by host and process id, since NCCL knows only
+places within a communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.collectors.nccl.clock import GpuClock, fit_gpu_clock
+from tracekit.collectors.nccl.operations import channels, operations, proxy_steps
+from tracekit.collectors.nccl.reader import Ring, is_ring, read_ring
+from tracekit.collectors.nccl.words import RING_SUFFIX
+from tracekit.collectors.segments import ProcessId
+from tracekit.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class RankOperations:
+    """One rank's operations as `operations.operations` gives them, GPU times turned into the host's monotonic clock.
+
+    `clock` None: no channel told both clocks, so that the GPU times are null.
+    """
+
+    rank: int
+    host: str
+    operations: pl.DataFrame
+    clock: GpuClock | None
+    overwritten: int
+    dropped: int
+    proxy_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorMembers:
+    """A communicator: its size, and the rank at each place that is known."""
+
+    size: int
+    ranks: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NcclRecording:
+    """What NCCL told in one attempt. `unreadable`: rings that are damaged, or of no rank of the attempt, and why."""
+
+    ranks: tuple[RankOperations, ...]
+    communicators: Mapping[int, CommunicatorMembers]
+    ranks_without_ring: tuple[int, ...]
+    unreadable: tuple[str, ...]
+
+
+def ring_files(directory: Path) -> list[Path]:
+    """The rings of an attempt."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.glob(f"nccl-*{RING_SUFFIX}") if is_ring(path))
+
+
+def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecording | None:
+    """Read the rings of an attempt, by rank; None where there are none. Damaged ones are named, not raised."""
+    rank_of = {process: rank for rank, process in processes.items()}
+    rings: dict[int, Ring] = {}
+    unreadable = []
+    files = ring_files(directory)
+    for path in files:
+        try:
+            ring = read_ring(path)
+        except (FormatError, OSError) as error:
+            unreadable.append(str(error))
+            continue
+        rank = rank_of.get(ProcessId(ring.host, ring.process))
+        if rank is None:
+            unreadable.append(f"{path}: written by process {ring.process} on {ring.host}, which is no recorded rank")
+        else:
+            rings[rank] = ring
+    if not files:
+        return None
+    return NcclRecording(
+        ranks=tuple(_of_rank(rank, rings[rank]) for rank in sorted(rings)),
+        communicators=_members(rings),
+        ranks_without_ring=tuple(sorted(rank for rank in rank_of.values() if rank not in rings)),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _of_rank(rank: int, ring: Ring) -> RankOperations:
+    timed = channels(ring)
+    told = operations(ring, timed)
+    clock = fit_gpu_clock(timed, told)
+    times = ("gpu_start_ns", "gpu_end_ns")
+    if clock is None:
+        told = told.with_columns(pl.lit(None, pl.Int64).alias(name) for name in times)
+    else:
+        told = told.with_columns(
+            pl.when(pl.col(name).is_not_null())
+            .then(pl.Series(clock.to_host(told[name].fill_null(clock.gpu_ns).to_numpy())))
+            .alias(name)
+            for name in times
+        )
+    return RankOperations(rank, ring.host, told, clock, ring.overwritten, ring.dropped, proxy_steps(ring).height)
+
+
+def _members(rings: Mapping[int, Ring]) -> dict[int, CommunicatorMembers]:
+    """Communicator -> who is where, as far as its ranks wrote rings."""
+    sizes: dict[int, int] = {}
+    places: dict[int, dict[int, int]] = {}
+    for rank, ring in rings.items():
+        for one in ring.communicators:
+            sizes[one.id] = one.ranks
+            places.setdefault(one.id, {})[one.rank] = rank
+    return {identity: CommunicatorMembers(size, places[identity]) for identity, size in sizes.items()}

@@ -1,0 +1,98 @@
+"""Which GPU a rank has, and its state while it trains: a thread that samples it at a low rate into a file of its own.
+
+In: torch's properties of the device and NVML. Out: a fact `device`, and JSON lines of host time (ns), SM clock (MHz),
+temperature (C), power (mW) and throttle reasons (bits). A thread of its own, because a call into a driver whose GPU is
+ill can take seconds, which neither a hook nor the writer has. Without the library there is the fact and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracekit.collectors.runtime.nvml import Nvml
+
+#: Samples are kept up to this many, a day of one every 2 s.
+SAMPLE_LIMIT = 43_200
+#: How long the end of the process waits for the thread, seconds.
+CLOSE_TIMEOUT_S = 0.5
+
+
+class GpuState:
+    """Describes and samples one GPU. `tell` takes the fact `device`; `path` gets the samples, made with the first."""
+
+    def __init__(self, path: Path, period_s: float, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._path, self._period_s, self._tell = path, period_s, tell
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, index: int) -> None:
+        """Describe GPU `index` of this process and begin to sample it."""
+        facts = device_facts(index)
+        self._thread = threading.Thread(target=self._run, args=(facts,), name="tracekit-gpu", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self, facts: dict[str, Any]) -> None:
+        try:
+            nvml = Nvml()
+            driver = nvml.driver_version()
+        except (OSError, AttributeError):  # no library, no driver, or a library without what is asked for
+            self._tell(facts)
+            return
+        self._tell({**facts, "driver": driver})
+        with contextlib.suppress(OSError, AttributeError):  # a disk or a library that refuses: no more samples
+            device = nvml.device(facts["uuid"], facts["pci_bus_id"])
+            if device is not None:
+                self._sample(nvml, device)
+            nvml.close()
+
+    def _sample(self, nvml: Nvml, device: Any) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            for _ in range(SAMPLE_LIMIT):
+                now = nvml.sample(device)
+                line = [time.monotonic_ns(), now.sm_mhz, now.temperature_c, now.power_mw, now.reasons]
+                file.write(f"{json.dumps(line)}\n".encode())
+                if self._over.wait(self._period_s):
+                    return
+
+
+def device_facts(index: int) -> dict[str, Any]:
+    """What torch knows about a GPU that is in use; None for what this version of it does not tell."""
+    properties = torch.cuda.get_device_properties(index)
+    uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
+    return {
+        "index": index,
+        "model": getattr(properties, "name", None),
+        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        "pci_bus_id": None if bus is None else _pci_bus_id(properties),
+        "memory_bytes": getattr(properties, "total_memory", None),
+        "cuda": torch.version.cuda or getattr(torch.version, "hip", None),
+        "nccl": _nccl_version(),
+    }
+
+
+def _pci_bus_id(properties: Any) -> str:
+    """As NVML and DCGM write it."""
+    domain, device = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_device_id", 0)
+    return f"{domain:08X}:{properties.pci_bus_id:02X}:{device:02X}.0"
+
+
+def _nccl_version() -> str | None:
+    """The version of NCCL that torch is linked with."""
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())
+    except (AttributeError, RuntimeError):  # a torch built without it
+        return None

@@ -1,0 +1,47 @@
+"""Tells the NCCL plugin which step it is and whether it is recorded; writes down which NCCL this rank has.
+
+In: the session's steps. Out: one call into the plugin per step. The plugin is the one NCCL loads itself: a library
+that is opened twice is the same one, so its words are too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tracekit.collectors.nccl.words import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN
+from tracekit.collectors.runtime.session import Session
+
+
+def follow_steps(session: Session) -> None:
+    """Switch NCCL's events with the steps, where `tracekit collect --nccl` gave NCCL its plugin."""
+    path = os.environ.get(ENV_PLUGIN)
+    if path is None:
+        return
+    session.recorder.fact("nccl", {"version": _version(), "backends": _backends()})
+    mask = int(os.environ.get(ENV_MASK, str(int(DEFAULT_MASK))), 0)
+    set_step: Any = ctypes.CDLL(path).tracekit_nccl_set_step
+    set_step.argtypes, set_step.restype = (ctypes.c_int32, ctypes.c_uint32), None
+
+    def tell() -> None:
+        set_step(session.step, mask if session.recording else 0)
+
+    tell()
+    session.step_entered.append(tell)
+
+
+def _version() -> list[int] | None:
+    """NCCL's version as torch knows it; None where torch was built without."""
+    try:
+        return [int(part) for part in torch.cuda.nccl.version()]
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _backends() -> str:
+    """What the process groups communicate with, such as `nccl` or `cpu:gloo,cuda:nccl`."""
+    return str(dist.get_backend_config()) if dist.is_available() and dist.is_initialized() else ""

@@ -1,0 +1,78 @@
+"""As much of NVIDIA's management library as says which GPU this is and how it fares, through ctypes.
+
+In: `libnvidia-ml.so.1`, where there is one. Out: its driver's version, and samples of clock, temperature, power and the
+reasons for throttling. pynvml would be one more package in the environment that trains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+LIBRARY = "libnvidia-ml.so.1"
+_SUCCESS = 0
+_CLOCK_SM = 1
+_TEMPERATURE_GPU = 0
+_VERSION_LENGTH = 80
+#: The same bits under their new and their old name.
+_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """The state of a GPU; None what it does not tell. `reasons`: bits of `nvmlClocksEventReasons`."""
+
+    sm_mhz: int | None
+    temperature_c: int | None
+    power_mw: int | None
+    reasons: int | None
+
+
+class Nvml:
+    """The library, initialized. Raises OSError where there is none, or no driver behind it."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(LIBRARY)
+        if self._library.nvmlInit_v2() != _SUCCESS:
+            raise OSError(f"{LIBRARY} finds no driver")
+
+    def driver_version(self) -> str | None:
+        """The version of the driver."""
+        buffer = ctypes.create_string_buffer(_VERSION_LENGTH)
+        done = self._library.nvmlSystemGetDriverVersion(buffer, ctypes.c_uint(_VERSION_LENGTH))
+        return buffer.value.decode(errors="replace") if done == _SUCCESS else None
+
+    def device(self, uuid: str | None, pci_bus_id: str | None) -> ctypes.c_void_p | None:
+        """The GPU of that UUID, else of that PCI bus id; its CUDA number says nothing here. None where unknown."""
+        handle = ctypes.c_void_p()
+        for function, name in (("nvmlDeviceGetHandleByUUID", uuid), ("nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id)):
+            if name and getattr(self._library, function)(name.encode(), ctypes.byref(handle)) == _SUCCESS:
+                return handle
+        return None
+
+    def sample(self, device: ctypes.c_void_p) -> GpuSample:
+        """The state of the GPU now."""
+        return GpuSample(
+            sm_mhz=self._number("nvmlDeviceGetClockInfo", device, _CLOCK_SM),
+            temperature_c=self._number("nvmlDeviceGetTemperature", device, _TEMPERATURE_GPU),
+            power_mw=self._number("nvmlDeviceGetPowerUsage", device),
+            reasons=self._reasons(device),
+        )
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._library.nvmlShutdown()
+
+    def _number(self, function: str, device: ctypes.c_void_p, *which: int) -> int | None:
+        value = ctypes.c_uint()
+        arguments = [ctypes.c_int(one) for one in which]
+        done = getattr(self._library, function)(device, *arguments, ctypes.byref(value))
+        return value.value if done == _SUCCESS else None
+
+    def _reasons(self, device: ctypes.c_void_p) -> int | None:
+        value = ctypes.c_ulonglong()
+        for function in _REASONS:
+            call = getattr(self._library, function, None)
+            if call is not None and call(device, ctypes.byref(value)) == _SUCCESS:
+                return value.value
+        return None

@@ -1,0 +1,157 @@
+"""The ring of one rank: records in memory that outlives the process.
+
+In: records of the hooks, from any thread. Out: runs of whole records for the writer, and, where the process died before
+its writer came by, what is left for the launcher. The launcher owns the memory (a memfd, so no disk can be full or slow
+and no file is left behind); a rank maps one part of it. A rank that SIGTERM or SIGKILL ends loses nothing by that:
+there is no signal handler, and nothing about how it dies changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tracekit.collectors.runtime.words import ENV_RINGS, RECORD
+
+Record = tuple[int, int, int, int, int, int, int, int, int, int]
+
+#: magic, rank, attempt, process id, records the writer has written.
+_HEAD = struct.Struct("<8siiqq")
+_MAGIC = b"TKRING1\n"
+_DRAINED = struct.Struct("<q")
+_DRAINED_AT = _HEAD.size - _DRAINED.size
+#: Each record ends with its number, from 1: written last, it says that the record is whole.
+_NUMBERS = struct.Struct(f"<{RECORD.size - 8}xq")
+_FIRST_AT = mmap.PAGESIZE
+#: Threads that add at the same moment may each pass the check for room.
+_SPARE = 64
+#: Stands for a record that could not be kept; no category is 0.
+_NOTHING: Record = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+#: Records taken in one go, so that the interpreter is free again soon.
+_AT_ONCE = 4096
+#: Rings in one launcher's memory; pages that no rank touches take none.
+PLACES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What a rank had recorded and not written when it ended: whole records, in order."""
+
+    rank: int
+    attempt: int
+    process_id: int
+    records: bytes
+
+
+class Ring:
+    """A bounded queue of records with many writers and one reader.
+
+    `dropped`: records that found it full, or hold a number too large for their field.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray, capacity: int) -> None:
+        self.limit = capacity
+        self.dropped = 0
+        self.drained = 0
+        self._memory = memory
+        self._slots = capacity + _SPARE
+        self._numbers = itertools.count()
+        self._added = 0
+
+    def add(self, record: Record) -> None:
+        """Keep one record; drops and counts it when the ring is full. Never blocks."""
+        if self._added - self.drained >= self.limit:
+            self.dropped += 1
+            return
+        number = next(self._numbers)  # one step of the interpreter: no two threads get the same
+        at = _FIRST_AT + number % self._slots * RECORD.size
+        try:
+            RECORD.pack_into(self._memory, at, *record, number + 1)
+        except struct.error:  # a step or size no field can hold: nothing in its place, which readers skip
+            self.dropped += 1
+            RECORD.pack_into(self._memory, at, *_NOTHING, number + 1)
+        self._added = number + 1
+
+    def take(self, most: int) -> bytes:
+        """The oldest whole records not yet drained, at most so many, as bytes; `drain` them once they are written."""
+        first = self.drained % self._slots
+        most = min(most, self._added - self.drained, self._slots - first, _AT_ONCE)
+        start = _FIRST_AT + first * RECORD.size
+        content = bytes(self._memory[start : start + most * RECORD.size])
+        # Without a loop in Python: the thread that trains wants the interpreter.
+        found = list(itertools.chain.from_iterable(_NUMBERS.iter_unpack(content)))
+        expected = list(range(self.drained + 1, self.drained + most + 1))
+        if found == expected:
+            return content
+        whole = next(at for at, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
+        return content[: whole * RECORD.size]
+
+    def drain(self, count: int) -> None:
+        """Forget the oldest records: they are on disk."""
+        self.drained += count
+        _DRAINED.pack_into(self._memory, _DRAINED_AT, self.drained)
+
+
+class RingStore:
+    """The memory of all ranks of one launcher. `path`: how they reach it."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._handle = os.memfd_create("tracekit-rings")
+        os.ftruncate(self._handle, PLACES * ring_bytes(capacity))
+        self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
+
+    def left_over(self) -> Iterator[LeftOver]:
+        """What ranks that have ended did not write."""
+        size, slots = ring_bytes(self._capacity), self._capacity + _SPARE
+        for place in range(PLACES):
+            magic, rank, attempt, process_id, drained = _HEAD.unpack(os.pread(self._handle, _HEAD.size, place * size))
+            if magic != _MAGIC:
+                return
+            with mmap.mmap(self._handle, size, offset=place * size, access=mmap.ACCESS_READ) as memory:
+                content = memory[_FIRST_AT : _FIRST_AT + slots * RECORD.size]
+                numbers = ((number, slot) for slot, (number,) in enumerate(_NUMBERS.iter_unpack(content)))
+                pending = sorted(one for one in numbers if one[0] > drained)
+                starts = (slot * RECORD.size for _, slot in pending)
+                records = b"".join(content[start : start + RECORD.size] for start in starts)
+            if records:
+                yield LeftOver(rank, attempt, process_id, records)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        os.close(self._handle)
+
+
+def open_ring(rank: int, attempt: int, capacity: int) -> Ring:
+    """A ring in the launcher's memory, or in the process's own where that cannot be reached."""
+    try:
+        return Ring(_claim(os.environ[ENV_RINGS], rank, attempt, ring_bytes(capacity)), capacity)
+    except (KeyError, OSError, ValueError):  # another container, another user, or more ranks than there are places
+        return Ring(bytearray(ring_bytes(capacity)), capacity)
+
+
+def ring_bytes(capacity: int) -> int:
+    """Size of a ring of that many records, in whole pages."""
+    size = _FIRST_AT + (capacity + _SPARE) * RECORD.size
+    return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def _claim(path: str, rank: int, attempt: int, size: int) -> mmap.mmap:
+    """Take the first free place. Raises OSError or ValueError where there is none, or this is no such memory."""
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(handle).st_size != PLACES * size:
+            raise ValueError(f"{path}: not the memory of this run")
+        fcntl.lockf(handle, fcntl.LOCK_EX)  # held for these few lines, by each rank once
+        for place in range(PLACES):
+            if os.pread(handle, len(_MAGIC), place * size) != _MAGIC:
+                os.pwrite(handle, _HEAD.pack(_MAGIC, rank, attempt, os.getpid(), 0), place * size)
+                return mmap.mmap(handle, size, offset=place * size)
+        raise ValueError(f"{path}: all {PLACES} places are taken")
+    finally:
+        os.close(handle)  # releases the lock; the mapping stays

@@ -1,0 +1,33 @@
+"""Which signals the launcher of a command hands on, and holding them back for it.
+
+A process-wide signal goes to any thread that does not block it, also to those that numpy and polars start when they are
+imported, and Python would then end the launcher by KeyboardInterrupt while the job runs. So they are held before those
+imports: threads inherit what their maker blocks. Imports nothing heavy for that reason.
+"""
+
+from __future__ import annotations
+
+import signal
+
+#: Signals handed on to the command.
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Signals the launcher waits for.
+WATCHED = (*FORWARDED, signal.SIGCHLD)
+
+_before: set[int] | None = None
+
+
+def hold() -> None:
+    """Block the signals in this thread and those it starts. Calls nest: the mask before the first counts."""
+    global _before  # noqa: PLW0603  a process has one mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    if _before is None:
+        _before = set(mask)
+
+
+def release() -> None:
+    """Put the mask back that was there before the first `hold`; nothing where nothing is held."""
+    global _before  # noqa: PLW0603  a process has one mask
+    if _before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _before)
+        _before = None

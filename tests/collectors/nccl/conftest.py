@@ -1,0 +1,59 @@
+"""The plugin as the tests load it: compiled here, every warning an error, each copy with a state of its own."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.collectors.nccl.harness import Nccl
+from tracekit.collectors.nccl import build
+from tracekit.collectors.nccl.reader import Ring, read_ring
+from tracekit.collectors.nccl.recording import ring_files
+
+SOURCES = Path(build.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory) -> Path:
+    """The shared library, compiled as strictly as the compiler can."""
+    library = tmp_path_factory.mktemp("plugin") / "plugin.so"
+    command = ["cc", *build.FLAGS, "-Werror", "-o", str(library), str(SOURCES / "plugin.c"), *build.LINK_FLAGS]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+@dataclass
+class Loaded:
+    """A loaded plugin and where its ring goes."""
+
+    nccl: Nccl
+    directory: Path
+
+    @property
+    def path(self) -> Path:
+        (path,) = ring_files(self.directory / "attempt-000")
+        return path
+
+    @property
+    def ring(self) -> Ring:
+        return read_ring(self.path)
+
+
+@pytest.fixture
+def load(plugin, tmp_path, monkeypatch) -> Callable[..., Loaded]:
+    """Loads a copy of the plugin into this process: another file is another library to the loader."""
+    numbers = count()
+
+    def loaded(version: int = 6, **variables: object) -> Loaded:
+        directory = tmp_path / f"run-{next(numbers)}"
+        directory.mkdir()
+        for name, value in {"TRACEKIT_COLLECT_DIR": directory, "TRACEKIT_NCCL_SLOTS": 1024, **variables}.items():
+            monkeypatch.setenv(name, str(value))
+        library = shutil.copy(plugin, directory / "plugin.so")
+        return Loaded(Nccl(library, version), directory)
+
+    return loaded

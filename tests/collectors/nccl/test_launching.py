@@ -1,0 +1,225 @@
+"""`tracekit collect --nccl`: what the command is given, and what is said before and behind it."""
+
+import json
+import os
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from tests.collectors.conftest import collect, torchrun
+from tracekit.collectors.nccl import launching
+from tracekit.collectors.nccl.build import build_plugin
+from tracekit.collectors.nccl.operations import operations
+from tracekit.collectors.nccl.reader import read_ring
+from tracekit.collectors.nccl.words import DEFAULT_MASK
+from tracekit.collectors.registry import read_any
+from tracekit.collectors.segments import AttemptRecording, RankRecording
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_default_mask_is_what_the_documents_say():
+    """Collectives, transfers, channels."""
+    assert int(DEFAULT_MASK) == 0x46
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"), [("coll,p2p,kernel", 0x46), ("coll", 0x02), ("proxy", 0x18), ("0x46", 0x46), ("70", 0x46)]
+)
+def test_events_are_named_or_numbered(text, mask):
+    """As people say them, or as NCCL's documents write them."""
+    assert launching.parse_mask(text) == mask
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("coll,gpu", "'gpu' is no event"), ("0x80", "expected bits"), ("0", "0")]
+)
+def test_unknown_events_are_refused(text, message):
+    """With what is known."""
+    with pytest.raises(ValueError, match=message):
+        launching.parse_mask(text)
+
+
+def test_a_users_plugin_stays(monkeypatch):
+    """NCCL takes one; theirs was there first."""
+    setup = launching.prepare_nccl({"NCCL_PROFILER_PLUGIN": "/their/plugin.so"})
+    assert not setup.plugged
+    assert setup.environment == {"NCCL_PROFILER_PLUGIN": "/their/plugin.so"}
+    (warning,) = setup.warnings
+    assert warning.startswith("NCCL_PROFILER_PLUGIN=/their/plugin.so is set and stays")
+
+
+def test_without_a_compiler_the_rest_is_recorded(tmp_path, monkeypatch):
+    """The environment is as it was."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    setup = launching.prepare_nccl({"A": "b"})
+    assert (setup.plugged, setup.environment) == (False, {"A": "b"})
+    assert setup.warnings[0].startswith("--nccl records nothing, the rest is recorded: no C compiler")
+
+
+def test_nccl_and_the_ranks_are_told_where_the_plugin_is(tmp_path, monkeypatch):
+    """And which events."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    setup = launching.prepare_nccl({}, 0x02)
+    path = str(build_plugin())
+    assert setup.environment == {
+        "NCCL_PROFILER_PLUGIN": path,
+        "TRACEKIT_NCCL_PLUGIN": path,
+        "TRACEKIT_NCCL_MASK": "0x2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "mask", "words"),
+    [
+        ((2, 26, 2), 0x46, "NCCL 2.26.2 takes no plugin of this kind; --nccl needs 2.27 or newer"),
+        ((2, 30, 3), 0x46, "NCCL 2.30.3 can crash"),
+        ((2, 31, 2), 0x46, "NCCL 2.31.2 spends 4 to 13 %"),
+        ((2, 31, 2), 0x06, None),
+        ((2, 29, 7), 0x46, None),
+        (None, 0x46, None),
+    ],
+)
+def test_known_troubles_of_a_version_are_told(version, mask, words):
+    """Before the run."""
+    found = launching.hazards(version, mask)
+    assert found == () if words is None else found[0].startswith(words)
+
+
+def test_small_shared_memory_is_told(monkeypatch):
+    """A container's usual 64 MB."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=64_000_000 // 4096))
+    assert launching._shared_memory(0x46)[0].startswith(f"{launching.SHARED_MEMORY} has 64 MB")
+    assert launching._shared_memory(0x06) == ()
+
+
+def recording(tmp_path, fact):
+    """Two ranks that say the same about their NCCL."""
+    facts = {"process": [{"world_size": 2, "host": "a", "process_id": 1}], "nccl": [fact]}
+    return AttemptRecording(0, tmp_path, {rank: RankRecording(rank, [], {}, facts, 0) for rank in range(2)})
+
+
+@pytest.mark.parametrize(
+    ("fact", "words"),
+    [
+        (
+            {"version": [2, 29, 7], "backends": "nccl"},
+            "NCCL did not load the plugin, made no communicator, or the ring",
+        ),
+        ({"version": [2, 26, 2], "backends": "nccl"}, "NCCL 2.26.2 takes no plugin of this kind"),
+        ({"version": None, "backends": "cpu:gloo"}, "the job communicates with cpu:gloo, not with NCCL"),
+    ],
+)
+def test_why_no_ring_appeared_is_said(tmp_path, fact, words):
+    """NCCL itself says nothing but an INFO line."""
+    *_, line = launching.nccl_lines(recording(tmp_path, fact), None, 0x46)
+    assert line.startswith(f"no NCCL ring appeared on any of 2 ranks: {words}")
+
+
+def test_a_hazard_of_the_version_the_job_ran_with_is_told_behind_it(tmp_path):
+    """A container brings an NCCL of its own, which nobody knew before."""
+    fact = {"version": [2, 31, 2], "backends": "nccl"}
+    first, _ = launching.nccl_lines(recording(tmp_path, fact), None, 0x46)
+    assert first.startswith("WARNING: NCCL 2.31.2 spends 4 to 13 %")
+
+
+def test_what_was_joined_is_said(tmp_path):
+    """Ranks without a ring, matches, losses."""
+    report = {
+        "timed": 40,
+        "untimed": 1,
+        "size_differs": 2,
+        "unmatched_records": {"allreduce": 3},
+        "unmatched_operations": {"Send": 4, "Recv": 1},
+        "overwritten": 6,
+        "dropped": 0,
+        "ranks_without_ring": (1,),
+        "unreadable": ("x: damaged",),
+    }
+    missing, damaged, timed, sizes, lost = launching.nccl_lines(
+        recording(tmp_path, {"version": None, "backends": "nccl"}), report, 0x46
+    )
+    assert missing.startswith("no NCCL ring appeared on 1 ranks: 1: NCCL did not load the plugin")
+    assert damaged == "x: damaged"
+    assert timed == (
+        "NCCL timed 40 communication ops; 1 it did not time and 3 it did not know keep their host times, 5 of its"
+        " operations belong to no op"
+    )
+    assert sizes == "2 ops keep their host times because NCCL moved another size"
+    assert lost.startswith("NCCL's rings lost 6 events to newer ones and 0 to missing lanes; record fewer steps")
+
+
+def test_a_job_without_nccl_is_recorded_and_told(tmp_path):
+    """A CPU job with gloo: the trace is there, and the user knows that NCCL told nothing."""
+    result = collect(tmp_path, torchrun(2, "ddp_accumulation.py"), "--nccl", XDG_CACHE_HOME=tmp_path / "cache")
+    assert result.process.returncode == 0
+    assert len(result.trace.steps) == 7
+    (line,) = result.attempt["nccl"]
+    assert line.startswith("no NCCL ring appeared on any of 2 ranks: the job communicates with cpu:gloo")
+    assert f"tracekit: {line}" in result.process.stderr
+    assert "nccl" not in result.trace.metadata
+
+
+STEPS_UNDER_NCCL = """
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.collectors.nccl.harness import Nccl
+import torch
+
+nccl = Nccl(os.environ["NCCL_PROFILER_PLUGIN"], 6)
+context = nccl.init(7, 2, 0)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.ones(2)).sum().backward()
+    if nccl.mask.value:
+        nccl.collective(context, step)
+    optimizer.step()
+nccl.finalize(context)
+"""
+
+
+def test_steps_that_are_not_recorded_switch_nccl_off(tmp_path):
+    """A process plays NCCL inside a real training loop: every second step has events, each with its step."""
+    script = tmp_path / "train.py"
+    script.write_text(STEPS_UNDER_NCCL.format(root=str(ROOT)))
+    options = ["--nccl", "coll", "--every", "2", "--segments", str(tmp_path / "segments")]
+    result = collect(tmp_path, [sys.executable, str(script)], *options, XDG_CACHE_HOME=tmp_path / "cache")
+    assert result.process.returncode == 0, result.process.stderr
+    (path,) = (tmp_path / "segments" / "attempt-000").glob("*.ring")
+    assert path.with_suffix(".slots").exists()  # the launcher saved them
+    assert operations(read_ring(path)).select("step", "sequence").rows() == [(0, 0), (1, 1), (3, 3), (5, 5)]
+    assert result.trace.metadata["nccl"]["ranks_without_ring"] == []
+    assert read_any(tmp_path / "segments").metadata["nccl"] == result.trace.metadata["nccl"]
+
+
+def test_a_job_that_plays_nccl_gets_its_kernels_times(tmp_path):
+    """From the hooks, the step's switch, the rings of two processes and the launcher that empties them to the trace:
+    every reduction of every second step lasts as long as its kernel, and begins where it began.
+    """
+    variables = {"XDG_CACHE_HOME": tmp_path / "cache", "PYTHONPATH": ROOT, "TRACEKIT_NCCL_SLOTS": 64}
+    result = collect(tmp_path, torchrun(2, "plays_nccl.py"), "--nccl", "--every", "2", **variables)
+    assert result.process.returncode == 0, result.process.stderr
+    told = [json.loads(line) for line in re.findall(r"\{\"rank\".*?\]\]\}", result.process.stdout)]
+    report = result.trace.metadata["nccl"]
+    assert (report["timed"], report["untimed"], report["size_differs"]) == (2 * 3 * 4, 0, 0)
+    assert report["unmatched_records"] == report["unmatched_operations"] == {}
+    assert report["overwritten"] == report["dropped"] == 0
+    reductions = result.trace.ops.filter(pl.col("kind") == "all-reduce").sort("rank", "step", "seq")
+    assert reductions["step"].unique().sort().to_list() == [1, 3, 5, 7]
+    assert reductions["duration"].to_list() == pytest.approx([700e-6] * 24, abs=1e-6)
+    for one in told:
+        found = reductions.filter(pl.col("rank") == one["rank"])
+        starts = [start + result.trace.step_starts[step] for step, start in found.select("step", "start").rows()]
+        began = [begin / 1e9 for step, begin in one["kernels"] if step in result.trace.step_starts]
+        uncertainty_s = report["clocks"][str(one["rank"])]["uncertainty_ns"] / 1e9
+        gaps = [after - before for before, after in pairwise(starts)]
+        assert gaps == pytest.approx([after - before for before, after in pairwise(began)], abs=uncertainty_s + 1e-6)

@@ -1,0 +1,46 @@
+"""FSDP2 without a pipeline. With a port: this process starts its two ranks itself."""
+
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+STEPS = int(os.environ.get("STEPS", "6"))
+WIDTH, BATCH = 32, 8
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(STEPS):
+        x = torch.randn(BATCH, WIDTH, generator=generator)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x).backward()
+        optimizer.step()
+    digest = hashlib.sha256(b"".join(v.to_local().numpy().tobytes() for v in model.state_dict().values()))
+    print(f"rank {rank} weights {digest.hexdigest()}", flush=True)
+    dist.destroy_process_group()
+
+
+def spawned(rank, port):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    main()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        torch.multiprocessing.spawn(spawned, args=(sys.argv[1],), nprocs=2)
+    else:
+        main()

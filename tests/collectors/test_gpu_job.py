@@ -1,0 +1,192 @@
+"""A job on a GPU that is played, under `tracekit collect`: real processes, real hooks, a library that plays NVML."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.collectors.conftest import collect, environment, python, torchrun
+from tracekit.model import OpKind
+
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
+MS = 1e-3
+US = 1e-6
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory) -> Path:
+    """A folder with a libnvidia-ml.so.1."""
+    folder = tmp_path_factory.mktemp("nvml")
+    library = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(HERE / "fake_nvml.c")]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory, nvml):
+    return collect(tmp_path_factory.mktemp("gpu"), python("fake_gpu.py"), LD_LIBRARY_PATH=nvml)
+
+
+def durations(collected, kind):
+    return collected.trace.ops.filter(collected.trace.ops["kind"] == str(kind))["duration"]
+
+
+def test_ops_last_as_long_as_their_kernels_whenever_they_were_launched(job):
+    """On the host's clock, on which the drifting device's milliseconds are a little shorter."""
+    host = 1 / 1.002
+    assert job.process.returncode == 0
+    for kind, expected in (
+        (OpKind.FORWARD_COMPUTE, 12 * MS),  # with its loss
+        (OpKind.BACKWARD_COMPUTE, 18 * MS),
+        (OpKind.OPTIMIZER, 6 * MS),
+    ):
+        assert durations(job, kind).median() == pytest.approx(expected * host, abs=20 * US)
+
+
+def test_microbatches_and_steps_are_those_of_the_loop(job):
+    """The host launches steps ahead of the GPU; none is lost at the end."""
+    trace = job.trace
+    assert list(trace.steps) == list(range(1, 40))
+    forwards = trace.ops.filter(trace.ops["kind"] == str(OpKind.FORWARD_COMPUTE))
+    assert forwards.height == 2 * 39
+    assert set(forwards["microbatch"]) == {0, 1}
+
+
+def test_the_metadata_says_which_clock_was_used_and_how_well_it_was_known(job):
+    clock = job.trace.metadata["device_clock"]
+    assert clock["source"] == "cuda-events"
+    assert clock["left_out_rank_steps"] == 0
+    fit = clock["ranks"]["0"]
+    assert fit["drift"] == pytest.approx(-0.002 / 1.002, abs=5e-4)
+    assert 0 < fit["uncertainty_ns"] < 10e6
+    assert fit["readings"] >= 2
+
+
+def test_host_work_counts_only_where_the_gpu_had_nothing_left_to_do(job):
+    """Both collections took 10 ms; the one that the GPU did not wait for is counted and takes no time."""
+    pauses = job.trace.ops.filter(job.trace.ops["kind"] == str(OpKind.GC))
+    assert pauses["step"].to_list() == [8]  # it ran behind the optimizer of step 7
+    assert pauses["duration"].item() >= 10 * MS
+    assert job.trace.metadata["device_clock"]["hidden"] == {"gc": 1}
+
+
+def test_the_metadata_names_the_gpu_and_how_it_fared(job):
+    gpu = job.trace.metadata["gpus"]["0"]
+    assert gpu["model"] == "Fake H200"
+    assert gpu["uuid"] == "GPU-5a3f0c1e-0000-4000-8000-000000000007"
+    assert gpu["pci_bus_id"] == "00000000:1B:00.0"
+    assert gpu["driver"] == "580.00.01"
+    assert gpu["cuda"] == "13.0-fake"
+    assert gpu["host"] == job.trace.metadata["hosts"]["0"]
+    assert gpu["samples"] >= 1
+    assert gpu["sm_mhz"]["max"] == 1980
+    assert gpu["power_w"]["median"] == pytest.approx(654.321)
+
+
+def test_info_names_the_gpus_in_a_line(job):
+    shown = subprocess.run(
+        [sys.executable, "-m", "tracekit.cli", "info", str(job.out)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "1 x Fake H200 on 1 host(s)" in " ".join(shown.split())
+
+
+def test_throttled_gpus_are_named_with_their_reasons():
+    from tracekit.terminal import _gpus
+
+    hot = {"model": "H200", "host": "b", "throttled": 0.25, "reasons": {"hw-thermal-slowdown": 0.25}}
+    gpus = {"0": {"model": "H200", "host": "a", "throttled": 0.0, "reasons": {}}, "1": hot}
+    assert _gpus(gpus) == "2 x H200 on 2 host(s); throttled: rank 1 25% of samples (hw-thermal-slowdown)"
+    assert _gpus(["something", "else"]) == '["something", "else"]'
+
+
+def test_no_hook_fails_so_nobody_waited_for_the_device(job):
+    """Every call that waits raises on the played GPU, also in a hook."""
+    assert job.attempt["ranks"][0]["failures"] == {}
+    assert "CUDA events failed" not in job.process.stderr
+
+
+def test_without_the_library_there_are_facts_and_no_word(tmp_path):
+    collected = collect(tmp_path, python("fake_gpu.py"), STEPS=8)
+    gpu = collected.trace.metadata["gpus"]["0"]
+    assert (gpu["model"], gpu["samples"], gpu["sm_mhz"]) == ("Fake H200", 0, None)
+    assert "driver" not in gpu
+    assert "nvidia-ml" not in collected.process.stderr
+
+
+def test_ranks_of_a_data_parallel_job_have_a_clock_each(tmp_path):
+    """Buckets are marked in the reducer's thread and end in gloo's; the layout is found as without a GPU."""
+    collected = collect(tmp_path, torchrun(2, "fake_gpu.py"), STEPS=24)
+    assert collected.process.returncode == 0, collected.process.stderr
+    trace = collected.trace
+    assert (trace.layout.dp, len(trace.steps)) == (2, 23)
+    assert set(trace.metadata["device_clock"]["ranks"]) == {"0", "1"}
+    assert [rank["failures"] for rank in collected.attempt["ranks"]] == [{}, {}]
+    reductions = trace.ops.filter(trace.ops["kind"] == str(OpKind.ALL_REDUCE))
+    assert reductions.group_by("rank", "step").len().height == 2 * 23
+    assert durations(collected, OpKind.BACKWARD_COMPUTE).min() > 17 * MS
+
+
+def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(tmp_path):
+    collected = collect(tmp_path, python("fake_gpu.py"), STEPS=30, FAILS_AT=20)
+    assert collected.process.returncode == 0
+    assert "trained" in collected.process.stdout
+    assert collected.process.stderr.count("CUDA events failed (CudaError: an illegal memory access") == 1
+    trace = collected.trace
+    assert 8 <= trace.steps[-1] < 20
+    assert trace.metadata["device_clock"]["left_out_rank_steps"] >= 10
+    assert durations(collected, OpKind.BACKWARD_COMPUTE).min() > 17 * MS
+
+
+def test_a_step_in_which_a_graph_is_captured_is_left_out(tmp_path):
+    collected = collect(tmp_path, python("fake_gpu.py"), STEPS=28, CAPTURES_AT=13)
+    assert 13 not in collected.trace.steps
+    assert {12, 14, 27} <= set(collected.trace.steps)
+    assert collected.process.stderr.count("tracekit: rank") == 0
+
+
+SAMPLER = """
+import sys
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[2])
+from tests.collectors.fake_cuda import FakeCuda
+FakeCuda().pretend(torch)
+from tracekit.collectors.runtime import gpu_state
+gpu_state.SAMPLE_LIMIT = 8
+told = []
+state = gpu_state.GpuState(Path(sys.argv[1]), 0.0, told.append)
+state.start(0)
+state._thread.join()
+print(told[0]["driver"])
+"""
+
+
+def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
+    """Eight samples of the played GPU: two throttled by heat, which its hardware did, idle is no throttling."""
+    from tracekit.collectors.gpu_samples import read_samples, summarize_gpu
+
+    path = tmp_path / "rank-000003.gpu"
+    command = [sys.executable, "-c", SAMPLER, str(path), str(HERE.parents[1])]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, env=environment(LD_LIBRARY_PATH=nvml)
+    )
+    assert done.stdout == "580.00.01\n"
+    with path.open("ab") as file:
+        file.write(b"[12")  # torn by a kill
+    summary = summarize_gpu({"host": "a"}, read_samples(tmp_path, 3))
+    assert summary.samples == 8
+    assert (summary.sm_mhz.min, summary.sm_mhz.median, summary.sm_mhz.max) == (1200, 1980, 1980)
+    assert (summary.temperature_c.min, summary.temperature_c.max) == (61, 88)
+    assert summary.throttled == 0.25
+    assert summary.reasons == {"hw-slowdown": 0.25, "hw-thermal-slowdown": 0.25}
+
+
+def test_nothing_of_a_gpu_is_known_without_samples():
+    from tracekit.collectors.gpu_samples import summarize_gpu
+
+    summary = summarize_gpu({}, [])
+    assert (summary.throttled, summary.power_w, dict(summary.reasons)) == (None, None, {})

@@ -1,0 +1,84 @@
+"""Ctrl-C at a terminal, a real one: the keyboard's signal goes to every process in the foreground at once."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.collectors.conftest import TIMEOUT_S, environment, python, torchrun
+from tracekit.trace import read_parquet
+
+pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
+CTRL_C = b"\x03"
+
+
+def at_terminal(command, directory, press_at, **variables):
+    """Run a command at a terminal of its own and press Ctrl-C once its output matches; exit code and output."""
+    master, slave = pty.openpty()
+
+    def take_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment(**variables),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=take_terminal,  # noqa: PLW1509  this process has no other thread
+    ) as process:
+        os.close(slave)
+        output, pressed = "", False
+        while True:
+            if not select.select([master], [], [], TIMEOUT_S)[0]:
+                process.kill()
+                raise AssertionError(f"silent for {TIMEOUT_S} s: {output}")
+            try:
+                output += os.read(master, 65536).decode(errors="replace")
+            except OSError:  # the last process has closed the terminal
+                break
+            if not pressed and re.search(press_at, output):
+                os.write(master, CTRL_C)
+                pressed = True
+        process.wait(TIMEOUT_S)
+    os.close(master)
+    assert pressed, output
+    return process.returncode, output
+
+
+def under_collect(command):
+    """The command under `tracekit collect`, trace in job.parquet."""
+    return [sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", "job.parquet", "--", *command]
+
+
+def test_ctrl_c_ends_a_script_as_it_would_alone(tmp_path):
+    """The same traceback, the exit code a shell reports, and the steps before."""
+    command = python("loop.py", "interrupt")
+    alone, said_alone = at_terminal(command, tmp_path, "ready")
+    code, said = at_terminal(under_collect(command), tmp_path, "ready")
+    assert (alone, code) == (-2, 130)
+    assert said.count("Traceback (most recent call last)") == said_alone.count("Traceback (most recent call last)") == 1
+    assert read_parquet(tmp_path / "job.parquet").steps.tolist() == [1, 2, 3]
+
+
+def test_ctrl_c_ends_a_job_of_torchrun(tmp_path):
+    """All ranks end, torchrun's exit code passes through, and the trace holds every step until then."""
+    command = torchrun(2, "ddp_accumulation.py")
+    code, said = at_terminal(
+        under_collect(command), tmp_path, r"tracekit: [1-9]\d+ steps on 2 ranks", STEPS=1_000_000, TMPDIR=tmp_path
+    )
+    assert code == 1, said
+    assert "the command ended with exit code 1" in said
+    trace = read_parquet(tmp_path / "job.parquet")
+    assert trace.steps.tolist() == list(range(1, len(trace.steps) + 1))
+    assert len(trace.steps) >= 10
+    assert trace.ops["rank"].unique().sort().to_list() == [0, 1]
