@@ -1,0 +1,247 @@
+// Draws a timeline: geometry and paint only, from data and a view to pixels of a 2D context. Nothing here listens,
+// fetches or keeps state.
+(function () {
+  "use strict";
+
+  const AXIS = 30, LABELS = 216, STREAM_AT = 132, EDGE = 8;
+  const TALL = 20, FLAT = 11, GAP = 8, LEAST_BLOCK = 26;
+  const STREAM_NAMES = {
+    compute: "compute", "forward-send": "fwd send", "forward-recv": "fwd recv", "backward-send": "bwd send",
+    "backward-recv": "bwd recv", "data-parallel": "data par.", "model-parallel": "model par.",
+  };
+  const LETTERS = { "forward-compute": "F", "backward-compute": "B", optimizer: "opt", gc: "gc", "data-load": "load",
+    checkpoint: "ckpt", "host-delay": "host" };
+  const FONT = '11px system-ui, "DejaVu Sans", sans-serif';
+
+  // Where the lines of a worker are: [{replay, stream, y, height, first}], `first` where a stream begins.
+  function rows(lines) {
+    let y = GAP / 2;
+    const placed = lines.map(([replay, stream], at) => {
+      const first = at === 0 || lines[at - 1][1] !== stream;
+      if (first && at > 0) y += 2;
+      const height = stream === "compute" ? TALL : FLAT;
+      const line = { replay: replay, stream: stream, y: y, height: height, first: first };
+      y += height + 1;
+      return line;
+    });
+    return { lines: placed, height: Math.max(LEAST_BLOCK, Math.ceil(y + GAP / 2)) };
+  }
+
+  // A step between ticks of 1, 2 or 5 x 10^n seconds, and the unit that reads best at it.
+  function ticks(from, to, width) {
+    const rough = ((to - from) / width) * 90;
+    const power = Math.pow(10, Math.floor(Math.log10(rough)));
+    const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
+    const unit = step >= 0.5 ? ["s", 1] : step >= 0.5e-3 ? ["ms", 1e3] : ["us", 1e6];
+    const digits = Math.max(0, Math.ceil(-Math.log10(step * unit[1]) - 1e-9));
+    const found = [];
+    for (let at = Math.ceil(from / step); at * step <= to; at += 1) {
+      found.push({ time: at * step, text: `${(at * step * unit[1]).toFixed(digits)} ${unit[0]}` });
+    }
+    return found;
+  }
+
+  function classOf(ratio, bounds) {
+    let found = 0;
+    while (found < bounds.length && ratio > bounds[found]) found += 1;
+    return found;
+  }
+
+  // Rectangles by colour, painted a colour at a time: changing the colour is what costs.
+  function Batch(colours) {
+    const rects = colours.map(() => []);
+    return {
+      add(colour, x, y, width, height) { rects[colour].push(x, y, width, height); },
+      paint(context) {
+        rects.forEach((list, colour) => {
+          context.fillStyle = colours[colour];
+          for (let i = 0; i < list.length; i += 4) context.fillRect(list[i], list[i + 1], list[i + 2], list[i + 3]);
+        });
+      },
+    };
+  }
+
+  // One track into the batch. Spans that fall into one pixel are one rectangle in the colour of the slowest.
+  function track(batch, words, view, spans, begin, end, line, y, bounds) {
+    const scale = view.width / (view.to - view.from), right = LABELS + view.width;
+    const wait = 0, first = 1;
+    let pixel = -1, worst = 0;
+    const flush = () => {
+      if (pixel >= 0) batch.add(first + worst, pixel, y, worst ? 2 : 1, line.height);
+      pixel = -1;
+    };
+    for (let at = begin; at < end; at += 1) {
+      const x = LABELS + (spans.start[at] - view.from) * scale;
+      if (x > right) break;
+      const shown = Math.max(spans.duration[at], spans.covers[at]) * scale;
+      if (x + shown < LABELS && x + 1 < LABELS) continue;
+      const level = classOf(spans.ratio[at], bounds);
+      if (shown < 1) {
+        const column = Math.max(LABELS, Math.floor(x));
+        if (column !== pixel) { flush(); pixel = column; worst = level; } else if (level > worst) { worst = level; }
+        continue;
+      }
+      flush();
+      const left = Math.max(x, LABELS), stop = Math.min(x + shown, right);
+      const waited = Math.min(Math.max(x + spans.wait[at] * scale, left), stop);
+      if (waited > left) batch.add(wait, left, y, waited - left, line.height);
+      // A hair between neighbours tells them apart; the own part of a waiting op is at least a pixel.
+      const own = Math.max(stop - waited - (stop - waited > 4 ? 0.75 : 0), 1);
+      batch.add(first + level, Math.min(waited, right - 1), y, own, line.height);
+      if (stop - waited > 22 && line.height >= TALL) words.push(at, waited, stop, y, level);
+    }
+    flush();
+  }
+
+  function say(context, spans, words, kinds, colours) {
+    context.font = FONT;
+    context.textBaseline = "middle";
+    for (let i = 0; i < words.length; i += 5) {
+      const at = words[i], room = words[i + 2] - words[i + 1] - 6;
+      const letter = LETTERS[kinds[spans.kind[at]]] || kinds[spans.kind[at]];
+      const text = letter + (spans.microbatch[at] >= 0 ? ` ${spans.microbatch[at]}` : "");
+      if (text.length * 6.2 > room) continue;
+      context.fillStyle = colours.on_classes[words[i + 4]];
+      context.fillText(text, words[i + 1] + 4, words[i + 3] + TALL / 2 + 0.5);
+    }
+  }
+
+  function labels(context, scene, worker, y) {
+    const { colours, block, hosts } = scene;
+    const dp = scene.dp_rank[worker], pp = scene.pp_rank[worker], host = hosts[scene.host[worker]];
+    context.textBaseline = "alphabetic";
+    context.font = `600 12px ${FONT.slice(5)}`;
+    context.fillStyle = colours.text;
+    context.fillText(`dp ${dp}  stage ${pp}`, EDGE, y + 16);
+    const after = EDGE + context.measureText(`dp ${dp}  stage ${pp}`).width + 10;
+    context.font = FONT;
+    context.fillStyle = colours.dimmed;
+    const rank = scene.rank[worker] >= 0 ? `rank ${scene.rank[worker]}` : "";
+    const facts = [rank, host, `S ${scene.slowdown[worker].toFixed(3)}`].filter(Boolean);
+    const room = Math.floor((block.height - 20) / 14);
+    const lines = room >= facts.length ? facts : room === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
+    if (room < 1 && LABELS - after > 60) context.fillText(facts.slice(0, -1).join(" "), after, y + 16, LABELS - after - 10);
+    lines.slice(0, room).forEach((text, at) => context.fillText(text, EDGE, y + 30 + at * 14, STREAM_AT - 2 * EDGE));
+    block.lines.forEach((line) => {
+      context.fillStyle = colours[line.replay];
+      context.fillRect(LABELS - 6, y + line.y, 3, line.height);
+      if (line.first && block.lines.length > 2) {
+        context.fillStyle = colours.dimmed;
+        context.fillText(STREAM_NAMES[line.stream] || line.stream, STREAM_AT, y + line.y + Math.min(line.height, 14) - 2);
+      }
+    });
+  }
+
+  function axis(context, scene, view, height) {
+    const { colours } = scene, scale = view.width / (view.to - view.from);
+    context.fillStyle = colours.paper;
+    context.fillRect(0, 0, LABELS + view.width, AXIS);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    context.fillStyle = colours.dimmed;
+    const when = scene.started_at ? `   ${scene.started_at}` : "";
+    context.fillText(`step ${scene.step}${when}`, EDGE, AXIS / 2, LABELS - 2 * EDGE);
+    for (const tick of ticks(view.from, view.to, view.width)) {
+      const x = Math.round(LABELS + (tick.time - view.from) * scale);
+      context.fillStyle = colours.grid;
+      context.fillRect(x, AXIS - 6, 1, 6);
+      context.fillStyle = colours.dimmed;
+      if (x + 4 + tick.text.length * 6.5 < LABELS + view.width) context.fillText(tick.text, x + 4, AXIS / 2);
+    }
+    context.fillStyle = colours.grid;
+    context.fillRect(0, AXIS - 1, LABELS + view.width, 1);
+    context.fillRect(LABELS - 1, 0, 1, height);
+  }
+
+  // Where each replay of the view ends: a line in its colour, named at the bottom.
+  function endings(context, scene, view, height) {
+    scene.replays.forEach((replay, at) => {
+      const x = LABELS + ((scene.ends[replay] - view.from) / (view.to - view.from)) * view.width;
+      if (x < LABELS || x > LABELS + view.width) return;
+      context.fillStyle = scene.colours[replay];
+      context.fillRect(Math.round(x), AXIS, 1.5, height - AXIS);
+      const text = `${replay} ends`;
+      context.font = FONT;
+      context.textBaseline = "middle";
+      const room = context.measureText(text).width + 8, y = height - 24 - at * 18;
+      const left = x - room > LABELS ? x - room : x + 1.5;
+      context.fillRect(left, y, room, 16);
+      context.fillStyle = scene.colours.paper;
+      context.fillText(text, left + 4, y + 8.5);
+    });
+  }
+
+  function outline(context, scene, view, mark) {
+    const line = scene.block.lines[mark.line], y = AXIS + mark.worker * scene.block.height - view.top + line.y;
+    const scale = view.width / (view.to - view.from);
+    const x = LABELS + (mark.start - view.from) * scale, stop = x + Math.max(mark.duration * scale, 2);
+    const left = Math.max(x, LABELS), right = Math.min(stop, LABELS + view.width);
+    if (right < left || y < 0) return;
+    context.lineWidth = 2;
+    context.strokeStyle = scene.colours.outline;
+    context.strokeRect(left - 1, y - 1, right - left + 2, line.height + 2);
+  }
+
+  // The whole picture. `view`: {from, to, width, height, top}; `spans`: what is loaded, or null; `marks`: ops outlined.
+  function draw(context, scene, view, spans, marks) {
+    const { block, colours, bounds, workers } = scene, height = view.height;
+    context.fillStyle = colours.paper;
+    context.fillRect(0, 0, LABELS + view.width, height);
+    const first = Math.max(0, Math.floor(view.top / block.height));
+    const last = Math.min(workers, Math.ceil((view.top + height - AXIS) / block.height));
+    const batch = Batch([colours.wait, ...colours.classes]), words = [];
+    for (let worker = first; worker < last; worker += 1) {
+      const y = AXIS + worker * block.height - view.top;
+      context.fillStyle = colours.grid;
+      context.fillRect(0, y + block.height - 1, LABELS + view.width, 1);
+      labels(context, scene, worker, y);
+      if (!spans || worker < spans.first_worker || worker >= spans.first_worker + spans.workers) continue;
+      block.lines.forEach((line, at) => {
+        const number = (worker - spans.first_worker) * block.lines.length + at;
+        track(batch, words, view, spans, spans.first[number], spans.first[number + 1], line, y + line.y, bounds);
+      });
+    }
+    batch.paint(context);
+    if (spans) say(context, spans, words, scene.kinds, colours);
+    endings(context, scene, view, height);
+    marks.forEach((mark) => outline(context, scene, view, mark));
+    axis(context, scene, view, height);
+  }
+
+  // The overview: pooled workers down, the step across, the slowest compute of each cell.
+  function overview(context, scene, width, height, view) {
+    const { colours, bounds } = scene, [rows, columns] = scene.overview, picture = scene.picture;
+    context.fillStyle = colours.paper;
+    context.fillRect(0, 0, width, height);
+    const batch = Batch([colours.wait, ...colours.classes]), wide = (width - LABELS) / columns, tall = height / rows;
+    for (let row = 0; row < rows; row += 1) {
+      for (let column = 0; column < columns; ) {
+        const value = picture[row * columns + column];
+        const level = value ? 1 + classOf(value / 50 - 1e-6, bounds) : 0;
+        let stop = column + 1;
+        while (stop < columns) {
+          const next = picture[row * columns + stop];
+          if ((next ? 1 + classOf(next / 50 - 1e-6, bounds) : 0) !== level) break;
+          stop += 1;
+        }
+        if (level) batch.add(level, LABELS + column * wide, row * tall, Math.max((stop - column) * wide, level > 1 ? 2 : 1), Math.max(tall - (tall > 3 ? 0.5 : 0), 1));
+        column = stop;
+      }
+    }
+    batch.paint(context);
+    const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.workers * scene.block.height;
+    const x = LABELS + Math.max(0, (view.from - begins) * scale), stop = Math.min(width, LABELS + (view.to - begins) * scale);
+    const y = (view.top / total) * height, shown = Math.min(1, (view.height - AXIS) / total) * height;
+    context.strokeStyle = colours.outline;
+    context.lineWidth = 1.5;
+    const high = Math.max(shown, 7);
+    context.strokeRect(x + 1, Math.min(y + 1, height - high - 1), Math.max(stop - x - 2, 3), high - 2);
+    context.font = FONT;
+    context.fillStyle = colours.dimmed;
+    context.textBaseline = "alphabetic";
+    context.fillText(`${scene.workers.toLocaleString("en")} worker${scene.workers === 1 ? "" : "s"}, ${scene.overview[2]}`, EDGE, 16);
+    context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32);
+  }
+
+  window.tracekitTimelineDraw = { AXIS: AXIS, LABELS: LABELS, rows: rows, draw: draw, overview: overview };
+})();

@@ -1,0 +1,93 @@
+// Wheel, pointer and keys of a timeline.
+(function () {
+  "use strict";
+
+  const paint = () => window.tracekitTimelineDraw;
+  const element = (id) => document.getElementById(id);
+
+  function listen(timeline) {
+    const on = (target, kind, act, more) => target.addEventListener(kind, act, { signal: timeline.gone.signal, ...more });
+    on(timeline.scroll, "scroll", () => timeline.moved());
+    on(timeline.canvas, "wheel", (event) => wheel(timeline, event), { passive: false });
+    on(timeline.canvas, "pointerdown", (event) => grab(timeline, event));
+    on(timeline.canvas, "pointermove", (event) => (timeline.held ? drag(timeline, event) : timeline.point(event)));
+    on(timeline.canvas, "pointerup", (event) => release(timeline, event));
+    on(timeline.canvas, "pointerleave", () => {
+      timeline.tip.hidden = true;
+      clearTimeout(timeline.dwelling);
+    });
+    on(timeline.scroll, "keydown", (event) => key(timeline, event));
+    on(timeline.small, "pointerdown", (event) => jump(timeline, event));
+    on(timeline.small, "pointermove", (event) => event.buttons && jump(timeline, event));
+    on(element("timeline-home"), "click", () => timeline.scene && timeline.home());
+    on(element("timeline-png"), "click", () => timeline.png());
+  }
+
+  function wheel(timeline, event) {
+    if (!timeline.scene) return;
+    event.preventDefault();
+    if (event.shiftKey) {
+      timeline.scroll.scrollTop += event.deltaY || event.deltaX;
+      return;
+    }
+    const x = event.clientX - timeline.canvas.getBoundingClientRect().left;
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) timeline.pan(event.deltaX / timeline.width);
+    else timeline.zoom(Math.exp(Math.max(-120, Math.min(120, event.deltaY)) * 0.002), x);
+  }
+
+  function grab(timeline, event) {
+    if (event.button || !timeline.scene) return;
+    timeline.canvas.setPointerCapture(event.pointerId);
+    const { from, to } = timeline, top = timeline.scroll.scrollTop;
+    timeline.held = { x: event.clientX, y: event.clientY, moved: false, from: from, to: to, top: top };
+  }
+
+  function drag(timeline, event) {
+    const right = event.clientX - timeline.held.x, down = event.clientY - timeline.held.y;
+    timeline.held.moved = timeline.held.moved || Math.abs(right) + Math.abs(down) > 4;
+    if (!timeline.held.moved) return;
+    timeline.tip.hidden = true;
+    const by = (right / timeline.width) * (timeline.held.to - timeline.held.from);
+    timeline.show(timeline.held.from - by, timeline.held.to - by);
+    timeline.scroll.scrollTop = timeline.held.top - down;
+  }
+
+  function release(timeline, event) {
+    const moved = timeline.held && timeline.held.moved, box = timeline.canvas.getBoundingClientRect();
+    timeline.held = null;
+    if (moved || !timeline.scene) return;
+    const mark = timeline.under(event.clientX - box.left, event.clientY - box.top);
+    timeline.scroll.focus({ preventScroll: true });
+    if (mark) timeline.guarded(() => timeline.pin(mark.name));
+    else timeline.unpin();
+  }
+
+  function jump(timeline, event) {
+    if (!timeline.scene) return;
+    const box = timeline.small.getBoundingClientRect(), wide = timeline.to - timeline.from;
+    const share = (event.clientX - box.left - paint().LABELS) / timeline.width;
+    if (share >= 0) {
+      const { begins, ends, overview } = timeline.scene, at = begins + share * (ends[overview[2]] - begins);
+      timeline.show(at - wide / 2, at + wide / 2);
+    }
+    const total = timeline.scene.workers * timeline.scene.block.height;
+    timeline.scroll.scrollTop = ((event.clientY - box.top) / box.height) * total - timeline.height / 2;
+  }
+
+  function key(timeline, event) {
+    if (!timeline.scene || event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = {
+      ArrowLeft: () => timeline.pan(-0.1), ArrowRight: () => timeline.pan(0.1),
+      "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7),
+      Home: () => timeline.home(), Escape: () => timeline.unpin(),
+      n: () => timeline.guarded(() => timeline.next(1)), p: () => timeline.guarded(() => timeline.next(-1)),
+      ArrowDown: () => (timeline.scroll.scrollTop += timeline.scene.block.height),
+      ArrowUp: () => (timeline.scroll.scrollTop -= timeline.scene.block.height),
+    }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }
+
+  window.tracekitTimelineInput = { listen: listen };
+})();

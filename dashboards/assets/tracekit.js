@@ -1,0 +1,62 @@
+// Behaviour of the pages that is the browser's own business: preferences, and the state of a view in the address.
+(function () {
+  "use strict";
+
+  function prefer(name, value) {
+    document.cookie = `${name}=${encodeURIComponent(value)}; path=/; max-age=31536000; samesite=lax`;
+    window.location.reload();
+  }
+
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("button");
+    if (button && button.id === "theme") {
+      prefer("theme", button.dataset.theme === "dark" ? "light" : "dark");
+    } else if (button && button.id === "zone") {
+      const own = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+      prefer("zone", button.dataset.zone === "local" ? "UTC" : own);
+    }
+  });
+
+  // Dash calls these with the values of the controls: they keep the address equal to what is shown, so that it can be
+  // sent to somebody. An empty value leaves the address.
+  function remember(state) {
+    const address = new URL(window.location.href);
+    for (const [name, value] of Object.entries(state)) {
+      if (value === null || value === undefined || value === "" || (Array.isArray(value) && !value.length)) {
+        address.searchParams.delete(name);
+      } else {
+        address.searchParams.set(name, Array.isArray(value) ? value.join(" ") : String(value));
+      }
+    }
+    window.history.replaceState(window.history.state, "", address);
+  }
+
+  window.tracekit = { remember: remember };
+
+  // Cells of AG Grid tables; React escapes every text.
+  const cells = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
+
+  cells.JobLink = function (props) {
+    const target = `/job?job=${encodeURIComponent(props.data.name)}`;
+    return React.createElement("a", { href: target }, props.value);
+  };
+
+  // AG Grid gives the focus to cells and not to the links in them: Enter on any cell follows the link of its row.
+  document.addEventListener("keydown", function (event) {
+    const row = event.key === "Enter" && event.target.matches(".ag-cell") && event.target.closest(".ag-row");
+    const link = row && row.querySelector("a");
+    if (link) link.click();
+  });
+
+  // The first, and how many more there are: a row has one line. Pointing at it names all.
+  cells.Chips = function (props) {
+    const all = props.value || [], more = all.length > 1 ? [`+${all.length - 1}`] : [];
+    return React.createElement(
+      "span",
+      { className: "chips", title: all.join("\n") },
+      [...all.slice(0, 1), ...more].map((text, position) =>
+        React.createElement("span", { key: position, className: "chip" }, text),
+      ),
+    );
+  };
+})();

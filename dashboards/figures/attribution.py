@@ -1,0 +1,78 @@
+"""Figures of the page Attribution: the two estimates side by side, and what forwards and backwards have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from tracekit.dashboards.figures.base import figure
+from tracekit.dashboards.sentences import SAME_MICROBATCHES
+from tracekit.dashboards.theme import Theme
+
+#: More sets than this are drawn as lines.
+MOST_BARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What sets of ops cost, in seconds of the mean step time; None where it was not computed.
+
+    `names`: of the sets, `selections`: the same as the what-if page takes them. `alone_s`: (S alone - 1) x T(ideal),
+    `fixed_s`: T(original) - T(original with the set idealised), `late_s`: what its launch delays add to T(original).
+    """
+
+    names: Sequence[str]
+    selections: Sequence[str]
+    alone_s: Sequence[float | None]
+    fixed_s: Sequence[float | None]
+    late_s: Sequence[float | None]
+
+
+def estimates(found: Estimates, theme: Theme, *, x: str, lying: bool = False) -> go.Figure:
+    """Bars of the three estimates for each set. `lying`: names down, for long ones; `x`: what the sets are."""
+    height = max(180, 90 + 42 * len(found.names)) if lying else 300
+    drawn = figure(
+        theme, height=height, legend=True, **({"x": "seconds a step"} if lying else {"x": x, "y": "seconds a step"})
+    )
+    series = (
+        ("alone", found.alone_s, theme.accent),
+        ("if fixed", found.fixed_s, theme.ideal),
+        ("launch delays", found.late_s, theme.dimmed),
+    )
+    for name, values, colour in series:
+        if all(value is None for value in values):
+            continue
+        said = f"{x} %{{{'y' if lying else 'x'}}}, {name}: %{{{'x' if lying else 'y'}:.4g}} s a step<extra></extra>"
+        common = {"name": name, "customdata": list(found.selections), "hovertemplate": said}
+        if lying:
+            drawn.add_bar(y=list(found.names), x=list(values), orientation="h", marker_color=colour, **common)
+        elif len(found.names) <= MOST_BARS:
+            drawn.add_bar(x=list(found.names), y=list(values), marker_color=colour, **common)
+        else:
+            line = {"shape": "hvh", "width": 1.5, "color": colour}
+            drawn.add_scatter(x=list(found.names), y=list(values), mode="lines", line=line, **common)
+    drawn.update_layout(bargap=0.3, bargroupgap=0.08, legend={"traceorder": "normal"})
+    names = drawn.update_yaxes if lying else drawn.update_xaxes
+    names(type="category", nticks=min(len(found.names), 24) if not lying else len(found.names))
+    if lying:
+        drawn.update_yaxes(autorange="reversed")
+    return drawn
+
+
+def correlations(stages: Sequence[int], values: Sequence[float | None], theme: Theme) -> go.Figure:
+    """Correlation of forward and backward durations of the same microbatch, by stage."""
+    drawn = figure(theme, height=300, x="stage", y="correlation r")
+    drawn.add_bar(
+        x=[str(stage) for stage in stages],
+        y=list(values),
+        marker_color=[
+            theme.accent if value is not None and value >= SAME_MICROBATCHES else theme.dimmed for value in values
+        ],
+        hovertemplate="stage %{x}: r = %{y:.3f}<extra></extra>",
+    )
+    drawn.add_hline(y=SAME_MICROBATCHES, line={"color": theme.text, "width": 1, "dash": "dot"})
+    drawn.update_xaxes(type="category")
+    drawn.update_yaxes(range=[min(0.0, *(value for value in values if value is not None), 0.0) - 0.02, 1.05])
+    return drawn

@@ -1,0 +1,123 @@
+"""Figures of the page Compare: grey is before, purple is after; the maps have the scale of slowdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from tracekit.dashboards.compare import CostChange, Side
+from tracekit.dashboards.figures.base import figure
+from tracekit.dashboards.theme import Theme, scale
+from tracekit.dashboards.worker_map import blocks_that_fit, pool
+
+#: Numbers along an axis of a worker map.
+MOST_TICKS = 16
+#: Sets of ops that cost less than this share of the dearest one are not drawn.
+LEAST_SHARE = 0.01
+#: The colour of a map starts to tell from here on even where nobody is slow.
+LEAST_RANGE = 1.1
+
+
+def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
+    """What each set of ops alone costs a step, before and after, as pairs of bars; what costs next to nothing is left
+    to the table.
+    """
+    sizes = [max(abs(change.before_s or 0.0), abs(change.after_s or 0.0)) for change in changes]
+    changes = [
+        change for change, size in zip(changes, sizes, strict=True) if size >= LEAST_SHARE * max(sizes, default=0.0)
+    ]
+    drawn = figure(
+        theme, height=90 + 34 * max(len(changes), 2), x="seconds a step that it costs alone", y=y, legend=True
+    )
+    for name, colour, values in (
+        ("before", theme.dimmed, [change.before_s for change in changes]),
+        ("after", theme.changed, [change.after_s for change in changes]),
+    ):
+        drawn.add_bar(
+            y=[change.name for change in changes],
+            x=values,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            hovertemplate="%{y}, " + name + ": %{x:.3g} s<extra></extra>",
+        )
+    drawn.update_layout(barmode="group", bargap=0.3)
+    drawn.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return drawn
+
+
+def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.Figure:
+    """Recorded step times with their means. `split`: both sides on one axis of steps, else each from its first step."""
+    drawn = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
+    for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
+        at = side.steps if split else np.arange(len(side.steps))
+        drawn.add_scatter(
+            x=at,
+            y=side.recorded_s,
+            customdata=side.steps,
+            name=name,
+            mode="lines+markers" if len(at) <= 200 else "lines",
+            line={"color": colour, "width": 1.5},
+            marker={"size": 5},
+            hovertemplate="step %{customdata}: %{y:.4g} s<extra>" + name + "</extra>",
+        )
+        drawn.add_scatter(
+            x=at[[0, -1]],
+            y=[side.recorded_s.mean()] * 2,
+            mode="lines",
+            line={"color": colour, "width": 2, "dash": "dash"},
+            showlegend=False,
+            hovertemplate="mean " + name + ": %{y:.4g} s<extra></extra>",
+        )
+    return drawn
+
+
+def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
+    """The share of steps that took at most x, on either side."""
+    drawn = figure(theme, x="recorded seconds of a step", y="share of the steps", legend=True)
+    for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
+        values = np.sort(side.recorded_s)
+        drawn.add_scatter(
+            x=np.concatenate([values[:1], values]),
+            y=np.arange(len(values) + 1) / len(values),
+            name=name,
+            mode="lines",
+            line={"shape": "hv", "color": colour, "width": 2},
+            hovertemplate="%{y:.0%} of the steps took at most %{x:.4g} s<extra>" + name + "</extra>",
+        )
+    drawn.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return drawn
+
+
+def worker_map(side: Side, top: float, theme: Theme) -> go.Figure:
+    """Exact S_w of each worker, DP ranks across, stages down. `top`: S of the last colour, equal on both sides.
+
+    Pooled by maximum where there are more cells than a screen shows.
+    """
+    values = side.workers.T
+    pooled = pool(values, *blocks_that_fit(*values.shape))
+    rows, columns = pooled.values.shape
+    drawn = figure(theme, height=int(np.clip(44 * rows + 70, 170, 430)), x="DP rank", y="stage")
+    drawn.add_heatmap(
+        z=pooled.values,
+        customdata=np.stack([side.dp_ranks[pooled.column], pooled.row], axis=2),
+        zmin=1.0,
+        zmax=max(top, LEAST_RANGE),
+        colorscale=scale(theme),
+        colorbar={"title": {"text": "S_w"}, "thickness": 12, "outlinewidth": 0},
+        hovertemplate="worker (%{customdata[0]},%{customdata[1]}): S = %{z:.3f}<extra></extra>",
+    )
+    across = np.unique(np.linspace(0, columns - 1, MOST_TICKS).astype(int))
+    down = np.unique(np.linspace(0, rows - 1, MOST_TICKS).astype(int))
+    drawn.update_xaxes(
+        tickvals=across, ticktext=[str(side.dp_ranks[at * pooled.column_block]) for at in across], showgrid=False
+    )
+    drawn.update_yaxes(
+        tickvals=down,
+        ticktext=[str(at * pooled.row_block) for at in down],
+        autorange="reversed",
+        showgrid=False,
+    )
+    return drawn

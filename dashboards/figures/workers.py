@@ -1,0 +1,186 @@
+"""Figures of the page Workers: the map of exact S_w, and one worker over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from tracekit.dashboards.figures.base import figure, step_axis
+from tracekit.dashboards.theme import Theme, scale
+from tracekit.dashboards.worker_map import UNKNOWN, Floats, Pooled, WorkerMap, blocks_that_fit, pool
+
+#: Maps up to this many cells show each value and the gaps between cells.
+FEW_CELLS = 160
+#: Maps up to this many cells name the host in the hover text.
+NAMED_CELLS = 4096
+#: Cells at least this large (pixels of a typical panel) are outlined exactly, smaller ones by a square around them.
+LARGE_CELL_PX = 14
+PANEL_WIDTH_PX = 740
+TICKS = 16
+
+
+def worker_heatmap(
+    found: WorkerMap,
+    position: int | None,
+    theme: Theme,
+    *,
+    top: float,
+    marked: Sequence[int] = (),
+    chosen: int | None = None,
+    dotted: Sequence[int] = (),
+) -> go.Figure:
+    """DP ranks across, stages down; pooled by maximum where there are too many cells.
+
+    `position`: which step, None for all. `top`: S_w of the end of the colour scale. Flat cell numbers: `marked` are
+    outlined, `chosen` is outlined boldly, `dotted` get a dot.
+    """
+    values = found.values(position).T
+    pooled = pool(values, *blocks_that_fit(*values.shape))
+    rows, columns = pooled.values.shape
+    cells = rows * columns
+    height = int(np.clip(44 * rows + 70, 170, 430))
+    drawn = figure(theme, height=height, x="DP rank", y="stage")
+    drawn.add_heatmap(
+        z=pooled.values,
+        customdata=_who(found, pooled),
+        zmin=1,
+        zmax=top,
+        colorscale=scale(theme),
+        colorbar={"title": {"text": "S_w"}, "thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
+        hovertemplate=_hover(found, pooled, named=cells <= NAMED_CELLS),
+        hoverongaps=False,
+        xgap=2 if cells <= FEW_CELLS else 0,
+        ygap=2 if cells <= FEW_CELLS else 0,
+        **({"texttemplate": "%{z:.2f}"} if cells <= FEW_CELLS else {}),
+        **({"text": _hosts(found, pooled)} if cells <= NAMED_CELLS else {}),
+    )
+    _outline(drawn, [_place(found, pooled, cell) for cell in marked], theme.outline, 2, height)
+    if chosen is not None:
+        _outline(drawn, [_place(found, pooled, chosen)], theme.text, 3, height)
+    if dotted:
+        aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
+        places = [(column - aside, row) for column, row in (_place(found, pooled, cell) for cell in dotted)]
+        _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.recorded})
+    numbers, stages = found.dp_ranks, np.arange(found.stages)
+    ticks = _ticks(columns), _ticks(rows)
+    drawn.update_xaxes(
+        tickvals=ticks[0],
+        ticktext=[str(numbers[at * pooled.column_block]) for at in ticks[0]],
+        range=[-0.5, columns - 0.5],
+        showgrid=False,
+        zeroline=False,
+        constrain="domain",
+    )
+    drawn.update_yaxes(
+        tickvals=ticks[1],
+        ticktext=[str(stages[at * pooled.row_block]) for at in ticks[1]],
+        range=[rows - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    drawn.update_layout(uirevision="map")  # playing the steps keeps the zoom
+    return drawn
+
+
+def worker_over_steps(
+    found: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
+) -> go.Figure:
+    """S_w of one worker over the steps, before the band in which nine in ten of the others lie.
+
+    `moments`: when each step was. `position`: of the step that is marked.
+    """
+    everyone = found.per_step.reshape(len(found.steps), -1)
+    own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
+    across = np.arange(len(found.steps))
+    drawn = figure(theme, height=230, x="step", y="S_w", legend=True)
+    if others.size:
+        filled = np.where(np.isnan(others), 1.0, others)
+        low, high = np.quantile(filled, (0.05, 0.95), axis=1)
+        line = {"width": 0, "color": theme.dimmed}
+        drawn.add_scatter(x=across, y=low, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+        drawn.add_scatter(
+            x=across,
+            y=high,
+            mode="lines",
+            line=line,
+            fill="tonexty",
+            hoverinfo="skip",
+            name="nine in ten of the others",
+        )
+    drawn.add_scatter(
+        x=across,
+        y=own,
+        mode="lines+markers" if len(own) <= 100 else "lines",
+        line={"color": theme.accent, "width": 2},
+        marker={"size": 5},
+        customdata=list(zip(found.steps.tolist(), moments, strict=True)),
+        hovertemplate="step %{customdata[0]}: S_w %{y:.3f}<br>%{customdata[1]}<extra></extra>",
+        name="this worker",
+    )
+    if position is not None:
+        drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
+    step_axis(drawn, found.steps)
+    return drawn
+
+
+def colour_top(values: Floats) -> float:
+    """Where the colour scale ends: the largest S_w, but never so low that noise is coloured."""
+    finite = values[np.isfinite(values)]
+    return max(1.1, float(finite.max())) if finite.size else 1.1
+
+
+def _who(found: WorkerMap, pooled: Pooled) -> np.ndarray:
+    """dp_rank, pp_rank and global rank of the worker behind each cell, [rows, columns, 3]."""
+    ranks = found.rank[pooled.column, pooled.row]
+    return np.stack([found.dp_ranks[pooled.column], pooled.row, ranks], axis=2).astype(np.int32)
+
+
+def _hosts(found: WorkerMap, pooled: Pooled) -> list[list[str]]:
+    names = np.array([*found.hosts, "host unknown"], dtype=object)
+    rows: list[list[str]] = names[found.host[pooled.column, pooled.row]].tolist()
+    return rows
+
+
+def _hover(found: WorkerMap, pooled: Pooled, *, named: bool) -> str:
+    size = pooled.row_block * pooled.column_block
+    worst = f"the worst of {size} workers: " if size > 1 else ""
+    rank = "" if (found.rank == UNKNOWN).any() else ", rank %{customdata[2]}"
+    host = "<br>%{text}" if named else ""
+    return f"{worst}worker (%{{customdata[0]}},%{{customdata[1]}})<br>S_w %{{z:.3f}}{rank}{host}<extra></extra>"
+
+
+def _place(found: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
+    """Column and row of a flat cell number on the pooled map."""
+    at, stage = divmod(cell, found.stages)
+    return at // pooled.column_block, stage // pooled.row_block
+
+
+def _outline(drawn: go.Figure, places: Sequence[tuple[int, int]], colour: str, width: int, height: int) -> None:
+    heat = drawn.data[0].z
+    large = min(PANEL_WIDTH_PX / heat.shape[1], (height - 70) / heat.shape[0]) >= LARGE_CELL_PX
+    if not large:
+        ring = {"symbol": "square-open", "size": 12 + width, "color": colour, "line": {"width": width}}
+        _markers(drawn, places, ring)
+        return
+    for column, row in places:
+        box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
+        drawn.add_shape(type="rect", line={"color": colour, "width": width}, **box)
+
+
+def _markers(drawn: go.Figure, places: Sequence[tuple[float, int]], marker: dict[str, object]) -> None:
+    drawn.add_scatter(
+        x=[column for column, _ in places],
+        y=[row for _, row in places],
+        mode="markers",
+        marker=marker,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _ticks(count: int) -> list[int]:
+    """At most TICKS positions, evenly spread from 0."""
+    every = max(1, -(-count // TICKS))
+    return list(range(0, count, every))

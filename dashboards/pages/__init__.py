@@ -1,0 +1,7 @@
+"""The pages, one module each. Importing this package registers them with Dash."""
+
+from __future__ import annotations
+
+from tracekit.dashboards.pages import attribution, compare, fleet, job, not_found_404, time, timeline, whatif, workers
+
+__all__ = ["attribution", "compare", "fleet", "job", "not_found_404", "time", "timeline", "whatif", "workers"]

@@ -1,0 +1,256 @@
+"""Compare: did the change help? Two jobs, or one job before and after a step.
+
+The address holds everything: `with` names the job before (the one of the page is the one after), or `split` the first
+step after a change of the same job.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import dash_mantine_components as dmc
+import polars as pl
+from dash import Input, Output, State, callback, clientside_callback, dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.compare import (
+    causes_of_jobs,
+    causes_of_parts,
+    first_split,
+    parts,
+    whole,
+)
+from tracekit.dashboards.components import (
+    attributes,
+    guarded,
+    href,
+    note,
+    panel,
+    problem,
+)
+from tracekit.dashboards.context import results
+from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
+from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.shell import job_page
+from tracekit.errors import SelectionError
+from tracekit.text import short
+
+#: Suggestions and options listed.
+MOST_SUGGESTED, MOST_OPTIONS = 6, 50
+_JOB, _SPLIT = "job", "split"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is compared: `other`, the job before, or `split`, the first step after, each as given or None."""
+
+    other: str | None
+    split: str | None
+
+    @property
+    def mode(self) -> str:
+        """Which of the two it is."""
+        return _JOB if self.other is not None or self.split is None else _SPLIT
+
+
+def build(stored: Stored, split: str | None = None, **state: str) -> list[Component]:
+    """`with`: the job before; `split`: the first step after a change of this job."""
+    assert stored.report is not None
+    view = View(state.get("with") or None, split or None)
+    if view.other is None and view.split is None:
+        changed = first_split(stored.report)
+        view = View(None, None if changed is None else str(changed))
+    return [
+        _chooser(stored, view),
+        dcc.Loading(
+            html.Div(guarded(_content)(stored, view), id="compare-content"),
+            delay_show=300,
+            overlay_style={"visibility": "visible", "opacity": 0.5},
+        ),
+        dcc.Store(id="compare-job", data=stored.name),
+    ]
+
+
+# --- what is compared -----------------------------------------------------------------------------------------------
+
+
+def _chooser(stored: Stored, view: View) -> Component:
+    report = stored.report
+    assert report is not None
+    names = [str(name) for name in results().jobs().filter(pl.col("slowdown").is_not_null())["name"]]
+    if view.other is not None and view.other not in names:
+        names.append(view.other)
+    steps = report["by_step"]
+    by_job = [
+        dmc.Select(
+            id="compare-with",
+            label="Job before",
+            data=[{"value": name, "label": short(name)} for name in names],
+            value=view.other,
+            searchable=True,
+            limit=MOST_OPTIONS,
+            placeholder="Choose a job",
+            nothingFoundMessage="No job of that name",
+            w=360,
+        ),
+        html.Div([html.Div("Job after", className="field-label"), html.B(short(stored.name))], className="after-job"),
+    ]
+    by_step = dmc.TextInput(
+        id="compare-split",
+        label="First step after the change",
+        value=view.split or "",
+        placeholder=f"{steps[0]['step'] + 1}-{steps[-1]['step']}",
+        debounce=500,
+        w=260,
+    )
+    mode = html.Div(
+        [
+            html.Div("Compare with", className="field-label"),
+            dmc.SegmentedControl(
+                id="compare-mode",
+                data=[
+                    {"value": _JOB, "label": "Another job"},
+                    {"value": _SPLIT, "label": "This job before a step"},
+                ],
+                value=view.mode,
+                **attributes(aria_label="What this job is compared with"),
+            ),
+        ]
+    )
+    return panel(
+        "Compare",
+        html.Div(
+            [
+                mode,
+                html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=view.mode != _JOB),
+                html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=view.mode != _SPLIT),
+            ],
+            className="compare-fields",
+        ),
+    )
+
+
+def _content(stored: Stored, view: View) -> list[Component]:
+    """The comparison, or what is missing for one, in words."""
+    report = stored.report
+    assert report is not None
+    if view.mode == _SPLIT:
+        return _by_step(stored, report, view.split or "")
+    if view.other is None:
+        return [_nothing_chosen(stored)]
+    other = results().stored(view.other)
+    if other.report is None:
+        return [problem(f"{short(other.name)} is stored without an analysis; choose another job.")]
+    if other.name == stored.name:
+        return [
+            panel(
+                "Did it help?",
+                html.P("No difference: this is the job compared with itself.", className="verdict"),
+                note("Choose another job, or compare this one before and after a step."),
+            )
+        ]
+    before, after = (whole(each, results().worker_steps(each.name)) for each in (other, stored))
+    swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))
+    return [
+        verdict_panel(before, after, swap),
+        cost_panels(other.report, report),
+        step_panels(before, after, split=False),
+        causes_panel(causes_of_jobs(other.report, report), "Staying"),
+        *worker_panels(before, after, {"before": other.report, "after": report}, split=False),
+    ]
+
+
+def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Component]:
+    try:
+        step = int(split)
+    except ValueError:
+        raise SelectionError(f"step {split!r:.40} is no step number; expected one such as 100") from None
+    before, after = parts(stored, results().worker_steps(stored.name), step)
+    said = [
+        note(
+            "Both parts are measured against the ideal of the whole job. What op kinds and stages cost is stored for"
+            " whole jobs only, so it is not split here."
+        )
+    ]
+    if step == report["patterns"]["time"]["since_step"]:
+        said.append(note("The step was found in these same step times, which makes the interval a little too narrow."))
+    return [
+        verdict_panel(before, after, html.Div(said)),
+        step_panels(before, after, split=True),
+        causes_panel(causes_of_parts(report, before, after, step), "Without a date: over the whole job"),
+        *worker_panels(before, after, {"before": report, "after": report}, split=True),
+    ]
+
+
+def _nothing_chosen(stored: Stored) -> Component:
+    """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
+    jobs = results().jobs().filter(pl.col("slowdown").is_not_null() & (pl.col("name") != stored.name))
+    own = stored.report["job"]["layout"] if stored.report else {}
+    names = [
+        str(row["name"])
+        for row in jobs.iter_rows(named=True)
+        if all(row[size] == own[size] for size in ("dp", "pp", "tp", "cp", "vpp"))
+    ]
+    close = difflib.get_close_matches(stored.name, names[:500], n=MOST_SUGGESTED, cutoff=0.0)
+    links = [
+        dcc.Link(short(name), href=href("/compare", job=stored.name, **{"with": name}), className="chip-button")
+        for name in close
+    ]
+    return panel(
+        "Did it help?",
+        note("No change point was found in this job. Choose the job before the change, or a step."),
+        html.Div([html.Span("Jobs of the same layout", className="label"), *links], className="suggestions")
+        if links
+        else note("The store has no other job of this layout."),
+    )
+
+
+# --- what the page does ---------------------------------------------------------------------------------------------
+
+
+@callback(
+    Output("compare-content", "children"),
+    Output("compare-by-job", "hidden"),
+    Output("compare-by-step", "hidden"),
+    Input("compare-mode", "value"),
+    Input("compare-with", "value"),
+    Input("compare-split", "value"),
+    State("compare-job", "data"),
+    prevent_initial_call=True,
+)
+def choose(mode: str, other: str | None, split: str | None, job: str) -> Any:
+    """Another job or step was chosen."""
+    by_step = mode == _SPLIT
+    return guarded(_chosen)(job, by_step, other, split), by_step, not by_step
+
+
+def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> list[Component]:
+    stored = results().stored(job)
+    if stored.report is None:
+        return [problem(f"{short(job)} is stored without an analysis by now.")]
+    if not by_step:
+        return _content(stored, View(other or None, None))
+    if not (split or "").strip():
+        steps = stored.report["by_step"]
+        return [
+            note(f"Which step is the first after the change? The job has {steps[0]['step']} to {steps[-1]['step']}.")
+        ]
+    return _content(stored, View(None, split))
+
+
+clientside_callback(
+    """function (mode, other, split, job) {
+        window.tracekit.remember({
+            job: job, with: mode === "job" ? other : null, split: mode === "split" ? split : null,
+        });
+    }""",
+    Input("compare-mode", "value"),
+    Input("compare-with", "value"),
+    Input("compare-split", "value"),
+    State("compare-job", "data"),
+    prevent_initial_call=True,
+)
+
+job_page(__name__, "/compare", "Compare", build)

@@ -1,0 +1,265 @@
+"""What the page Compare shows of two sides: the verdict, costs, steps, causes and workers.
+
+In: two sides and their reports. Out: Dash components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+import numpy as np
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.compare import CauseChange, Change, Outcome, Side, change_of_means, cost_changes, verdict
+from tracekit.dashboards.components import figure_panel, figure_parts, href, inline_csv, note, panel, term
+from tracekit.dashboards.context import viewer
+from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
+from tracekit.text import seconds, short
+
+#: Workers listed, and rows of the table beside a map.
+MOST_WORKERS, MAP_ROWS = 20, 200
+#: A worker whose S changed by less is not listed.
+LEAST_CHANGE = 0.01
+
+
+def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
+    """The answer in one sentence and every figure before and after. `extra`: what stands below the figures."""
+    found = verdict(before, after)
+    badge = dmc.Badge(
+        str(found.outcome),
+        color={Outcome.BETTER: "teal", Outcome.WORSE: "orange"}.get(found.outcome, "gray"),
+        variant="filled",
+    )
+    return panel(
+        "Did it help?",
+        html.Div([html.P(found.sentence, className="verdict"), badge], className="verdict-line"),
+        *(html.P(text, className="warning") for text in found.notes),
+        html.Div(_figures(before, after), className="table-scroll"),
+        html.Div(extra, className="below"),
+        note(
+            "Intervals: 95 %, Welch's t over the steps as a sample; where a step resembles the one before it, as many"
+            " fewer steps are counted."
+        ),
+    )
+
+
+def _figures(before: Side, after: Side) -> Component:
+    """Every figure before and after, with the interval of its change where steps give one."""
+    slowdown = change_of_means(before.slowdown_by_step(), after.slowdown_by_step())
+    lost = before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day
+    ideal = float(before.ideal_s.mean()), float(after.ideal_s.mean())
+    rows = [
+        _row([term("recorded"), " step time"], change_of_means(before.recorded_s, after.recorded_s), seconds),
+        _row([term("original"), " step time"], change_of_means(before.original_s, after.original_s), seconds),
+        _row([term("ideal"), " step time"], Change(*ideal, None, None), seconds),
+    ]
+    rows += [
+        _row([term("S")], slowdown, lambda value: f"{value:.3f}"),
+        _row([term("waste")], Change(before.waste, after.waste, None, None), lambda value: f"{value:.1%}", share=False),
+        _row([term("GPU-hours lost"), " a day"], Change(*lost, None, None), lambda value: f"{value:,.1f}", share=False),
+        _row(
+            ["Steps"],
+            Change(len(before.steps), len(after.steps), None, None),
+            lambda value: f"{value:,.0f}",
+            share=False,
+        ),
+    ]
+    heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95 % interval"]
+    return html.Table(
+        [
+            html.Thead(html.Tr([html.Th(head, className="number" if at else "") for at, head in enumerate(heads)])),
+            html.Tbody(rows),
+        ],
+        className="plain",
+    )
+
+
+def _row(title: list[Any], change: Change, show: Callable[[float], str], *, share: bool = True) -> Component:
+    sign = "+" if change.difference > 0 else ""
+    size = f" ({change.share:+.1%})" if share and change.before else ""
+    interval = "" if change.low is None or change.high is None else f"{show(change.low)} to {show(change.high)}"
+    cells = [show(change.before), show(change.after), f"{sign}{show(change.difference)}{size}", interval]
+    return html.Tr([html.Th(title, scope="row"), *(html.Td(cell, className="number") for cell in cells)])
+
+
+def cost_panels(before: dict[str, Any], after: dict[str, Any]) -> Component:
+    """What op kinds and stages cost on either side."""
+    halves = []
+    for title, table, column, y in (
+        ("op kind", "by_kind", "kind", ""),
+        ("stage", "by_pp_rank", "pp_rank", "stage"),
+    ):
+        changes = cost_changes(before, after, table, column)
+        frame = pl.DataFrame(
+            {
+                column: [change.name for change in changes],
+                "before_s": pl.Series([change.before_s for change in changes], dtype=pl.Float64),
+                "after_s": pl.Series([change.after_s for change in changes], dtype=pl.Float64),
+                "change_s": [change.difference_s for change in changes],
+            }
+        )
+        drawn = figure_panel(
+            ["Cost by ", term(title if title == "stage" else "op kind"), ", each ", term("S alone", "alone")],
+            costs(changes, viewer().theme, y=y),
+            label=f"What each {title} alone costs a step, before and after",
+            table=frame,
+            csv=inline_csv(frame),
+        )
+        halves.append(html.Div(drawn, className="half"))
+    return html.Div(halves, className="row")
+
+
+def step_panels(before: Side, after: Side, *, split: bool) -> Component:
+    """Step times and their distribution. `split`: both sides are parts of one job."""
+    frame = pl.concat(
+        [
+            pl.DataFrame(
+                {
+                    "side": [name] * len(side.steps),
+                    "step": side.steps,
+                    "recorded_s": side.recorded_s,
+                    "original_s": side.original_s,
+                    "ideal_s": side.ideal_s,
+                }
+            )
+            for name, side in (("before", before), ("after", after))
+        ]
+    )
+    drawn = (
+        figure_panel(
+            "Step times, dashed their means",
+            step_series(before, after, viewer().theme, split=split),
+            label="Recorded time of each step before and after, with the means",
+            table=frame,
+            csv=inline_csv(frame),
+        ),
+        figure_panel(
+            "Distribution of the step times",
+            distributions(before, after, viewer().theme),
+            label="Cumulative distribution of the recorded step times before and after",
+            table=frame.select("side", "recorded_s").sort("side", "recorded_s"),
+            csv=inline_csv(frame),
+        ),
+    )
+    return html.Div([html.Div(each, className="half") for each in drawn], className="row")
+
+
+def causes_panel(change: CauseChange, staying: str) -> Component:
+    """Causes gone, new and staying; `staying`: the heading of these."""
+    columns = (
+        ("Gone", [_cause(cause, "cost") for cause in change.gone], "No cause went away."),
+        ("New", [_cause(cause, "costs") for cause in change.new], "No cause is new."),
+        (
+            staying,
+            [_cause(now, f"cost {seconds(was['saved_s'])}, now", was=was) for was, now in change.staying],
+            "No other cause.",
+        ),
+    )
+    return panel(
+        "Causes",
+        html.Div(
+            [
+                html.Div([html.H3(title), html.Ul(items, className="cause-list") if items else note(none)])
+                for title, items, none in columns
+            ],
+            className="thirds",
+        ),
+    )
+
+
+def _cause(cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None) -> Component:
+    cost = f"costs {seconds(cause['saved_s'])} a step" if was is cause else f"{word} {seconds(cause['saved_s'])} a step"
+    since = "" if cause["since_step"] is None else f", since step {cause['since_step']}"
+    return html.Li([html.B(cause["title"]), f", {short(cause['where_text'])}{since}: {cost}"])
+
+
+def worker_panels(
+    before: Side, after: Side, reports: Mapping[str, dict[str, Any]], *, split: bool
+) -> Sequence[Component]:
+    """Both worker maps, and the workers that changed most.
+
+    `reports`: by "before" and "after"; `split`: both sides are parts of one job.
+    """
+    top = float(max(before.workers.max(), after.workers.max()))
+    maps = [
+        html.Div(
+            panel(
+                [f"{title.capitalize()}: ", term("exact S_w"), " of each worker"],
+                *figure_parts(
+                    worker_map(side, top, viewer().theme),
+                    label=f"Slowdown of each worker {title} the change, DP ranks across, stages down",
+                    table=_map_table(side),
+                    csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
+                    most=MAP_ROWS,
+                ),
+            ),
+            className="half",
+        )
+        for title, side in (("before", before), ("after", after))
+    ]
+    return (html.Div(maps, className="row"), _largest(before, after, reports))
+
+
+def _map_table(side: Side) -> pl.DataFrame:
+    """The worker map as rows, slowest first."""
+    stages = side.workers.shape[1]
+    return pl.DataFrame(
+        {
+            "dp_rank": np.repeat(side.dp_ranks, stages),
+            "pp_rank": np.tile(np.arange(stages), len(side.dp_ranks)),
+            "slowdown": side.workers.ravel(),
+        }
+    ).sort("slowdown", descending=True, maintain_order=True)
+
+
+def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -> Component:
+    """The workers whose S changed most, where both sides have the same ones."""
+    if before.workers.shape != after.workers.shape or not np.array_equal(before.dp_ranks, after.dp_ranks):
+        return panel(
+            "Workers that changed most", note("The two jobs have different workers, so they are not told one by one.")
+        )
+    places = ["dp_rank", "pp_rank"]
+    found = (
+        _map_table(after)
+        .rename({"slowdown": "after"})
+        .join(_map_table(before).rename({"slowdown": "before"}), on=places)
+        .with_columns(change=pl.col("after") - pl.col("before"))
+        .sort(pl.col("change").abs(), descending=True, maintain_order=True)
+        .head(MOST_WORKERS)
+    )
+    found = found.filter(pl.col("change").abs() >= LEAST_CHANGE)
+    if found.is_empty():
+        return panel("Workers that changed most", note(f"The S of no worker changed by {LEAST_CHANGE} or more."))
+    for name in ("before", "after"):
+        known = pl.DataFrame(reports[name]["by_worker"], infer_schema_length=None)
+        known = known.select(*places, pl.col("host").cast(pl.String).alias(f"host {name}"))
+        found = found.join(known, on=places, how="left", maintain_order="left")
+    one_host = found["host before"].equals(found["host after"])
+    hosts = ["host after"] if one_host else ["host before", "host after"]
+    heads = ["Worker", *(["Host"] if one_host else ["Host before", "Host after"]), "S_w before", "S_w after", "Change"]
+    rows = [
+        [f"({row['dp_rank']},{row['pp_rank']})"]
+        + ["-" if row[host] is None else short(row[host]) for host in hosts]
+        + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
+        for row in found.iter_rows(named=True)
+    ]
+    first = 1 + len(hosts)  # of the numbers
+    table = html.Table(
+        [
+            html.Thead(
+                html.Tr([html.Th(head, className="number" if at >= first else "") for at, head in enumerate(heads)])
+            ),
+            html.Tbody(
+                [
+                    html.Tr([html.Td(cell, className="number" if at >= first else "") for at, cell in enumerate(row)])
+                    for row in rows
+                ]
+            ),
+        ],
+        className="plain",
+    )
+    return panel("Workers that changed most", html.Div(table, className="table-scroll"))

@@ -1,0 +1,190 @@
+"""Job: the verdict on one job, why it is slow, and what each fix would buy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.components import figure_panel, href, note, panel, term
+from tracekit.dashboards.context import viewer
+from tracekit.dashboards.figures.job import step_times
+from tracekit.dashboards.pages.fleet import NO_CAUSE
+from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.shell import job_page
+from tracekit.text import seconds, short
+
+
+def build(stored: Stored, **_: str) -> list[Component]:
+    """The page of one job."""
+    report = stored.report
+    assert report is not None
+    return [
+        _verdict(report),
+        panel("Causes", _causes(report, stored.name)),
+        panel("Fixes", _fixes(report)),
+        html.Div(
+            [html.Div(_step_times(report), className="half"), html.Div(_about(stored, report), className="half")],
+            className="row",
+        ),
+    ]
+
+
+def sentence(report: dict[str, Any]) -> str:
+    """The verdict in one sentence."""
+    times = report["step_time_s"]
+    if not report["straggling"]:
+        return f"No straggler: S = {report['slowdown']:.3f}, below 1.1."
+    cost = times["original"] - times["ideal"]
+    first = report["causes"][0]
+    why = "" if first["kind"] in NO_CAUSE else f" First cause: {_lower(first['title'])}, {first['where_text']}."
+    return (
+        f"Stragglers cost {seconds(cost)} of every {seconds(times['original'])} step, {report['waste']:.1%} of the GPU"
+        f" time: {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day.{why}"
+    )
+
+
+def _lower(title: str) -> str:
+    return title[:1].lower() + title[1:]
+
+
+def _verdict(report: dict[str, Any]) -> Component:
+    trust, coverage = report["trust"], report["coverage"]
+    lines: list[Any] = [html.P(sentence(report), className="verdict")]
+    if not trust["trustworthy"]:
+        lines.append(html.P(["Do not trust these figures: ", "; ".join(trust["reasons"])], className="warning"))
+    missing = coverage["workers_expected"] - coverage["workers_traced"]
+    if missing or coverage["dropped"]:
+        lines.append(
+            note(
+                f"{coverage['workers_traced']:,} of {coverage['workers_expected']:,} workers traced;"
+                f" {len(coverage['dropped']):,} DP ranks left out of a step."
+            )
+        )
+    shares = [
+        html.Span([term(name), f" {'-' if report[key] is None else format(report[key], '.0%')}"])
+        for name, key in (("M_W", "m_w"), ("M_S", "m_s"))
+    ]
+    lines.append(
+        html.P(
+            [
+                term("replay error"),
+                f" {trust['replay_error']:.2%}, ",
+                term("launch delays"),
+                f" add {trust['discrepancy']:.1%}, ",
+                shares[0],
+                ", ",
+                shares[1],
+            ],
+            className="note",
+        )
+    )
+    return panel("Verdict", *lines)
+
+
+def _causes(report: dict[str, Any], name: str) -> Component:
+    return html.Ol([html.Li(_cause(cause, name)) for cause in report["causes"]], className="causes")
+
+
+def _cause(cause: dict[str, Any], name: str) -> list[Any]:
+    since = "all along" if cause["since_step"] is None else f"since step {cause['since_step']}"
+    found = cause["kind"] not in NO_CAUSE
+    head: list[Any] = [html.B(cause["title"])]
+    if found:
+        head += [
+            f"  {short(cause['where_text'])}, {since}: ",
+            html.B(f"costs {seconds(cause['saved_s'])} a step"),
+            f", {min(cause['confidence'], 0.99):.0%} sure",
+        ]
+    evidence = [
+        html.Li(
+            f"{one['name']}: {one['value']:.4g}{' ' + one['unit'] if one['unit'] else ''}"
+            + (f" (needs {one['needed']:.4g})" if one["needed"] else "")
+        )
+        for one in cause["evidence"]
+    ]
+    parts = [html.Div(head), html.Ul(evidence, className="evidence")]
+    for label, key in (
+        ("Looks like", "signature"),
+        ("Next check", "next_check"),
+        ("Usual remedy", "suggested_fix"),
+        ("Wrong if", "refuted_by"),
+    ):
+        if cause[key]:
+            parts.append(html.Div([html.Span(f"{label}: ", className="label"), cause[key]]))
+    if found:
+        parts.append(dcc.Link("Show on the worker map", href=href("/workers", job=name)))
+    return parts
+
+
+def _fixes(report: dict[str, Any]) -> Component:
+    if not report["fixes"]:
+        return note("Nothing to fix.")
+    heads = ["Fix", "Where", "Step then", "Saves a step", "GPU-hours a day"]
+    rows = []
+    for fix in report["fixes"]:
+        if fix["withheld"] is not None:
+            cells = ["-", f"not promised: {fix['withheld']}", "-"]
+        else:
+            error = f" ± {seconds(fix['error_s'])}" if fix["error_s"] else ""
+            saves = seconds(fix["saved_s"]) + error
+            cells = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
+        title: list[Any] = [fix["title"]]
+        if fix["bound"]:
+            title += [" (", term("at most"), ")"]
+        rows.append(
+            html.Tr(
+                [
+                    html.Td(title),
+                    html.Td(short(fix["where_text"])),
+                    *(html.Td(cell, className="number") for cell in cells),
+                ]
+            )
+        )
+    return html.Table(
+        [
+            html.Thead(html.Tr([html.Th(head, className="number" if at > 1 else "") for at, head in enumerate(heads)])),
+            html.Tbody(rows),
+        ],
+        className="plain",
+    )
+
+
+def _step_times(report: dict[str, Any]) -> Component:
+    times = report["step_time_s"]
+    table = pl.DataFrame({"replay": list(times), "mean_step_time_s": list(times.values())})
+    return figure_panel(
+        ["Mean step time: ", term("recorded"), ", ", term("original"), ", ", term("ideal")],
+        step_times(times["recorded"], times["original"], times["ideal"], viewer().theme),
+        label=f"Step time recorded {seconds(times['recorded'])}, original {seconds(times['original'])},"
+        f" ideal {seconds(times['ideal'])}",
+        table=table,
+    )
+
+
+def _about(stored: Stored, report: dict[str, Any]) -> Component:
+    layout, who = report["job"]["layout"], viewer()
+    sizes = " x ".join(f"{name} {layout[name]}" for name in ("dp", "pp", "tp", "cp", "vpp") if layout[name] > 1)
+    rows = {
+        "Layout": f"{sizes or 'one worker'} on {layout['world_size']:,} GPUs",
+        "Traced": f"{report['job']['steps']:,} steps, {report['job']['ops']:,} ops",
+        "First step": who.moment(stored.started_at),
+        "Last step": who.moment(stored.ended_at),
+        "Imported": who.moment(stored.imported_at),
+        "Source": short(stored.source),
+    }
+    body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
+    links = [
+        html.A(f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name), download="")
+        for table in ("causes", "fixes", "by_worker", "by_step")
+    ]
+    return panel(
+        "About this job",
+        html.Table(html.Tbody(body), className="plain"),
+        html.P([html.Span([link, " "]) for link in links]),
+    )
+
+
+job_page(__name__, "/job", "Job", build)

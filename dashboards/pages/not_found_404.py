@@ -1,0 +1,21 @@
+"""What an address that names no page shows. Dash knows the page by the name of this module."""
+
+from __future__ import annotations
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.components import problem
+from tracekit.dashboards.shell import page
+
+
+def build(**_: str) -> list[Component]:
+    """The way back."""
+    return [
+        html.H1("No such page"),
+        problem("This address names no page of the dashboard; it may have been cut when it was copied."),
+        dcc.Link("All jobs", href="/"),
+    ]
+
+
+page(__name__, "/not-found", "No such page", build)

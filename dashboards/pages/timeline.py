@@ -1,0 +1,244 @@
+"""Timeline: every op of one step, as recorded against the ideal, coloured by how it compares with its peers.
+
+The page is the controls and an empty canvas; assets/timeline.js asks for the ops themselves, so that the page is there
+at once. All of its state is in the address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import dash_mantine_components as dmc
+import polars as pl
+from dash import Input, Output, State, clientside_callback, dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.components import attributes, href, panel, term
+from tracekit.dashboards.context import results, viewer
+from tracekit.dashboards.figures.timeline import legend, palette
+from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.timeline_data import CLASSES
+from tracekit.dashboards.timeline_state import Order, Streams, TimelineState, View, read_state
+from tracekit.text import seconds
+
+_KEYS = (
+    "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: left and right pan, up and down scroll, + and"
+    " - zoom, Home shows the whole step, N and P go to the next and previous op of the track, Escape lets go of it."
+)
+
+
+def build(stored: Stored, **texts: str) -> list[Component]:
+    """The page; `texts` as in `read_state`."""
+    steps, by_worker = results().table(stored.name, "by_step"), results().table(stored.name, "by_worker")
+    read = read_state(texts, steps, by_worker)
+    results().prepare(stored.name, read.state.step)
+    said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
+    return [
+        *said,
+        panel(
+            ["Recorded against ", term("ideal"), ", op by op"],
+            _controls(read.state, steps),
+            _legend(),
+            _canvas(stored, read.state),
+            extra=_buttons(stored, read.state),
+        ),
+        panel("The slowest ops of this view", *_table(stored, read.state)),
+        dcc.Store(id="timeline-config", data=_config(stored, read.state)),
+        dcc.Store(id="timeline-mounted"),
+    ]
+
+
+def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
+    """What the canvas starts from."""
+    return {
+        "job": stored.name,
+        "state": address(state),
+        "colours": asdict(palette(viewer().theme)),
+        "bounds": list(CLASSES),
+    }
+
+
+def address(state: TimelineState) -> dict[str, Any]:
+    """The state as parameters of an address."""
+    return {
+        "step": state.step,
+        "view": str(state.view),
+        "streams": str(state.streams),
+        "order": str(state.order),
+        "worker": state.workers,
+        "stage": state.stages,
+        "dp_rank": state.dp_ranks,
+        "from": state.from_ms,
+        "to": state.to_ms,
+        "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
+        "op": None if state.op is None else str(state.op),
+    }
+
+
+def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
+    options = [
+        {"value": str(step), "label": f"{step}: {seconds(recorded)}, S {slowdown:.2f}"}
+        for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
+    ]
+    step = html.Div(
+        [
+            dmc.Select(
+                id="timeline-step",
+                label=term("step", "Step"),
+                data=options,
+                value=str(state.step),
+                searchable=True,
+                allowDeselect=False,
+                limit=200,
+                w=172,
+                size="xs",
+            ),
+            html.Button(
+                "←", id="timeline-previous", title="The step before", **attributes(aria_label="The step before")
+            ),
+            html.Button("→", id="timeline-next", title="The step after", **attributes(aria_label="The step after")),
+        ],
+        className="timeline-step",
+    )
+    views = {
+        View.BOTH: "Recorded and ideal",
+        View.RECORDED: "Recorded",
+        View.ORIGINAL: "Original",
+        View.IDEAL: "Ideal",
+    }
+    return html.Div(
+        [
+            step,
+            _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
+            _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
+            _choice("timeline-order", "Workers", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+            _filter("timeline-worker", "Worker", state.workers, "3,1"),
+            _filter("timeline-dp_rank", "DP ranks", state.dp_ranks, "0-3 7"),
+            _filter("timeline-stage", "Stages", state.stages, "0-3"),
+        ],
+        className="timeline-controls",
+    )
+
+
+def _choice(name: str, label: str, value: str, options: dict[Any, str]) -> Component:
+    data = [{"value": str(option), "label": text} for option, text in options.items()]
+    control = dmc.SegmentedControl(id=name, value=str(value), data=data, size="xs", **attributes(aria_label=label))
+    return html.Div([html.Div(label, className="control-label"), control])
+
+
+def _filter(name: str, label: str, value: str, example: str) -> Component:
+    return dmc.TextInput(
+        id=name, label=label, value=value, placeholder=f"e.g. {example}", debounce=500, w=94, size="xs"
+    )
+
+
+def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
+    export = href("/timeline/export.json.gz", job=stored.name, step=state.step)
+    perfetto = html.A(
+        "Open in Perfetto",
+        id="timeline-perfetto",
+        href=export,
+        download="",
+        className="button",
+        title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute.",
+    )
+    return [
+        html.Button("Whole step", id="timeline-home", title="Show the whole step (Home)"),
+        html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
+        perfetto,
+    ]
+
+
+def _legend() -> Component:
+    entries = [
+        html.Span([html.I(style={"background": colour}), name])
+        for colour, name in legend(palette(viewer().theme), CLASSES)
+    ]
+    return html.Div(
+        [html.Span(["Own time against ", term("peers", "the peers"), ":"]), *entries],
+        className="timeline-legend",
+    )
+
+
+def _canvas(stored: Stored, state: TimelineState) -> Component:
+    """The empty elements that assets/timeline.js fills."""
+    label = (
+        f"Timeline of step {state.step} of {stored.name}: a track per worker and stream, time to the right. The table"
+        " below lists the slowest ops of the same view."
+    )
+    return html.Div(
+        [
+            html.Div(
+                [
+                    html.Canvas(id="timeline-overview", **attributes(aria_hidden="true")),
+                    html.Div(
+                        [html.Canvas(id="timeline-canvas"), html.Div(id="timeline-sizer")],
+                        id="timeline-scroll",
+                        tabIndex=0,
+                        role="application",
+                        **attributes(aria_label=label, aria_describedby="timeline-keys"),
+                    ),
+                    html.Div("Loading the step ...", id="timeline-status", role="status"),
+                ],
+                id="timeline-host",
+            ),
+            html.Aside(
+                html.P("Point at an op for its figures; click it to keep them.", className="note"),
+                id="timeline-details",
+                **attributes(aria_label="The op pointed at", aria_live="polite"),
+            ),
+            html.P(_KEYS, id="timeline-keys", className="note"),
+        ],
+        className="timeline",
+    )
+
+
+def _table(stored: Stored, state: TimelineState) -> list[Component]:
+    texts = {name: value for name, value in address(state).items() if value not in (None, "")}
+    csv = href("/timeline/slowest.csv", job=stored.name, **texts)
+    return [
+        html.P(
+            [
+                "Ranked by what they take beyond the median of their peers, in the window shown above. ",
+                html.A("CSV", id="timeline-csv", href=csv, download=""),
+            ],
+            className="note",
+        ),
+        html.Div(html.P("Loading ...", className="note"), id="timeline-slowest", className="table-scroll"),
+    ]
+
+
+clientside_callback(
+    "function (config) { window.tracekitTimeline.mount(config); return true; }",
+    Output("timeline-mounted", "data"),  # a callback without an output does not run when the page appears
+    Input("timeline-config", "data"),
+)
+clientside_callback(
+    """function (step, view, streams, order, worker, dp_rank, stage) {
+        window.tracekitTimeline.change({
+            step: step, view: view, streams: streams, order: order, worker: worker, dp_rank: dp_rank, stage: stage,
+        });
+    }""",
+    *(
+        Input(f"timeline-{name}", "value")
+        for name in ("step", "view", "streams", "order", "worker", "dp_rank", "stage")
+    ),
+    prevent_initial_call=True,
+)
+clientside_callback(
+    """function (previous, next, step, options) {
+        const steps = options.map((option) => option.value), by = dash_clientside.callback_context.triggered_id;
+        const at = steps.indexOf(step) + (by === "timeline-next" ? 1 : -1);
+        return steps[Math.min(Math.max(at, 0), steps.length - 1)];
+    }""",
+    Output("timeline-step", "value"),
+    Input("timeline-previous", "n_clicks"),
+    Input("timeline-next", "n_clicks"),
+    State("timeline-step", "value"),
+    State("timeline-step", "data"),
+    prevent_initial_call=True,
+)
+
+job_page(__name__, "/timeline", "Timeline", build)

@@ -1,0 +1,248 @@
+"""What the page What-if shows of questions and their answers: the answer, its progress, the scenarios side by side.
+
+In: what is known at this moment. Out: Dash components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.asked import MOST_KEPT, Ask, Asked
+from tracekit.dashboards.components import attributes, figure_parts, inline_csv, note, panel, problem, term
+from tracekit.dashboards.context import viewer
+from tracekit.dashboards.figures.whatif import Bar, scenario_times
+from tracekit.dashboards.replays import Answer, Pending, Phase, Refused, Status
+from tracekit.text import seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the page shows of a state at this moment."""
+
+    asked: Asked | None
+    status: Status | None
+    wrong: str | None
+    kept: tuple[tuple[Asked, Status], ...]
+    kept_problems: tuple[str, ...]
+
+    @property
+    def pending(self) -> bool:
+        """Whether an answer is still to come."""
+        return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.kept)))
+
+
+def answer_panel(report: dict[str, Any], seen: Seen) -> Component:
+    """The answer to the question, or how far it is."""
+    match seen.status:
+        case None if seen.wrong is None:
+            body: list[Any] = [
+                note("Take a suggestion or choose ops, then Replay: the whole job is replayed with that change.")
+            ]
+        case None | Refused(selection=True):
+            body = [note("No answer: the selection above needs a correction.")]
+        case Refused(message=message):
+            body = [problem(message, title="Not replayed")]
+        case Pending(phase=phase):
+            body = [_progress(phase)]
+        case Answer() as answer:
+            assert seen.asked is not None
+            return panel("Answer", *_answered(report, seen.asked, answer), extra=_keep_button(seen))
+    return panel("Answer", *body)
+
+
+def _progress(phase: Phase) -> Component:
+    """What is done, under way and to come."""
+    phases = list(Phase)
+    at = phases.index(phase)
+    return html.Ol(
+        [
+            html.Li(
+                [str(each), " ..." if position == at else ""],
+                className="done" if position < at else "now" if position == at else "",
+            )
+            for position, each in enumerate(phases)
+        ],
+        className="phases",
+    )
+
+
+def _keep_button(seen: Seen) -> Component:
+    kept = [asked for asked, _ in seen.kept]
+    if seen.asked in kept:
+        return html.Span("Kept beside the others below")
+    full = len(kept) >= MOST_KEPT
+    return html.Button(
+        "Keep beside others" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
+        id={"type": "whatif-keep", "at": 0},
+        disabled=full,
+    )
+
+
+def sentence(report: dict[str, Any], asked: Asked, answer: Answer) -> str:
+    """The answer in one sentence."""
+    original = report["step_time_s"]["original"]
+    if asked.ask is Ask.KEEP:
+        return (
+            f"With {asked.selection} alone as recorded and all else ideal, a step takes {seconds(answer.step_time_s)}:"
+            f" S alone = {answer.slowdown:.3f}."
+        )
+    how = f"With {asked}" if asked.ask is Ask.IDEALISE else f"If {asked}"
+    if not answer.clear:
+        return (
+            f"{how}, a step takes {seconds(answer.step_time_s)} instead of {seconds(original)}: a difference within"
+            " its error, so nothing is promised."
+        )
+    word = "less" if answer.saved_s > 0 else "more"
+    return (
+        f"{how}, a step takes {seconds(answer.step_time_s)} instead of {seconds(original)}:"
+        f" {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / original:.1%}) {word}."
+    )
+
+
+def _answered(report: dict[str, Any], asked: Asked, answer: Answer) -> list[Any]:
+    times, trust = report["step_time_s"], report["trust"]
+    figures: tuple[tuple[str, Any], ...] = (
+        (seconds(answer.step_time_s), ["a step, was ", seconds(times["original"]), " (", term("original"), ")"]),
+        (f"{answer.slowdown:.3f}", [term("S"), f", was {report['slowdown']:.3f}"]),
+        (seconds(answer.saved_s), f"saved a step, ± {seconds(answer.error_s)}"),
+        (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
+        (f"{answer.ops:,}", f"ops selected of {report['job']['ops']:,}"),
+    )
+    said = [html.P(sentence(report, asked, answer), className="verdict")]
+    if not trust["trustworthy"]:
+        said.append(html.P(["Do not trust this figure: ", "; ".join(trust["reasons"])], className="warning"))
+    cards = [
+        html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
+        for value, caption in figures
+    ]
+    footing = note(
+        [
+            "The error is the ",
+            term("replay error"),
+            f" ({trust['replay_error']:.2%}) and the scatter over {report['job']['steps']:,} steps (95 %).",
+        ]
+    )
+    return [*said, html.Div(cards, className="figures"), footing]
+
+
+def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
+    """The kept scenarios and the one just answered: a table, bars, exact numbers."""
+    rows = list(seen.kept)
+    current = (
+        isinstance(seen.status, Answer) and seen.asked is not None and seen.asked not in [each for each, _ in rows]
+    )
+    if current:
+        assert seen.asked is not None
+        assert seen.status is not None
+        rows.append((seen.asked, seen.status))
+    said = [html.P(text, className="warning") for text in seen.kept_problems]
+    if not rows:
+        return panel(
+            "Scenarios side by side", *said, note("Answers that you keep are lined up here, and in the address.")
+        )
+    times = report["step_time_s"]
+    bars = [
+        Bar(f"{number}  {asked}", status.step_time_s, status.error_s)
+        for number, (asked, status) in enumerate(rows, 1)
+        if isinstance(status, Answer)
+    ]
+    table = _numbers(report, rows)
+    figure = figure_parts(
+        scenario_times(times["original"], times["ideal"], bars, viewer().theme),
+        label="Step time of each scenario between the job as it ran and the ideal job",
+        table=table,
+        csv=inline_csv(table),
+        id="whatif-bars",
+    )
+    return panel(
+        "Scenarios side by side",
+        *said,
+        html.Div(_lines(report, rows, kept=len(seen.kept)), className="table-scroll scenarios"),
+        *figure,
+    )
+
+
+def _numbers(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]]) -> pl.DataFrame:
+    """The answers as exact numbers."""
+    answers = [(asked, status) for asked, status in rows if isinstance(status, Answer)]
+    times = report["step_time_s"]
+    lines = [
+        {"scenario": "as it ran", "step_time_s": times["original"], "slowdown": report["slowdown"], "saved_s": 0.0}
+    ]
+    lines += [
+        {
+            "scenario": str(asked),
+            "ops": answer.ops,
+            "step_time_s": answer.step_time_s,
+            "slowdown": answer.slowdown,
+            "saved_s": answer.saved_s,
+            "error_s": answer.error_s,
+            "saved_gpu_hours_per_day": answer.saved_gpu_hours_per_day,
+        }
+        for asked, answer in answers
+    ]
+    lines.append(
+        {
+            "scenario": "all ideal",
+            "step_time_s": times["ideal"],
+            "slowdown": 1.0,
+            "saved_s": times["original"] - times["ideal"],
+        }
+    )
+    return pl.DataFrame(lines, infer_schema_length=None)
+
+
+def _lines(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]], *, kept: int) -> Component:
+    """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
+    heads: list[Any] = ["", "Scenario", "Step time", term("S"), "Saves a step", "GPU-hours a day", ""]
+    original = report["step_time_s"]["original"]
+    lines = []
+    for at, (asked, status) in enumerate(rows):
+        if isinstance(status, Answer):
+            share = f" ({status.saved_s / original:+.1%})"
+            saves = f"{seconds(status.saved_s)} ± {seconds(status.error_s)}" + (share if status.clear else "")
+            figures = [
+                seconds(status.step_time_s),
+                f"{status.slowdown:.3f}",
+                saves if status.clear else f"{saves}, within the error",
+                f"{status.saved_gpu_hours_per_day:,.1f}",
+            ]
+            cells: list[Any] = [html.Td(figure, className="number") for figure in figures]
+        else:
+            said = status.message if isinstance(status, Refused) else f"{status.phase} ..."
+            cells = [html.Td(said, colSpan=4, className="note")]
+        last: Any = (
+            html.Button(
+                "Remove",
+                id={"type": "whatif-remove", "at": at},
+                **attributes(aria_label=f"Remove scenario {at + 1}"),
+            )
+            if at < kept
+            else html.Span("not kept", className="label")
+        )
+        lines.append(
+            html.Tr(
+                [
+                    html.Td(str(at + 1), className="label"),
+                    html.Td(str(asked)),
+                    *cells,
+                    html.Td(last, className="number"),
+                ],
+                className="" if at < kept else "current",
+            )
+        )
+    return html.Table(
+        [
+            html.Thead(
+                html.Tr([html.Th(head, className="number" if 1 < at < 6 else "") for at, head in enumerate(heads)])
+            ),
+            html.Tbody(lines),
+        ],
+        className="plain",
+    )

@@ -1,0 +1,264 @@
+"""Workers: which worker, host, stage or DP rank is slow, over all steps and step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import dash_mantine_components as dmc
+import numpy as np
+import plotly.graph_objects as go
+from dash import (
+    ALL,
+    ClientsideFunction,
+    Input,
+    Output,
+    State,
+    callback,
+    clientside_callback,
+    ctx,
+    dcc,
+    html,
+    no_update,
+    set_props,
+)
+from dash.development.base_component import Component
+
+from tracekit.dashboards.components import attributes, figure_parts, guarded, href, note, panel, term
+from tracekit.dashboards.context import results, viewer
+from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
+from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.sentences import believed, listed, space_words
+from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.dashboards.worker_panels import LISTED, detail, hosts, slowest
+from tracekit.dashboards.worker_view import View, address, choose_worker, read_view
+from tracekit.model import Worker
+
+#: Bars of the strip above the scrubber; more steps are pooled.
+MOST_BARS = 240
+#: Workers of a host that are marked on the map.
+MOST_MARKED = 500
+
+
+def build(
+    stored: Stored, step: str | None = None, worker: str | None = None, host: str | None = None, **_: str
+) -> list[Component]:
+    """`step`: its number; `worker`: `dp,pp`; `host`: its name."""
+    found, report = results().worker_map(stored.name), stored.report
+    assert report is not None
+    view = read_view(found, step, worker, host)
+    pattern = html.P(believed(report, space_words(report["patterns"]["space"], found)), className="verdict")
+    listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")
+    one = html.Div(_detail(stored.name, found, view), id="workers-detail")
+    draining = html.Div(hosts(found, view.host, report), id="workers-hosts")
+    return [
+        html.Div(_said(view), id="workers-said", role="status"),
+        panel("Which workers are slow", pattern, *_missing(report)),
+        html.Div(
+            [
+                html.Div(_map_panel(stored, found, view), className="twothirds"),
+                html.Div(panel("Slowest workers", listing), className="third"),
+            ],
+            className="row",
+        ),
+        html.Div(
+            [
+                html.Div(panel("One worker among its peers", one), className="half"),
+                html.Div(
+                    panel("Which host to drain" if found.only_host is None else "Host", draining), className="half"
+                ),
+            ],
+            className="row",
+        ),
+        dcc.Store(id="workers-job", data=stored.name),
+        dcc.Store(id="workers-view", data=address(found, view)),
+    ]
+
+
+def draw(found: WorkerMap, view: View) -> go.Figure:
+    """The map of the step, or of all: the slowest outlined, the chosen worker and host marked."""
+    values = found.values(view.position).ravel()
+    marked = [cell for cell in found.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
+    of_host: list[int] = []
+    if view.host is not None:
+        of_host = np.flatnonzero(found.host.ravel() == found.hosts.index(view.host))[:MOST_MARKED].tolist()
+    return worker_heatmap(
+        found,
+        view.position,
+        viewer().theme,
+        top=colour_top(found.slowdown if view.position is None else found.per_step),
+        marked=marked,
+        chosen=view.cell,
+        dotted=of_host,
+    )
+
+
+def _said(view: View) -> list[Component]:
+    return [note(text) for text in view.said]
+
+
+def _cell(found: WorkerMap, view: View) -> int:
+    """The chosen worker, else the slowest."""
+    return found.worst(None, 1)[0] if view.cell is None else view.cell
+
+
+def _detail(job: str, found: WorkerMap, view: View) -> list[Component]:
+    return detail(found, _cell(found, view), job, view.position, default=view.cell is None)
+
+
+def _missing(report: dict[str, Any]) -> list[Component]:
+    coverage = report["coverage"]
+    missing = [str(Worker(one["dp_rank"], one["pp_rank"])) for one in coverage["missing_workers"]]
+    if not missing and not coverage["dropped"]:
+        return []
+    count = "1 worker was" if len(missing) == 1 else f"{len(missing):,} workers were"
+    gone = f"{count} not traced: {listed(missing)}. " if missing else ""
+    blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
+    return [note(gone + blank)]
+
+
+def _map_panel(stored: Stored, found: WorkerMap, view: View) -> Component:
+    go_to = dmc.TextInput(
+        id="workers-go",
+        debounce=True,
+        placeholder="Show worker 1,2",
+        w=170,
+        **attributes(aria_label="Show this worker: DP rank, comma, stage"),
+    )
+    parts = figure_parts(
+        draw(found, view),
+        label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks across, stages down",
+        table=found.table,
+        csv=href("/download/by_worker.csv", job=stored.name),
+        id="workers-map",
+    )
+    return panel(
+        [term("exact S_w", "Exact S_w"), " of each ", term("worker"), ": DP ranks across, stages down"],
+        _scrubber(stored, found, view),
+        *parts,
+        extra=go_to,
+    )
+
+
+def _scrubber(stored: Stored, found: WorkerMap, view: View) -> Component:
+    """Plays the map step by step. The strip above the slider shows S of each step; position 0 is all steps."""
+    count = len(found.steps)
+    slider = dmc.Slider(
+        id="workers-step",
+        min=0,
+        max=count,
+        step=1,
+        value=0 if view.position is None else view.position + 1,
+        updatemode="drag",
+        label=None,
+        color="gray",
+        size="sm",
+        thumbLabel="Step shown on the map; the leftmost position is all steps",
+        marks=[{"value": 0, "label": "all"}, {"value": count, "label": str(found.steps[-1])}],
+    )
+    return html.Div(
+        [
+            html.Button("Play", id="workers-play", **attributes(aria_label="Play the map step by step")),
+            html.Div([_strip(stored, count), slider], className="scrub-track"),
+            html.Div(_readout(stored, found, view), id="workers-readout", className="scrub-readout"),
+        ],
+        className="scrubber",
+    )
+
+
+def _strip(stored: Stored, count: int) -> Component:
+    slowdowns = np.array([row["slowdown"] for row in stored.report["by_step"]]) if stored.report else np.ones(count)
+    top = max(0.1, float(slowdowns.max()) - 1)
+    block = -(-count // MOST_BARS)
+    bars = []
+    for first in range(0, count, block):
+        height = float(np.clip((slowdowns[first : first + block].max() - 1) / top, 0.04, 1))
+        at = (first + (min(first + block, count) - first + 1) / 2) / count
+        style = {"left": f"{at:.3%}", "height": f"{height:.0%}", "width": f"{min(0.7 * block / count, 0.02):.3%}"}
+        bars.append(html.I(style=style))
+    return html.Div(bars, className="strip", **attributes(aria_hidden="true"))
+
+
+def _readout(stored: Stored, found: WorkerMap, view: View) -> list[Any]:
+    """Which step the map shows, and what it costs."""
+    if view.position is None:
+        return [html.B(f"All {len(found.steps):,} steps"), html.Span("mean over the steps", className="note")]
+    number = int(found.steps[view.position])
+    assert stored.report is not None
+    slowdown = stored.report["by_step"][view.position]["slowdown"]
+    moment = viewer().moment(results().step_starts(stored.name).get(number))
+    return [html.B(f"Step {number}: S = {slowdown:.3f}"), html.Span(moment, className="note")]
+
+
+@callback(
+    Output("workers-said", "children"),
+    Input("workers-step", "value"),
+    Input("workers-map", "clickData"),
+    Input("workers-go", "value"),
+    Input({"type": "pick-worker", "value": ALL, "place": ALL}, "n_clicks"),
+    Input({"type": "pick-host", "value": ALL, "place": ALL}, "n_clicks"),
+    State("workers-job", "data"),
+    State("workers-view", "data"),
+    prevent_initial_call=True,
+)
+@guarded
+def change(
+    position: int, clicked: dict[str, Any] | None, typed: str | None, _workers: Any, _hosts: Any, job: str, shown: Any
+) -> Any:
+    """Follow the slider, a click on the map, a worker typed or a button. The parts of the page are set one by one, so
+    that an error appears where the page speaks and leaves the rest as it was.
+    """
+    if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
+        return no_update
+    stored, found = results().stored(job), results().worker_map(job)
+    assert stored.report is not None  # else there were no map
+    step = shown["step"]
+    before = read_view(found, None if step is None else str(step), shown["worker"], shown["host"])
+    view = _followed(found, replace(before, said=()), position, clicked, typed)
+    if view.said:
+        return _said(view)
+    set_props("workers-map", {"figure": draw(found, view)})
+    set_props("workers-list", {"children": slowest(found, view.position, _cell(found, view))})
+    set_props("workers-readout", {"children": _readout(stored, found, view)})
+    if ctx.triggered_id != "workers-step":
+        set_props("workers-detail", {"children": _detail(job, found, view)})
+        set_props("workers-hosts", {"children": hosts(found, view.host, stored.report)})
+    set_props("workers-view", {"data": address(found, view)})
+    return []
+
+
+def _followed(found: WorkerMap, view: View, position: int, clicked: dict[str, Any] | None, typed: str | None) -> View:
+    """The view after what was done."""
+    match ctx.triggered_id:
+        case "workers-step":
+            return replace(view, position=None if position < 1 else min(int(position), len(found.steps)) - 1)
+        case "workers-map" if clicked:
+            who = clicked["points"][0]["customdata"]  # a typed array, which JSON takes for an object
+            return choose_worker(found, f"{who['0']},{who['1']}", view)
+        case "workers-go" if typed:
+            return choose_worker(found, typed, view)
+        case {"type": "pick-worker", "value": value}:
+            return choose_worker(found, value, view)
+        case {"type": "pick-host", "value": value}:
+            return replace(view, host=None if value == view.host or value not in found.hosts else value)
+    return view
+
+
+clientside_callback(
+    ClientsideFunction("workers", "play"),
+    Output("workers-play", "children"),
+    Input("workers-play", "n_clicks"),
+    State("workers-step", "value"),
+    State("workers-step", "max"),
+    prevent_initial_call=True,
+)
+clientside_callback(
+    ClientsideFunction("workers", "arrived"),
+    Input("workers-view", "data"),
+    State("workers-step", "value"),
+    State("workers-step", "max"),
+    prevent_initial_call=True,
+)
+
+job_page(__name__, "/workers", "Workers", build)

@@ -1,0 +1,61 @@
+"""Colours and how figures look, in a dark and a light theme.
+
+One meaning per colour: the orange scale is slowdown and nothing else; blue is the job as recorded, green the ideal,
+purple what is changed,
+grey what is normal. All pairs differ for people who cannot tell red from green (Okabe-Ito colours, one sequential
+scale whose lightness runs one way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of one theme. `slow`: colour scale from S = 1 (close to the paper) to the slowest."""
+
+    name: str
+    paper: str
+    text: str
+    dimmed: str
+    grid: str
+    slow: tuple[str, ...]
+    recorded: str = "#0072b2"
+    original: str = "#56b4e9"
+    ideal: str = "#009e73"
+    accent: str = "#d55e00"
+    outline: str = "#cc79a7"
+    changed: str = "#5e3c99"  # what is not the job as it ran: a scenario, the job after a change
+    on_original: str = "#1f2328"  # text on that colour
+    on_changed: str = "#ffffff"
+
+
+LIGHT: Final = Theme(
+    name="light",
+    paper="#ffffff",
+    text="#1f2328",
+    dimmed="#59636e",
+    grid="#dfe3e8",
+    slow=("#f3f4f6", "#fee3b5", "#fdb863", "#e08214", "#b35806", "#7f3b08", "#4a2105"),
+)
+DARK: Final = Theme(
+    name="dark",
+    paper="#1a1d21",
+    text="#e6e8ea",
+    dimmed="#9aa4ae",
+    grid="#343a41",
+    slow=("#24282d", "#4a2f12", "#7f3b08", "#b35806", "#e08214", "#fdb863", "#fff0d6"),
+    recorded="#56b4e9",
+    original="#8fd0f5",
+    changed="#b2a1e0",
+    on_changed="#1f2328",
+)
+THEMES: Final = {theme.name: theme for theme in (LIGHT, DARK)}
+
+
+def scale(theme: Theme) -> list[tuple[float, str]]:
+    """The slowdown scale as Plotly takes it."""
+    last = len(theme.slow) - 1
+    return [(position / last, colour) for position, colour in enumerate(theme.slow)]

@@ -1,0 +1,36 @@
+"""The words of the pages, each with the sentence that defines it: one place, so that every page explains alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GLOSSARY: Final[dict[str, str]] = {
+    "S": "Slowdown: T(original) / T(ideal). How much longer a step takes than if every op took its ideal time."
+    " From 1.1 on a job is straggling.",
+    "exact S_w": "The ideal job with only this worker as recorded, divided by the ideal job. 1.00 is harmless.",
+    "approx": "The published approximation of S_w: the smaller of S of its DP rank and S of its stage, each alone.",
+    "summed excess": "S_w - 1 summed over the workers of the host: what they cost together, as if it added up.",
+    "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",
+    "If fixed": "Change of the step time if only this set of ops were ideal and all else as it ran (removed).",
+    "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
+    "waste": "1 - 1/S: the share of the GPU time that stragglers cost.",
+    "GPU-hours lost": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
+    "recorded": "Mean step time as recorded in the trace.",
+    "original": "Mean step time of the replay without launch delays.",
+    "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",
+    "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5 %.",
+    "replay error": "How far the replay with launch delays is from the recorded step time.",
+    "discrepancy": "What launch delays add: T(recorded) / T(original) - 1.",
+    "M_W": "Share of the loss that comes back if the slowest 3 % of the workers (at least one) were ideal.",
+    "M_S": "Share of the loss that comes back if the last pipeline stage were ideal.",
+    "worker": "One data-parallel rank x pipeline stage cell, with all its tensor- and context-parallel ranks.",
+    "stage": "Pipeline stage, pp_rank: a slice of the model's layers.",
+    "DP rank": "Position among the data-parallel replicas, dp_rank.",
+    "op kind": "What an operation does: forward-compute, backward-send, grads-reduce-scatter ...",
+    "peers": "Ops of the same kind on other workers and microbatches of the step.",
+    "step": "One optimizer update.",
+    "cause": "Why the job is slow: a signature found in the trace, with the evidence for it.",
+    "fix": "What to do about it; its price is the step time of a replay, with its error.",
+    "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
+    "coverage": "Which ranks and steps of the job were traced.",
+}

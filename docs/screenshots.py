@@ -1,0 +1,44 @@
+"""Make the pictures of the README from the sample traces: `python docs/screenshots.py` writes docs/images/."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[1]
+#: Picture: page, theme, height.
+PICTURES = {
+    "job": ("/job?job=slow-worker", "light", 800),
+    "workers": ("/workers?job=slow-worker", "dark", 800),
+    "timeline": ("/timeline?job=slow-worker", "light", 800),
+    "whatif": ("/whatif?job=slow-worker&select=worker%3D1%2C2", "dark", 800),
+}
+
+
+def main() -> None:
+    traces = sorted(map(str, (ROOT / "sample_traces").glob("*.parquet")))
+    command = [sys.executable, "-m", "tracekit.cli", "dashboard", *traces, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
+        assert server.stdout is not None
+        found = re.search(r"http://\S+/", server.stdout.readline())
+        assert found is not None
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu", "--disable-sync"]
+        )
+        for name, (path, theme, height) in PICTURES.items():
+            context = browser.new_context(viewport={"width": 1280, "height": height})
+            context.add_cookies([{"name": "theme", "value": theme, "url": found[0]}])
+            page = context.new_page()
+            page.goto(found[0].rstrip("/") + path)
+            page.wait_for_selector("#page > *")
+            page.wait_for_load_state("networkidle")
+            page.screenshot(path=ROOT / "docs" / "images" / f"{name}.png")
+            print(f"Wrote docs/images/{name}.png")
+        browser.close()
+        server.terminate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Clicks into figures, as a person makes them: the mouse comes, the figure answers, then the click."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from playwright.sync_api import Page
+
+_LISTENS = """(id) => {
+    const events = document.querySelector(`#${id} .js-plotly-plot`)._ev;
+    return events && events.listenerCount("plotly_click") > 0;
+}"""
+
+
+def click_figure(page: Page, figure: str, across: float, down: float) -> None:
+    """Click at these shares of the width and height of the plot, once Dash listens to it."""
+    page.locator(f"#{figure}").scroll_into_view_if_needed()
+    page.wait_for_function(_LISTENS, arg=figure)
+    area = page.locator(f"#{figure} .nsewdrag").bounding_box()
+    assert area is not None
+    at = area["x"] + area["width"] * across, area["y"] + area["height"] * down
+    page.mouse.move(*at)
+    page.wait_for_selector(f"#{figure} .hoverlayer .hovertext")
+    page.mouse.click(*at)
+
+
+def address(page: Page) -> str:
+    """Path and query of the page, as the browser has them: Playwright learns of changes later."""
+    return str(page.evaluate("() => location.pathname + location.search"))
+
+
+def wait_for_state(page: Page, **wanted: str) -> None:
+    """Until the address has this state and no other."""
+    for name, value in wanted.items():
+        page.wait_for_function(
+            "([name, value]) => new URL(location.href).searchParams.get(name) === value", arg=[name, value]
+        )
+    page.wait_for_function("(count) => [...new URL(location.href).searchParams].length === count", arg=len(wanted))
+    assert parse_qs(urlsplit(address(page)).query) == {name: [value] for name, value in wanted.items()}

@@ -1,0 +1,139 @@
+"""A real server over a store of the sample traces, and a real browser that tolerates no error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from werkzeug.serving import make_server
+
+from tests.handmade import run
+from tracekit.dashboards.app import make_app
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A running dashboard: where it answers, and the store it shows."""
+
+    url: str
+    store: Path
+
+
+@pytest.fixture(scope="session")
+def sample_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every sample trace, analysed."""
+    store = tmp_path_factory.mktemp("store") / "jobs.duckdb"
+    ran = run("import", *sorted(SAMPLES.glob("*.parquet")), "--store", store)
+    assert ran.code == 0, ran.message
+    return store
+
+
+@pytest.fixture(scope="session")
+def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a job of one worker, one in which workers were not traced, and one with many workers."""
+    folder = tmp_path_factory.mktemp("odd")
+    for name, options in {
+        "single": ("--dp", "1", "--pp", "1", "--steps", "3"),
+        "missing": ("--dp", "4", "--pp", "2", "--steps", "6", "--cause", "missing-ranks"),
+        "wide": ("--dp", "12", "--pp", "4", "--steps", "3", "--microbatches", "4"),
+    }.items():
+        ran = run("synth", *options, "--name", name, "--out", folder / f"{name}.parquet")
+        assert ran.code == 0, ran.message
+    store = folder / "odd.duckdb"
+    ran = run("import", *sorted(folder.glob("*.parquet")), "--store", store)
+    assert ran.code == 0, ran.message
+    return store
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Callable[[Path], Serving]]:
+    """Starts a dashboard over a store on a free port; all end with the tests."""
+    servers = []
+
+    def start(store: Path) -> Serving:
+        server = make_server("127.0.0.1", 0, make_app(store).server, threaded=True)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return Serving(f"http://127.0.0.1:{server.server_port}", store)
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="session")
+def serving(sample_store: Path, serve: Callable[[Path], Serving]) -> Serving:
+    """The dashboard over the sample traces."""
+    return serve(sample_store)
+
+
+@pytest.fixture(scope="session")
+def odd(odd_store: Path, serve: Callable[[Path], Serving]) -> Serving:
+    """The dashboard over the odd jobs."""
+    return serve(odd_store)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.fail("no Chromium: apt-get install -y --no-install-recommends chromium fonts-dejavu-core")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, serving: Serving) -> Iterator[Callable[..., Page]]:
+    """Opens a page of the dashboard in a fresh browser profile and waits until it is there.
+
+    At the end of the test the console must have stayed silent and nothing may have been asked of another host.
+    """
+    faults: list[str] = []
+    contexts = []
+
+    def open_page(path: str, *, theme: str = "light", width: int = 1280, base: str = serving.url) -> Page:
+        context = browser.new_context(viewport=ViewportSize(width=width, height=900), timezone_id="Asia/Tokyo")
+        contexts.append(context)
+        context.add_cookies([{"name": "theme", "value": theme, "url": base}])
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: _console(said, faults))
+        page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((base, "data:", "blob:"))
+                else faults.append(f"request to another host: {request.url}")
+            ),
+        )
+        page.goto(base + path)
+        page.wait_for_selector("#page > *")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def _console(said: Any, faults: list[str]) -> None:
+    if said.type in ("error", "warning"):
+        faults.append(f"console {said.type}: {said.text}")

@@ -1,0 +1,129 @@
+"""Every page opens in both themes and shows the numbers of `whatif --json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.dashboards.conftest import Serving
+from tests.handmade import run, slow_trace
+from tracekit.job import Job
+from tracekit.store import Incoming, Store
+from tracekit.text import seconds
+
+Visit = Callable[..., Page]
+Serve = Callable[[Path], Serving]
+
+
+def whatif(store: Path, job: str) -> dict[str, Any]:
+    ran = run("whatif", "--store", store, "--job", job, "--json")
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit, theme: str) -> None:
+    page = visit("/", theme=theme)
+    page.wait_for_selector(".ag-row a")
+    names = page.locator(".ag-cell[col-id=shown]").all_inner_texts()
+    assert names[0] == "slow-worker"
+    assert {"healthy", "collected-healthy"} == set(names[-2:])
+    assert len(names) == 7
+
+
+def test_a_row_of_the_fleet_opens_its_job_by_keyboard(visit: Visit) -> None:
+    page = visit("/")
+    page.wait_for_selector(".ag-row a")
+    page.focus("#fleet-q")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('.ag-row *')"):
+            break
+    name = page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".job-title")
+    assert page.inner_text("h1") == name == "slow-worker"
+
+
+@pytest.fixture(scope="module")
+def doubtful(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Serving:
+    """A job that is trustworthy, and one of several causes that is not."""
+    store = Store(tmp_path_factory.mktemp("doubtful") / "s.duckdb")
+    trace = slow_trace((0,))
+    found = Job(trace).findings()
+    report = json.loads(found.report)
+    report["trust"]["trustworthy"] = False
+    report["causes"] = [{**report["causes"][0], "kind": kind} for kind in ("slow-worker", "python-gc", "late-data")]
+    store.add(
+        [
+            Incoming(trace, "good", "x", found),
+            Incoming(trace, "doubtful", "x", replace(found, report=json.dumps(report))),
+        ]
+    )
+    return serve(store.path)
+
+
+def test_a_row_of_the_fleet_shows_one_cause_and_counts_the_others(visit: Visit, doubtful: Serving) -> None:
+    page = visit("/", width=1280, base=doubtful.url)
+    page.wait_for_selector(".ag-row a")
+    cell = page.locator(".ag-row", has_text="doubtful").locator("[col-id=causes]")
+    first, more = cell.locator(".chip").all_inner_texts()
+    assert first.startswith("slow worker: ")
+    assert more == "+2"
+    everything = cell.locator(".chips").get_attribute("title")
+    assert everything is not None
+    assert [line.split(":")[0] for line in everything.split("\n")] == ["slow worker", "python gc", "late data"]
+    inside, last = cell.bounding_box(), cell.locator(".chip").nth(1).bounding_box()
+    assert inside is not None
+    assert last is not None
+    assert last["x"] + last["width"] <= inside["x"] + inside["width"]
+    assert last["y"] + last["height"] <= inside["y"] + inside["height"]
+
+
+def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, doubtful: Serving) -> None:
+    lost = whatif(doubtful.store, "good")["wasted_gpu_hours_per_day"]
+    page = visit("/", base=doubtful.url)
+    page.wait_for_selector(".ag-row a")
+    cards = page.inner_text(".figures")
+    assert "straggling (S >= 1.1): 1 of 1" in cards
+    assert f"{lost:,.0f}\nGPU-hours lost a day" in cards
+    assert "1\nnot trustworthy, so not counted here" in cards
+    assert page.locator("[col-id=trust].slow").all_inner_texts() == ["no"]
+
+
+@pytest.mark.parametrize("path", ["/workers", "/time", "/attribution"])
+def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(visit: Visit, doubtful: Serving, path: str) -> None:
+    said = visit(f"{path}?job=doubtful", base=doubtful.url).locator("p.verdict").all_inner_texts()
+    assert said
+    assert all(words.startswith(("Not trustworthy: ", "The trace does not")) for words in said)
+    trusted = visit(f"{path}?job=good", base=doubtful.url)
+    assert "Not trustworthy: " not in trusted.inner_text("#page")
+
+
+def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, serve: Serve, serving: Serving) -> None:
+    for server in (serve(serving.store), serving, serve(serving.store)):
+        page = visit("/", base=server.url)
+        page.wait_for_selector(".ag-row a")
+        page.fill("#fleet-q", "python")
+        page.wait_for_url("**q=python")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving, theme: str) -> None:
+    found = whatif(serving.store, "slow-worker")
+    page = visit("/job?job=slow-worker", theme=theme)
+    text = page.inner_text("#page")
+    assert f"S = {found['slowdown']:.3f}" in page.inner_text(".job-title")
+    assert f"{found['waste']:.1%} of the GPU time" in text
+    for cause in found["causes"]:
+        assert cause["title"] in text
+        assert f"costs {seconds(cause['saved_s'])} a step" in text
+    for fix in found["fixes"]:
+        assert fix["title"] in text
+        assert f"{fix['saved_gpu_hours_per_day']:,.1f}" in text
