@@ -22,8 +22,9 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.columns import SCHEMA
 from tracekit.model import Layout
-from tracekit.trace import METADATA_KEY, SCHEMA, Trace
+from tracekit.trace import METADATA_KEY, Trace
 
 HEALTHY_STEP_S = 11.25
 SLOW_STEP_S = 15.5

@@ -444,6 +444,27 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert ran.stdout
 
 
+def test_an_interruption_while_the_command_line_loads_is_one_line() -> None:
+    """As if Ctrl-C came just when click is imported."""
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'click':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted)\n"
+        "from tracekit.__main__ import main\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
+
+
+def test_python_m_tracekit_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "tracekit", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"tracekit, version {tracekit.__version__}\n"
+
+
 def test_importing_tracekit_imports_nothing_at_all() -> None:
     """A training process that imports tracekit pays for nothing it does not use."""
     code = "import sys, tracekit; print([name for name in sys.modules if name.startswith('tracekit.')])"

@@ -63,7 +63,8 @@ def test_a_wheel_adds_tracekit_and_its_metadata_and_nothing_else(wheel: zipfile.
 def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {name for name in names if name.endswith(".py")} == modules()
-    assert {"tracekit/py.typed", "tracekit/schema.sql"} <= names
+    sources = {f"tracekit/collectors/nccl/{name}" for name in ("plugin.c", "abi.h", "ring.h")}
+    assert {"tracekit/py.typed", "tracekit/schema.sql"} | sources <= names
 
 
 def test_an_sdist_holds_every_module_and_data_file(sdist: tarfile.TarFile) -> None:
@@ -105,7 +106,7 @@ def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
 
 def test_the_command_and_the_version_are_declared(wheel: zipfile.ZipFile) -> None:
     info = f"tracekit-{tracekit.__version__}.dist-info"
-    assert "tracekit = tracekit.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "tracekit = tracekit.__main__:main" in wheel.read(f"{info}/entry_points.txt").decode()
     metadata = wheel.read(f"{info}/METADATA").decode()
     assert f"Version: {tracekit.__version__}\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata

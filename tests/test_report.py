@@ -124,6 +124,8 @@ def test_tables_hold_what_was_worked_out_by_hand(slow: Report) -> None:
     first = slow.by_pp_rank.row(0, named=True)
     assert (first["fixed_step_time_s"], first["saved_s"]) == (FIXED_STEP_S, SLOW_STEP_S - FIXED_STEP_S)
     assert slow.by_dp_rank["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
+    # DP rank 1 ideal is an ideal lane beside a faster one; DP rank 0 ideal still waits for DP rank 1.
+    assert slow.by_dp_rank["saved_s"].to_list() == pytest.approx([0.0, SLOW_STEP_S - IDEAL_STEP_S])
     assert slow.by_step.row(1) == (8, pytest.approx(SLOW_STEP_S / IDEAL_STEP_S), 15.5, 15.5, 13.5)
     assert slow.questions["step_time_s"].to_list() == [FIXED_STEP_S, KEPT_STEP_S]
     # On stage 0 the forwards of 1, 1, 2, 2 s meet backwards of 2, 2, 4, 4 s; on stage 1 nothing varies.
@@ -153,6 +155,14 @@ def test_a_kind_keeps_its_launch_delays_to_itself(partial: Report) -> None:
     assert delays["forward-compute"] > 1.2
     assert delays["optimizer"] == 1
     assert not partial.attribution.trust.trustworthy
+
+
+def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.analysis.attribution.DEAREST_BY_DP_RANK", 0)
+    dear = report(slow_frame((3,))).by_dp_rank
+    for column in ("launch_delay_slowdown", "fixed_step_time_s", "saved_s"):
+        assert dear[column].to_list() == [None, None]
+    assert dear["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
 
 
 @pytest.mark.parametrize("name", TABLES + PER_STEP_TABLES)

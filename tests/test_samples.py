@@ -36,6 +36,7 @@ def test_the_script_makes_the_same_traces(tmp_path, monkeypatch, capsys):
         ("sequence_lengths", True),
         ("python_gc", True),
         ("collected", True),
+        ("collected_healthy", False),
     ],
 )
 def test_samples_straggle_as_described(name, straggling):

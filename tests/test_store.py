@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
+from tracekit.columns import SCHEMA
 from tracekit.errors import StoreError
-from tracekit.job import load_from_store
+from tracekit.job import Job, load_from_store
 from tracekit.model import Layout
-from tracekit.store import Incoming, Store, default_store
-from tracekit.trace import SCHEMA, Trace
+from tracekit.store import Findings, Incoming, Store, Unanalysed, default_store
+from tracekit.trace import Trace
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
@@ -138,7 +140,7 @@ def test_a_failed_first_import_leaves_no_store(store: Store, monkeypatch: pytest
         monkeypatch.setattr(Store, "_add", fail)
         with pytest.raises(StoreError if isinstance(failure, duckdb.Error) else KeyboardInterrupt):
             store.add([incoming(slow_trace((0,)))])
-        assert list(store.path.parent.iterdir()) == []
+        assert [path.name for path in store.path.parent.iterdir()] == [".jobs.duckdb.lock"]
 
 
 def test_an_unknown_job_is_answered_with_the_nearest_name(store: Store) -> None:
@@ -180,18 +182,33 @@ def test_a_store_in_use_by_a_writer_says_so(store: Store) -> None:
     assert [job.name for job in store.jobs()] == ["slow job"]
 
 
-def test_readers_lock_out_a_writer_but_not_each_other(store: Store) -> None:
+def test_a_reader_keeps_its_view_while_a_writer_replaces_the_store(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "a")])
+    with duckdb.connect(str(store.path), read_only=True) as reader:
+        store.add([incoming(slow_trace((0,)), "b")])
+        assert reader.execute("SELECT name FROM job").fetchall() == [("a",)]
+        assert reader.execute("SELECT count(*) FROM op").fetchall() == [(48,)]
+    assert [job.name for job in store.jobs()] == ["b", "a"]
+
+
+def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
+    writer = (
+        "import sys; from pathlib import Path; from tracekit.store import Incoming, Store;"
+        "from tests.handmade import slow_trace;"
+        "[Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f'{sys.argv[2]}{i}', 'x')]) for i in range(4)]"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", writer, str(store.path), name]) for name in "abc"]
+    assert [process.wait() for process in writers] == [0, 0, 0]
+    assert {job.name for job in store.jobs()} == {f"{name}{i}" for name in "abc" for i in range(4)}
+
+
+def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add([incoming(slow_trace((0,)))])
-    holder = "import duckdb, sys; c = duckdb.connect(sys.argv[1], read_only=True); print('held', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        assert store.newest() == "slow job"
-        with pytest.raises(StoreError, match="another process has the store open"):
+    monkeypatch.setattr("tracekit.store.LOCK_TIMEOUT_S", 0.0)
+    with store.path.with_name(f".{store.path.name}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match="another process has been writing the store"):
             store.add([incoming(slow_trace((0,)), "b")])
-        process.communicate(b"\n")
 
 
 @pytest.mark.parametrize(
@@ -223,8 +240,8 @@ def test_a_store_cut_short_is_said(store: Store) -> None:
     ("statement", "reason"),
     [
         ("DROP TABLE store_version", "a DuckDB file, but no tracekit store; choose another --store"),
-        ("UPDATE store_version SET version = 9", "store version 9; this tracekit uses 1, upgrade it"),
-        ("DELETE FROM store_version", "store version none; this tracekit uses 1"),
+        ("UPDATE store_version SET version = 9", "store version 9; this tracekit uses 2, import the traces anew"),
+        ("DELETE FROM store_version", "store version none; this tracekit uses 2"),
         ("DROP TABLE job", "DuckDB cannot use the store"),
     ],
 )
@@ -241,14 +258,14 @@ def test_any_file_name_is_a_file(name: str, tmp_path: Path, monkeypatch: pytest.
     """DuckDB would keep ":memory:" in memory, losing the import, and load an extension for "md:"."""
     monkeypatch.chdir(tmp_path)
     Store(Path(name)).add([incoming(slow_trace((0,)))])
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert {path.name for path in tmp_path.iterdir()} == {name, f".{name}.lock"}
     assert Store(Path(name)).newest() == "slow job"
 
 
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        (Path("/nowhere/jobs.duckdb"), "DuckDB cannot use the store: IO Error"),
+        (Path("/nowhere/jobs.duckdb"), "cannot be written: No such file or directory; choose another place"),
         (Path("/proc"), "Is a directory"),
         (Path("x" * 300), "File name too long"),
         (Path("half\udcff.duckdb"), "DuckDB needs a path in UTF-8; choose another --store"),
@@ -274,12 +291,43 @@ def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
     assert store.load("job").metadata == metadata
 
 
-def test_the_report_is_stored_with_the_job_and_goes_with_it(tmp_path: Path) -> None:
-    """`Incoming.report` comes back as it was; a job stored without one has none, and replacing a job replaces it."""
-    store = Store(tmp_path / "jobs.duckdb")
-    trace = slow_trace()
-    store.add([Incoming(trace, "one", "file", '{"slowdown": 1.0}'), Incoming(trace, "two", "file")])
-    assert store.report("one") == '{"slowdown": 1.0}'
+def test_findings_are_stored_with_the_job_and_go_with_it(store: Store) -> None:
+    """The report comes back as it was; a job stored without one has none, and replacing a job replaces it."""
+    trace = slow_trace((3, 8))
+    found = Job(trace).findings()
+    assert isinstance(found, Findings)
+    store.add([Incoming(trace, "one", "file", found), Incoming(trace, "two", "file")])
+    assert store.report("one") == found.report
     assert store.report("two") is None
-    store.add([Incoming(trace, "one", "file")], replace=True)
+    store.add([Incoming(trace, "one", "file", Unanalysed("no graph"))], replace=True)
     assert store.report("one") is None
+    with duckdb.connect(str(store.path), read_only=True) as connection:
+        assert connection.execute("SELECT problem, slowdown FROM report").fetchall() == [("no graph", None)]
+        assert connection.execute("SELECT count(*) FROM worker_slowdown").fetchall() == [(0,)]
+
+
+def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
+    job = Job(slow_trace((3, 8)))
+    found = job.findings()
+    store.add([Incoming(job.trace, "one", "file", found)])
+    report = job.whatif()
+    with duckdb.connect(str(store.path), read_only=True) as connection:
+        figures = connection.execute(
+            "SELECT slowdown, waste, trustworthy, recorded_s, lost_gpu_hours_per_day, cause_kinds FROM report"
+        ).fetchall()
+        steps = connection.execute("SELECT step, dp_ranks, slowdown FROM worker_slowdown ORDER BY step").fetchall()
+    attribution = report.attribution
+    assert figures == [
+        (
+            report.slowdown,
+            attribution.waste,
+            attribution.trust.trustworthy,
+            attribution.recorded_s,
+            attribution.wasted_gpu_hours_per_day,
+            report.causes["kind"].to_list(),
+        )
+    ]
+    assert [row[:2] for row in steps] == [(3, [0, 1]), (8, [0, 1])]
+    for number, (_, _, slowdowns) in enumerate(steps):
+        wanted = report.by_worker_per_step.filter(pl.col("step") == (3, 8)[number])["slowdown"]
+        assert slowdowns == pytest.approx(wanted.to_list(), rel=1e-6)

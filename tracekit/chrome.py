@@ -3,6 +3,7 @@
 In: frames of ops (step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration), one per replay. Out: a
 `.json.gz` file: one process per replay and worker, one thread per stream, one slice per op with all its columns as
 args. Steps follow each other; a step begins at the same time in every replay, so that they can be compared.
+`collectors/exported.py` reads the recorded timeline back.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ import polars as pl
 from tracekit.model import KINDS, OpKind, Worker
 from tracekit.writing import replacing
 
+#: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
+MARK = "tracekit_timeline"
+VERSION = 1
+#: The timeline that is read back.
+RECORDED = "recorded"
 #: More slices than this make a browser stall.
 MOST_SLICES = 2_000_000
+#: Between two events, each of which is one line, and behind the last.
+SEPARATOR, END = ",\n", "\n]}\n"
 _ROWS_AT_ONCE = 100_000
 _GAP_S = 1e-3
 
@@ -57,20 +65,27 @@ def write_chrome(
 ) -> int:
     """Write the timelines; returns how many slices. Raises OutputError; leaves no half-written file.
 
-    `ranks`: the global rank of each worker, for track names. `header`: plain JSON data kept as `otherData`.
+    `ranks`: the global rank of each worker. `header`: plain JSON data kept as `otherData`. With them goes what places a
+    slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
     """
     starts = _step_starts(timelines)
     slices = 0
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file:
-        other = {**header, "step_starts_us": {str(step): start for step, start in starts.iter_rows()}}
+        other = {
+            MARK: VERSION,
+            **header,
+            "timelines": [timeline.name for timeline in timelines],
+            "workers": [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()],
+            "step_starts_us": {str(step): start for step, start in starts.iter_rows()},
+        }
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n')
-        file.write(",\n".join(_track_names(timelines, ranks)))
+        file.write(SEPARATOR.join(_track_names(timelines, ranks)))
         for number, timeline in enumerate(timelines):
-            for lines in _slices(timeline.ops.join(starts, on="step"), number, tuple(ranks)):
-                file.write(",\n")
+            for lines in _slices(timeline.ops.join(starts, on="step", maintain_order="left"), number, tuple(ranks)):
+                file.write(SEPARATOR)
                 file.write(lines)
             slices += timeline.ops.height
-        file.write("\n]}\n")
+        file.write(END)
     return slices
 
 
@@ -106,7 +121,7 @@ def _slices(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> Iter
         {name: ops.schema[name] for name in ("dp_rank", "pp_rank")},
         orient="row",
     ).with_row_index("position")
-    ops = ops.join(cells, on=["dp_rank", "pp_rank"])
+    ops = ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left")
 
     line = pl.struct(
         ph=pl.lit("X"),
@@ -118,4 +133,4 @@ def _slices(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> Iter
         args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
     ).struct.json_encode()
     for part in ops.iter_slices(_ROWS_AT_ONCE):
-        yield part.select(line.alias("line"))["line"].str.join(",\n")[0]
+        yield part.select(line.alias("line"))["line"].str.join(SEPARATOR)[0]

@@ -21,12 +21,16 @@ import click
 
 from tracekit import __version__
 from tracekit.collectors.command import collect_command
-from tracekit.errors import GraphError, SelectionError, TracekitError
+from tracekit.dashboards.command import dashboard_command
+from tracekit.errors import SelectionError, TracekitError
+from tracekit.streams import open_stderr, say
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.job import Job
     from tracekit.report import Report
+    from tracekit.store import Findings, Unanalysed
+    from tracekit.trace import Trace
 
 EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 
@@ -40,12 +44,13 @@ _LIST = "?"
 
 def main() -> None:
     """Entry point: run a command, turn every expected failure into one line and an exit code."""
+    open_stderr()
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows its escape
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     output = sys.stdout
     try:
-        code = commands.main(standalone_mode=False)
+        code = commands.main(standalone_mode=False, obj=_analyse)
         click.echo(nl=False)  # flushes, and bears a stdout that was closed
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
@@ -53,10 +58,10 @@ def main() -> None:
         error.show()
         sys.exit(EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        say("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     except TracekitError as error:
-        click.echo(f"tracekit: {printable(str(error))}", err=True)
+        say(f"tracekit: {printable(str(error))}")
         sys.exit(EXIT_BAD_INPUT)
     except BrokenPipeError:
         _silence()
@@ -68,12 +73,10 @@ def main() -> None:
         sys.exit(0 if stop.code == 1 else stop.code)
     except OSError as error:
         _silence()
-        click.echo(
-            f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions", err=True
-        )
+        say(f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions")
         sys.exit(EXIT_BAD_INPUT)
     except MemoryError:
-        click.echo("tracekit: out of memory; analyse fewer steps or use a larger machine", err=True)
+        say("tracekit: out of memory; analyse fewer steps or use a larger machine")
         sys.exit(EXIT_BAD_INPUT)
     sys.exit(code or 0)
 
@@ -161,7 +164,7 @@ def whatif(
 @commands.command("import")
 @click.argument("traces", nargs=-1, type=_PATH)
 @click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
-@click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace.")
+@click.option("--layout", type=_PATH, help="YAML file with the parallel sizes, of a published trace or of segments.")
 @click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
@@ -197,8 +200,7 @@ def import_(
             with _hushed_panics():
                 job = load(path, layout=layout, importer=importer)
             job_name, source = job.trace.name if name is None else name, printable(str(path))
-            report = None if no_analysis else _report_json(job, tell)
-            incoming.append(Incoming(job.trace, job_name, source, report))
+            incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
         tell("writing the store")
         opened.add(incoming, replace=replace)
     for item in incoming:
@@ -207,13 +209,21 @@ def import_(
     click.echo(f"Next: tracekit whatif {printable(options)}")
 
 
-def _report_json(job: Job, tell: Callable[[str], None]) -> str | None:
-    """The job's report, or None, said on stderr, where its ops form no graph: the trace is kept all the same."""
-    try:
-        return job.whatif(progress=tell).to_json()
-    except GraphError as error:
-        click.echo(f"tracekit: stored without a report: {printable(str(error))}", err=True)
-        return None
+def _findings(job: Job, tell: Callable[[str], None]) -> Findings | Unanalysed:
+    """What the analysis finds, or why nothing, said on stderr too: the trace is kept all the same."""
+    from tracekit.store import Unanalysed
+
+    found = job.findings(progress=tell)
+    if isinstance(found, Unanalysed):
+        click.echo(f"tracekit: stored without a report: {printable(found.problem)}", err=True)
+    return found
+
+
+def _analyse(trace: Trace) -> Findings | Unanalysed:
+    """What `tracekit collect` stores beside a trace."""
+    from tracekit.job import Job
+
+    return Job(trace).findings()
 
 
 @commands.command()
@@ -315,6 +325,7 @@ def export(
 
 
 commands.add_command(collect_command)
+commands.add_command(dashboard_command)
 
 
 def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:

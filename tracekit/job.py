@@ -19,6 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+
+from tracekit.errors import GraphError
 from tracekit.text import encodable
 from tracekit.trace import Trace
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.job_replay import JobReplay
     from tracekit.analysis.scenario import Scenario
     from tracekit.report import Question, Report
+    from tracekit.store import Findings, Unanalysed
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -100,6 +104,15 @@ class Job:
             questions_asked=tuple(asked),
         )
 
+    def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
+        """What a store keeps of the analysis; why there is none where the ops form no graph."""
+        from tracekit.store import Unanalysed
+
+        try:
+            return self.whatif(progress=progress).findings()
+        except GraphError as error:
+            return Unanalysed(str(error))
+
     def _hosts(self) -> dict[int, str]:
         """Rank -> host from the free metadata, as far as it is that."""
         hosts = self.trace.metadata.get("hosts")
@@ -135,20 +148,28 @@ class Job:
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
 
+        The recorded one, with what the file says about the job, is the trace of these steps: `load` reads it back.
         `steps`: step numbers to write; by default all, or the slowest ones where all were too much for a browser.
         Raises SelectionError where none of `steps` is in the job.
         """
         from tracekit.analysis.scenario import IDEAL, ORIGINAL
-        from tracekit.analysis.timeline import recorded_frame, timeline_frame
-        from tracekit.chrome import Timeline, write_chrome
+        from tracekit.analysis.timeline import timeline_frame
+        from tracekit.chrome import RECORDED, Timeline, write_chrome
 
         replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
+        drawn = [int(step) for step in replay.graph.steps]
         timelines = (
-            Timeline("recorded", recorded_frame(replay)),
+            Timeline(RECORDED, self.trace.ops.filter(pl.col("step").is_in(drawn))),  # with lanes that have no replay
             Timeline("original", timeline_frame(replay, ORIGINAL)),
             Timeline("ideal", timeline_frame(replay, IDEAL)),
         )
-        header = {"name": self.trace.name, "layout": self.trace.layout.to_dict()}
+        starts = self.trace.step_starts
+        header = {
+            "name": self.trace.name,
+            "layout": self.trace.layout.to_dict(),
+            "step_starts": {str(step): starts[step] for step in drawn if step in starts},
+            "metadata": dict(self.trace.metadata),
+        }
         slices = write_chrome(path, timelines, self.trace.worker_ranks(), header)
         return Exported(steps=len(replay.graph.steps), steps_in_job=len(self.replay.graph.steps), slices=slices)
 
@@ -165,6 +186,8 @@ class Job:
 def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None = None) -> Job:
     """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
 
+    `layout` also states the sizes of collected segments where the ranks do not tell them.
+
     `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
     Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
     """
@@ -173,7 +196,7 @@ def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None
         from tracekit.trace import read_parquet
 
         return Job(read_parquet(file))
-    if importer is None and layout is not None:
+    if importer is None and layout is not None and not file.is_dir():
         from tracekit.collectors.published import read_published
 
         return Job(read_published(file, layout))

@@ -24,6 +24,7 @@ from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.structure import Floats
 from tracekit.errors import OutputError, SelectionError
 from tracekit.model import Layout, Worker
+from tracekit.store import Findings
 from tracekit.trace import Coverage
 from tracekit.writing import replacing
 
@@ -108,10 +109,11 @@ class Report:
 
     @cached_property
     def by_dp_rank(self) -> pl.DataFrame:
-        """S and waste per data-parallel rank; `launch_delay_slowdown` is null where it would be too dear."""
+        """S and waste per data-parallel rank; what takes a replay for each is null where it would be too dear."""
         found = self.attribution
         delayed = None if found.delayed_by_dp_rank is None else list(found.delayed_by_dp_rank.T)
-        return self._contributions({"dp_rank": list(found.dp_ranks)}, list(found.by_dp_rank.T), delayed, None)
+        removed = None if found.removed_by_dp_rank is None else list(found.removed_by_dp_rank.T)
+        return self._contributions({"dp_rank": list(found.dp_ranks)}, list(found.by_dp_rank.T), delayed, removed)
 
     @cached_property
     def by_worker(self) -> pl.DataFrame:
@@ -283,6 +285,16 @@ class Report:
         """`to_dict` as one JSON object."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
+    def findings(self) -> Findings:
+        """What the store keeps of this report."""
+        found = self.attribution
+        return Findings(
+            report=self.to_json(),
+            steps=[int(step) for step in found.steps],
+            dp_ranks=[int(dp_rank) for dp_rank in found.dp_ranks],
+            worker_slowdown=found.by_worker / found.ideal[:, None, None],
+        )
+
     def write_csv(self, directory: str | os.PathLike[str]) -> None:
         """Write every table as a CSV file into `directory`, made if missing. Raises OutputError."""
         folder = Path(directory)
@@ -311,14 +323,12 @@ class Report:
         found = self.attribution
         slowdowns = [float(times.mean()) / found.ideal_s for times in added]
         columns: dict[str, Any] = {**names, "slowdown": slowdowns, "waste": [waste(slowdown) for slowdown in slowdowns]}
-        columns["launch_delay_slowdown"] = pl.Series(
-            [None] * len(added) if delayed is None else [float(times.mean()) / found.original_s for times in delayed],
-            dtype=pl.Float64,
-        )
-        if removed is not None:
-            fixed = np.array([float(times.mean()) for times in removed])
-            columns["fixed_step_time_s"] = fixed
-            columns["saved_s"] = found.original_s - fixed
+        unknown = [None] * len(added)
+        late = unknown if delayed is None else [float(times.mean()) / found.original_s for times in delayed]
+        fixed = pl.Series(unknown if removed is None else [float(times.mean()) for times in removed], dtype=pl.Float64)
+        columns["launch_delay_slowdown"] = pl.Series(late, dtype=pl.Float64)
+        columns["fixed_step_time_s"] = fixed
+        columns["saved_s"] = found.original_s - fixed
         return pl.DataFrame(columns)
 
     def _per_step(self, names: Mapping[str, Any], times: Any) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 -- The store: one row per job, per step and per op. Written by tracekit/store.py alone.
 CREATE TABLE store_version (version INTEGER NOT NULL);
-INSERT INTO store_version VALUES (1);
+INSERT INTO store_version VALUES (2);
 
 CREATE SEQUENCE job_id START 1;
 
@@ -22,11 +22,32 @@ CREATE TABLE job (
     metadata    VARCHAR NOT NULL                   -- free, as JSON text: framework, hosts, labels of a synthetic trace ...
 );
 
--- What `whatif` found when the job was imported; no row where it was not asked or could not say.
+-- What the analysis found when the job was imported, or why it found nothing; no row where it was not asked.
 CREATE TABLE report (
     job_id          INTEGER PRIMARY KEY,
     tracekit        VARCHAR NOT NULL,           -- the version that made it
-    report          VARCHAR NOT NULL            -- JSON, as `whatif --json` prints it (docs/report-schema.md)
+    problem         VARCHAR,                    -- why there is no report
+    report          VARCHAR,                    -- JSON, as `whatif --json` prints it (docs/report-schema.md)
+    -- Figures of the report that lists of jobs show, so that nobody parses a thousand reports.
+    slowdown        DOUBLE,
+    waste           DOUBLE,
+    straggling      BOOLEAN,
+    trustworthy     BOOLEAN,
+    recorded_s      DOUBLE,                     -- mean step times
+    original_s      DOUBLE,
+    ideal_s         DOUBLE,
+    lost_gpu_hours  DOUBLE,                     -- in the traced steps
+    lost_gpu_hours_per_day DOUBLE,              -- at this rate
+    cause_kinds     VARCHAR[],                  -- dearest first
+    cause_places    VARCHAR[]                   -- where each is, in words
+);
+
+-- Exact slowdown of each worker in each step: one row per step, one list over all workers.
+CREATE TABLE worker_slowdown (
+    job_id     INTEGER NOT NULL,
+    step       INTEGER NOT NULL,
+    dp_ranks   INTEGER[] NOT NULL,              -- DP ranks in the order of the list
+    slowdown   FLOAT[] NOT NULL                 -- dp_ranks x stages, stages next to each other
 );
 
 CREATE TABLE step (

@@ -1,14 +1,18 @@
 """The DuckDB store: many jobs in one file, and the only writer of it.
 
-In: validated `Trace`s. Out: the same traces by job name, and the list of jobs. A DuckDB file has one writer at a time
-and no reader beside it, so a `Store` opens the file for one call and closes it again.
+In: validated `Trace`s and what the analysis found. Out: the same by job name, and the list of jobs. A DuckDB file that
+is being written cannot be read by anybody else, so a writer works on a copy that takes the file's place when it is
+complete: readers never meet a writer, and an import that fails leaves the store as it was. Writers take turns.
 """
 
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import os
+import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,21 +20,26 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from tracekit.errors import StoreBusyError, StoreError
+from tracekit.errors import OutputError, StoreBusyError, StoreError
 from tracekit.model import Layout
 from tracekit.text import encodable, short
 from tracekit.trace import Trace
+from tracekit.writing import check_writable, replacing
 
 if TYPE_CHECKING:
     import duckdb
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 #: Names the default store; without it the store is tracekit.duckdb in the working directory.
 STORE_VARIABLE = "TRACEKIT_STORE"
+#: How long a writer waits for another one.
+LOCK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +55,36 @@ class StoredJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Findings:
+    """What the analysis of a trace found: `report` is its JSON, `worker_slowdown` [steps, dp_ranks, stages].
+
+    `steps` and `dp_ranks` name the first two axes.
+    """
+
+    report: str
+    steps: Sequence[int]
+    dp_ranks: Sequence[int]
+    worker_slowdown: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Unanalysed:
+    """Why a trace has no findings."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class Incoming:
     """A trace on its way into the store.
 
-    `name`: the job's name there. `source`: where the trace came from. `report`: the JSON of its analysis, if there is.
+    `name`: the job's name there. `source`: where the trace came from. `findings`: of its analysis, if that was asked.
     """
 
     trace: Trace
     name: str
     source: str
-    report: str | None = None
+    findings: Findings | Unanalysed | None = None
 
 
 def default_store() -> Path:
@@ -76,15 +105,29 @@ class Store:
             raise StoreError(
                 f"two of the traces are of a job named {twice[0]!r}; import one of them with another --name"
             )
-        with self._open(write=True) as connection:
+        with self._replacing() as connection:
             connection.begin()
             for item in incoming:
                 self._add(connection, item, replace)
             connection.commit()
 
+    def check_new(self, name: str | None) -> None:
+        """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
+        if name is not None and encodable(name) != name:
+            raise StoreError(f"{self.path}: DuckDB needs names in UTF-8, not {short(name)!r}; choose another --name")
+        if self._exists():
+            with self.reading() as connection:
+                query = "SELECT job_id FROM job WHERE name = $name"
+                if connection.execute(query, {"name": name}).fetchall():
+                    raise StoreError(f"{self.path}: job {short(str(name))!r} is there already; choose another --name")
+        try:
+            check_writable(self.path)
+        except OutputError as error:
+            raise StoreError(str(error)) from None
+
     def jobs(self) -> tuple[StoredJob, ...]:
         """All jobs, newest first."""
-        with self._open() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT name, source, imported_at, dp, pp, tp, cp, ep, vpp, dsp, world_size, steps, ops FROM job"
                 " ORDER BY imported_at DESC, job_id DESC"
@@ -103,20 +146,24 @@ class Store:
 
     def load(self, name: str) -> Trace:
         """The trace of the job `name`."""
-        with self._open() as connection:
-            job_id = self._job_id(connection, name)
-            layout_sizes, metadata = connection.execute(
-                "SELECT [dp, pp, tp, cp, ep, vpp, dsp, world_size], metadata FROM job WHERE job_id = $job",
-                {"job": job_id},
-            ).fetchall()[0]
-            starts = connection.execute(
-                "SELECT step, started_at FROM step WHERE job_id = $job AND started_at IS NOT NULL", {"job": job_id}
-            ).fetchall()
-            ops = connection.sql(
-                "SELECT step, rank, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration FROM op"
-                " WHERE job_id = $job",
-                params={"job": job_id},
-            ).to_arrow_table()
+        with self.reading() as connection:
+            return self.load_with(connection, name)
+
+    def load_with(self, connection: duckdb.DuckDBPyConnection, name: str) -> Trace:
+        """The same, with a connection that `reading` gave."""
+        job_id = self._job_id(connection, name)
+        layout_sizes, metadata = connection.execute(
+            "SELECT [dp, pp, tp, cp, ep, vpp, dsp, world_size], metadata FROM job WHERE job_id = $job",
+            {"job": job_id},
+        ).fetchall()[0]
+        starts = connection.execute(
+            "SELECT step, started_at FROM step WHERE job_id = $job AND started_at IS NOT NULL", {"job": job_id}
+        ).fetchall()
+        ops = connection.sql(
+            "SELECT step, rank, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration FROM op"
+            " WHERE job_id = $job",
+            params={"job": job_id},
+        ).to_arrow_table()
         return Trace.from_frame(
             pl.DataFrame(ops),
             Layout(*layout_sizes),
@@ -128,10 +175,10 @@ class Store:
 
     def report(self, name: str) -> str | None:
         """The JSON that `whatif` found when the job `name` was imported; None where it was stored without."""
-        with self._open() as connection:
+        with self.reading() as connection:
             job_id = self._job_id(connection, name)
             rows = connection.execute("SELECT report FROM report WHERE job_id = $job", {"job": job_id}).fetchall()
-        return str(rows[0][0]) if rows else None
+        return rows[0][0] if rows else None
 
     def newest(self) -> str:
         """The name of the job imported last."""
@@ -148,8 +195,14 @@ class Store:
                 f"{self.path}: job {item.name!r} is there already; replace it with --replace or choose --name"
             )
         for (job_id,) in old:
-            for table in ("DELETE FROM op", "DELETE FROM step", "DELETE FROM report", "DELETE FROM job"):
-                connection.execute(f"{table} WHERE job_id = $job", {"job": job_id})
+            for deletion in (
+                "DELETE FROM op",
+                "DELETE FROM step",
+                "DELETE FROM report",
+                "DELETE FROM worker_slowdown",
+                "DELETE FROM job",
+            ):
+                connection.execute(f"{deletion} WHERE job_id = $job", {"job": job_id})
         steps = trace.steps
         job_id = connection.execute(
             "INSERT INTO job (name, source, imported_at, dp, pp, tp, cp, ep, vpp, dsp, world_size, steps, ops,"
@@ -172,14 +225,35 @@ class Store:
             {"job": job_id},
         )
         connection.unregister("incoming_ops")
-        if item.report is not None:
-            connection.execute(
-                "INSERT INTO report VALUES ($job, $version, $report)",
-                {"job": job_id, "version": version("tracekit"), "report": item.report},
-            )
+        self._add_findings(connection, job_id, item.findings)
         connection.executemany(
             "INSERT INTO step VALUES ($1, $2, $3)",
             [(job_id, int(step), trace.step_starts.get(int(step))) for step in steps],
+        )
+
+    def _add_findings(
+        self, connection: duckdb.DuckDBPyConnection, job_id: int, findings: Findings | Unanalysed | None
+    ) -> None:
+        if findings is None:
+            return
+        found = {"report": None, "problem": None} | dict.fromkeys(_FIGURES)
+        if isinstance(findings, Unanalysed):
+            found["problem"] = findings.problem
+        else:
+            found |= _figures(findings.report)
+            connection.register("incoming_slowdowns", _worker_slowdowns(findings).to_arrow())
+            connection.execute(
+                "INSERT INTO worker_slowdown BY NAME SELECT CAST($job AS INTEGER) AS job_id, * FROM incoming_slowdowns",
+                {"job": job_id},
+            )
+            connection.unregister("incoming_slowdowns")
+        connection.execute(
+            "INSERT INTO report (job_id, tracekit, problem, report, slowdown, waste, straggling, trustworthy,"
+            " recorded_s, original_s, ideal_s, lost_gpu_hours, lost_gpu_hours_per_day, cause_kinds, cause_places)"
+            " VALUES ($job_id, $tracekit, $problem, $report, $slowdown, $waste, $straggling, $trustworthy,"
+            " $recorded_s, $original_s, $ideal_s, $lost_gpu_hours, $lost_gpu_hours_per_day, $cause_kinds,"
+            " $cause_places)",
+            {"job_id": job_id, "tracekit": version("tracekit"), **found},
         )
 
     def _job_id(self, connection: duckdb.DuckDBPyConnection, name: str) -> int:
@@ -194,47 +268,92 @@ class Store:
         raise StoreError(f"{self.path}: no job {name!r}; {known}")
 
     @contextmanager
-    def _open(self, *, write: bool = False) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection that closes at the end; a new file gets the schema."""
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection that reads the store and closes at the end."""
+        self.check()
+        with self._connected(self.path, read_only=True) as connection:
+            self._check_version(connection)
+            yield connection
+
+    @contextmanager
+    def _replacing(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection to a copy that becomes the store at the end, unless an error comes first."""
+        try:
+            with self._alone(), replacing(self.path) as copy:
+                new = not self._exists()
+                copy.unlink()
+                if not new:
+                    with self.reading():  # nobody else can change it meanwhile
+                        shutil.copyfile(self.path, copy)
+                with self._connected(copy, read_only=False) as connection:
+                    if new:
+                        connection.execute(files("tracekit").joinpath("schema.sql").read_text(encoding="utf-8"))
+                    yield connection
+        except OutputError as error:
+            raise StoreError(str(error)) from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process writes this store. Raises StoreBusyError when that takes too long."""
+        self._exists()
+        target = Path(os.path.realpath(self.path))
+        try:
+            lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: cannot be written: {error.strerror or error}; choose another place"
+            ) from None
+        try:
+            deadline = time.monotonic() + LOCK_TIMEOUT_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise StoreBusyError(
+                            f"{self.path}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
+                            " try again when it is done"
+                        ) from None
+                    time.sleep(0.05)
+            yield
+        finally:
+            os.close(lock)
+
+    @contextmanager
+    def _connected(self, path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The DuckDB file `path`, with DuckDB's errors turned into ours."""
         import duckdb
 
+        try:
+            # An absolute path: DuckDB takes ":memory:" and prefixes such as "md:" for other things than a file.
+            with duckdb.connect(str(path.absolute()), read_only=read_only) as connection:
+                yield connection
+        except duckdb.Error as error:
+            raise self._error(error) from None
+
+    def _exists(self) -> bool:
         if encodable(str(self.path)) != str(self.path):
             raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
         try:
-            new = not self.path.exists()
+            return self.path.exists()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
-        if new and not write:
-            raise StoreError(f"{self.path}: no such store; make one with `tracekit import TRACE --store {self.path}`")
-        if not new:
-            self._check_magic()
-        try:
-            # An absolute path: DuckDB takes ":memory:" and prefixes such as "md:" for other things than a file.
-            connection = duckdb.connect(str(self.path.absolute()), read_only=not write)
-        except duckdb.Error as error:
-            raise self._error(error) from None
-        try:
-            with connection:
-                if new:
-                    connection.execute(files("tracekit").joinpath("schema.sql").read_text(encoding="utf-8"))
-                self._check_version(connection)
-                yield connection
-        except BaseException as error:
-            if new:  # leave no empty store behind a failed first import
-                connection.close()
-                self.path.unlink(missing_ok=True)
-            if isinstance(error, duckdb.Error):
-                raise self._error(error) from None
-            raise
 
-    def _check_magic(self) -> None:
-        """DuckDB takes other files for other things; a database says so at byte 8."""
+    def is_store(self) -> bool:
+        """Whether the file is a DuckDB database; no other file has its mark at byte 8. Raises StoreError."""
         try:
             with self.path.open("rb") as file:
                 head = file.read(12)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
-        if head[8:12] != b"DUCK":
+        return head[8:12] == b"DUCK"
+
+    def check(self) -> None:
+        """Raise StoreError where there is no file, or one that is no DuckDB database."""
+        if not self._exists():
+            raise StoreError(f"{self.path}: no such store; make one with `tracekit import TRACE --store {self.path}`")
+        if not self.is_store():
             raise StoreError(f"{self.path}: not a DuckDB store; a trace file is given without --store")
 
     def _check_version(self, connection: duckdb.DuckDBPyConnection) -> None:
@@ -244,7 +363,10 @@ class Store:
         versions = [row[0] for row in connection.execute("SELECT version FROM store_version").fetchall()]
         if versions != [STORE_VERSION]:
             shown = ", ".join(map(str, versions)) or "none"
-            raise StoreError(f"{self.path}: store version {shown}; this tracekit uses {STORE_VERSION}, upgrade it")
+            raise StoreError(
+                f"{self.path}: store version {shown}; this tracekit uses {STORE_VERSION}, import the traces anew or"
+                " use the tracekit that wrote it"
+            )
 
     def _error(self, error: Exception) -> StoreError:
         reason = str(error).splitlines()[0]
@@ -254,3 +376,46 @@ class Store:
                 " when it is done"
             )
         return StoreError(f"{self.path}: DuckDB cannot use the store: {reason}")
+
+
+_FIGURES = (
+    "slowdown",
+    "waste",
+    "straggling",
+    "trustworthy",
+    "recorded_s",
+    "original_s",
+    "ideal_s",
+    "lost_gpu_hours",
+    "lost_gpu_hours_per_day",
+    "cause_kinds",
+    "cause_places",
+)
+
+
+def _figures(report: str) -> dict[str, Any]:
+    """The columns of the table `report` that are taken out of the JSON, and the JSON."""
+    found = json.loads(report)
+    return {
+        "report": report,
+        **{name: found[name] for name in ("slowdown", "waste", "straggling")},
+        "trustworthy": found["trust"]["trustworthy"],
+        **{f"{name}_s": found["step_time_s"][name] for name in ("recorded", "original", "ideal")},
+        "lost_gpu_hours": found["wasted_gpu_hours"],
+        "lost_gpu_hours_per_day": found["wasted_gpu_hours_per_day"],
+        "cause_kinds": [cause["kind"] for cause in found["causes"]],
+        "cause_places": [cause["where_text"] for cause in found["causes"]],
+    }
+
+
+def _worker_slowdowns(findings: Findings) -> pl.DataFrame:
+    """One row per step, as the table `worker_slowdown` has it."""
+    steps, workers = len(findings.steps), findings.worker_slowdown[0].size
+    return pl.DataFrame(
+        {
+            "step": pl.Series(findings.steps, dtype=pl.Int32),
+            "dp_ranks": pl.Series([list(findings.dp_ranks)] * steps, dtype=pl.List(pl.Int32)),
+            "slowdown": findings.worker_slowdown.astype(np.float32).reshape(steps, workers),
+        },
+        schema_overrides={"slowdown": pl.Array(pl.Float32, workers)},
+    ).with_columns(pl.col("slowdown").arr.to_list())

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.columns import KIND_TYPE
 from tracekit.errors import SelectionError
 from tracekit.model import DP_COLLECTIVES, Layout, OpKind, Worker
 from tracekit.synth_causes import (
@@ -36,7 +37,7 @@ from tracekit.synth_causes import (
 from tracekit.synth_job import Cause, Effect, Floats, JobShape, Seeded
 from tracekit.synth_network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth_schedules import Plan, PlannedOp, Schedule, check_schedule, plan_lane
-from tracekit.trace import KIND_TYPE, Trace
+from tracekit.trace import Trace
 
 #: Profilers sample steps: runs of this many steps in a row, and from one run to the next this many steps.
 STEPS_IN_A_RUN = 10

@@ -6,8 +6,10 @@ In: a `Report`. Out: text on a rich console, laid out for its width. Draws only;
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ from rich.text import Text
 
 from tracekit.report import Report
 from tracekit.store import StoredJob
-from tracekit.text import printable, short
+from tracekit.text import printable, seconds, short
 from tracekit.trace import Trace
 
 #: Rows of a table that names culprits.
@@ -66,7 +68,7 @@ def print_trace(trace: Trace, console: Console) -> None:
     )
     grid.add_row("Ops", f"{trace.ops.height:,}")
     for name, value in trace.metadata.items():
-        text = json.dumps(value)
+        text = _gpus(value) if name == "gpus" else json.dumps(value)
         grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
     console.print(grid)
     console.print()
@@ -77,6 +79,23 @@ def print_trace(trace: Trace, console: Console) -> None:
     for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
         table.add_row(kind, f"{ops:,}", seconds(mean), seconds(longest))
     console.print(table)
+
+
+def _gpus(gpus: Any) -> str:
+    """The GPUs of the ranks in a line, with those that were throttled; as JSON where it is nothing of the kind."""
+    if not isinstance(gpus, dict) or not all(isinstance(gpu, dict) for gpu in gpus.values()):
+        return json.dumps(gpus)
+    models = Counter(str(gpu.get("model")) for gpu in gpus.values())
+    hosts = len({str(gpu.get("host")) for gpu in gpus.values()})
+    text = f"{', '.join(f'{count} x {model}' for model, count in sorted(models.items()))} on {hosts} host(s)"
+    throttled = [
+        f"rank {rank} {share:.0%} of samples ({', '.join(gpu.get('reasons') or {})})"
+        for rank, gpu in gpus.items()
+        if isinstance(share := gpu.get("throttled"), int | float) and share > 0
+    ]
+    if throttled:
+        text += f"; throttled: {', '.join(throttled[:_TOP])}{' ...' if len(throttled) > _TOP else ''}"
+    return printable(text)
 
 
 def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
@@ -382,11 +401,3 @@ def _slowdown(value: float) -> Text:
 
 def _saving(value: float) -> str:
     return f"-{seconds(value)}" if value > 0 else f"+{seconds(-value)}" if value < 0 else "0"
-
-
-def seconds(value: float) -> str:
-    """A duration in a unit that keeps three digits readable."""
-    size = abs(value)
-    if size >= 1 or size == 0:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:.0f} us"

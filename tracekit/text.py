@@ -1,4 +1,4 @@
-"""Text from outside made fit to be shown or stored: job names, host names, paths.
+"""Text fit to be shown or stored: names and paths from outside, and durations.
 
 In: any string. Out: one that cannot break a line, steer a terminal or fail to encode.
 """
@@ -23,3 +23,11 @@ def short(text: str) -> str:
     """`printable`, cut to LONGEST_NAME characters."""
     shown = printable(text)
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+
+
+def seconds(value: float) -> str:
+    """A duration in a unit that keeps three digits readable."""
+    size = abs(value)
+    if size >= 1 or size == 0:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:.0f} us"

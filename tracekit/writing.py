@@ -32,7 +32,7 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
                 return self.path
             handle, name = tempfile.mkstemp(prefix=".tracekit.", dir=self.target.parent)
         except OSError as error:
-            raise self._error(error) from None
+            raise self.error(error) from None
         os.close(handle)
         self.temporary = Path(name)
         return self.temporary
@@ -41,9 +41,9 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
         if self.temporary != self.path:
             self._settle(done=error is None)
         if isinstance(error, OSError):
-            raise self._error(error) from None
+            raise self.error(error) from None
         if isinstance(error, pl.exceptions.PolarsError) and "IO error: " in str(error):
-            raise self._error(OSError(str(error).rpartition("IO error: ")[2])) from None
+            raise self.error(OSError(str(error).rpartition("IO error: ")[2])) from None
 
     def _settle(self, *, done: bool) -> None:
         """Let the temporary file take its place, or vanish."""
@@ -54,9 +54,24 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as tempor
                 self.temporary.chmod(0o666 & ~mask)
                 self.temporary.replace(self.target)
         except OSError as failure:
-            raise self._error(failure) from None
+            raise self.error(failure) from None
         finally:
             self.temporary.unlink(missing_ok=True)
 
-    def _error(self, error: OSError) -> OutputError:
+    def error(self, error: OSError) -> OutputError:
+        """What is said of `error`."""
         return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
+
+
+def check_writable(path: Path) -> None:
+    """Raise the OutputError that writing `path` would end with, as far as that can be told before; writes nothing."""
+    place = replacing(path)
+    try:
+        if path.is_dir():
+            raise OutputError(f"{path}: is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            return
+        with tempfile.TemporaryFile(dir=place.target.parent):
+            return
+    except OSError as error:
+        raise place.error(error) from None

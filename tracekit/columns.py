@@ -1,0 +1,244 @@
+"""The columns of a trace: which there are, and whether a frame has them as it should.
+
+In: a polars frame, the layout, and what messages call its columns. Out: the canonical columns in canonical types, or
+one error that names source, column, row, value, expectation and next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.errors import LayoutError, TraceError
+from tracekit.model import KINDS, Layout, Worker
+
+KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
+#: Canonical columns. `start` and `duration` are seconds, `start` from the start of the step.
+SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "step": pl.Int32,
+    "rank": pl.Int32,
+    "dp_rank": pl.Int32,
+    "pp_rank": pl.Int16,
+    "kind": KIND_TYPE,
+    "seq": pl.Int32,
+    "microbatch": pl.Int32,
+    "chunk": pl.Int16,
+    "start": pl.Float64,
+    "duration": pl.Float64,
+}
+#: Columns with a meaning for some kinds only.
+NULLABLE = frozenset({"microbatch", "chunk"})
+#: No step takes that long, seconds; clock times and other units are larger.
+LONGEST_S = 1e8
+
+
+def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The step numbers that occur, ascending."""
+    first, last = int(step.min()), int(step.max())
+    if last - first > 4 * len(step) + 1_000_000:
+        return np.unique(step)
+    seen = np.zeros(last - first + 1, np.bool_)
+    seen[step - first] = True
+    return (np.flatnonzero(seen) + first).astype(np.int32)
+
+
+def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Position of each of `step` among the ascending step numbers `steps`, int32."""
+    first, last = int(steps[0]), int(steps[-1])
+    if last - first > 4 * len(step) + 1_000_000:
+        return np.searchsorted(steps, step).astype(np.int32)
+    table = np.zeros(last - first + 1, np.int32)
+    table[steps - first] = np.arange(len(steps), dtype=np.int32)
+    positions: npt.NDArray[np.int32] = table[step - first]
+    return positions
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where ops come from, as messages say it: a name, and its names of canonical columns where they differ."""
+
+    name: str
+    columns: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def column(self, name: str) -> str:
+        """The column as messages name it."""
+        return f"column {self.columns.get(name, name)!r}"
+
+
+def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.DataFrame:
+    """The canonical columns of `ops`, one contiguous chunk each, every value in place.
+
+    Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
+    """
+    checked = _canonical_columns(ops, source)
+    _check_values(checked, source)
+    _check_layout(checked, layout, source)
+    _check_identity(checked, source)
+    return checked
+
+
+def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """The canonical columns of `ops` in canonical types, one contiguous chunk each."""
+    optional = {name for name in NULLABLE if name not in ops.columns}
+    if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
+        raise TraceError(
+            f"{source}: {source.column(missing[0])} is missing; it has {', '.join(ops.columns)}; expected"
+            f" {', '.join(SCHEMA)}"
+        )
+    if ops.height == 0:
+        raise TraceError(f"{source}: no ops (0 rows); record at least one step")
+    columns = [
+        pl.Series(name, [None], dtype=dtype).extend_constant(None, ops.height - 1)
+        if name in optional
+        else _canonical(ops[name], dtype, source)
+        for name, dtype in SCHEMA.items()
+    ]
+    return pl.DataFrame([column.rechunk() for column in columns])
+
+
+def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Source) -> pl.Series:
+    """`column` as `dtype`, or the error that names the first value which is none."""
+    if dtype == KIND_TYPE:
+        return _kinds(column, source)
+    wanted = "a number" if dtype == pl.Float64 else "an integer"
+    fits = column.dtype.is_numeric() if dtype == pl.Float64 else column.dtype.is_integer()
+    if not fits and column.null_count() < len(column):
+        raise TraceError(
+            f"{source}: {source.column(column.name)} has type {column.dtype}; expected {wanted}; convert the column"
+        )
+    try:
+        converted = column.cast(dtype)
+    except pl.exceptions.InvalidOperationError:
+        row = int((column.cast(dtype, strict=False).is_null() & column.is_not_null()).arg_max() or 0)
+        raise _violation(source, column, row, f"expected {wanted} that fits {dtype}") from None
+    if column.name not in NULLABLE and converted.null_count():
+        row = int(converted.is_null().arg_max() or 0)
+        raise _violation(source, converted, row, f"expected {wanted}; drop or repair the row")
+    return converted
+
+
+def _kinds(column: pl.Series, source: Source) -> pl.Series:
+    """The kind column as codes of `OpKind`."""
+    if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
+        raise TraceError(
+            f"{source}: {source.column('kind')} has type {column.dtype}; expected a string such as {str(KINDS[0])!r}"
+        )
+    if column.null_count():
+        raise _violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
+    if column.dtype == KIND_TYPE:
+        return column
+    known = set(KINDS)
+    if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
+        row = int((column.cast(pl.String) == unknown[0]).arg_max() or 0)
+        raise _violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
+    return column.cast(KIND_TYPE) if column.dtype != pl.String else column.cast(pl.Categorical).cast(KIND_TYPE)
+
+
+def _check_values(ops: pl.DataFrame, source: Source) -> None:
+    """Ranges that hold for every trace, whatever its layout."""
+    for name in ("start", "duration"):
+        finite = ops[name].is_finite()
+        if not finite.all():
+            raise _violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
+        size = ops[name].abs()
+        if float(size.max()) > LONGEST_S:  # type: ignore[arg-type]
+            expected = "expected seconds from the start of the step" if name == "start" else "expected seconds"
+            raise _violation(source, ops[name], int(size.arg_max() or 0), f"{expected}; convert the column")
+    for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
+        smallest = ops[name].min()
+        if smallest is not None and smallest < 0:  # type: ignore[operator]
+            hint = "; null where it has no meaning" if name in NULLABLE else ""
+            raise _violation(source, ops[name], int(ops[name].arg_min() or 0), f"expected 0 or more{hint}")
+
+
+def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
+    """Every rank inside the layout, and no stage or chunk of the layout that never occurs."""
+    for name, size, parameter in (
+        ("dp_rank", layout.dp_ranks, "dp"),
+        ("pp_rank", layout.pp, "pp"),
+        ("rank", layout.world_size, "world_size"),
+        ("chunk", layout.vpp, "vpp"),
+    ):
+        largest = ops[name].max()
+        if largest is not None and largest >= size:  # type: ignore[operator]
+            error = _violation(
+                source,
+                ops[name],
+                int(ops[name].arg_max() or 0),
+                f"the layout says {parameter} {size}, so at most {size - 1}; correct the layout or the trace",
+            )
+            raise LayoutError(str(error))
+    largest = cast("int | None", ops["chunk"].max())
+    if layout.vpp > 1 and (layout.pp > 1 if largest is None else largest < layout.vpp - 1):
+        found = "no op has a chunk" if largest is None else f"the largest chunk in the trace is {largest}"
+        raise LayoutError(f"{source}: the layout says vpp {layout.vpp}, but {found}; correct the layout or the trace")
+    stages = ops["pp_rank"].n_unique()
+    if stages < layout.pp:
+        absent = np.setdiff1d(np.arange(layout.pp), ops["pp_rank"].to_numpy())
+        shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
+        raise LayoutError(
+            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {shown} is in the trace; correct the"
+            " layout, or record at least one DP rank with all its stages"
+        )
+
+
+def _check_identity(ops: pl.DataFrame, source: Source) -> None:
+    """One rank per worker, and (step, worker, kind, seq) names one op with seq running from 0 without a gap."""
+    dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+    worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
+    rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
+    rank_of[worker] = rank
+    if (differs := rank_of[worker] != rank).any():
+        row = int(differs.argmax())
+        raise TraceError(
+            f"{source}: worker {Worker(int(dp_rank[row]), int(pp_rank[row]))} is recorded by rank {rank[row]} (row"
+            f" {row}) and by rank {rank_of[worker[row]]}; keep one rank per worker (tp and cp ranks run in lockstep)"
+        )
+    step, seq, kind = ops["step"].to_numpy(), ops["seq"].to_numpy(), ops["kind"].cat.physical().to_numpy()
+    step_index = step_positions(step, distinct_steps(step))
+    stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
+    del worker, step_index
+    streams = int(stream.max()) + 1
+    if streams > 8 * len(seq) + 10_000_000:  # few ops spread thin: number the streams that exist
+        _, stream = np.unique(stream, return_inverse=True)
+        streams = int(stream.max()) + 1
+    count = np.bincount(stream, minlength=streams)
+    if (beyond := seq >= count[stream]).any():
+        row = int(beyond.argmax())
+        raise _violation(
+            source,
+            ops["seq"],
+            row,
+            f"{_describe(ops, row)}, but that worker has {count[stream[row]]} of them in that step; expected seq to"
+            " run from 0 without gaps or repeats",
+        )
+    cell = (np.cumsum(count) - count)[stream]
+    del stream
+    cell += seq
+    taken = np.zeros(len(seq), dtype=bool)
+    taken[cell] = True
+    if not taken.all():
+        seen = np.bincount(cell, minlength=len(seq))
+        row = int((seen[cell] > 1).argmax())
+        second = int(np.flatnonzero(cell == cell[row])[1])
+        raise TraceError(
+            f"{source}: rows {row} and {second} are the same op: {_describe(ops, row)}, seq {seq[row]};"
+            " expected each op once, remove the duplicate"
+        )
+
+
+def _describe(ops: pl.DataFrame, row: int) -> str:
+    op = ops.row(row, named=True)
+    return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
+
+
+def _violation(source: Source, column: pl.Series, row: int, expectation: str) -> TraceError:
+    return TraceError(f"{source}: {source.column(column.name)}, row {row}: {column[row]!r}; {expectation}")
