@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CHROMIUM := /usr/bin/chromium
+GET_CHROMIUM := apt-get install -y --no-install-recommends chromium fonts-dejavu-core
 
 .PHONY: demo test check bench lock clean
 
@@ -18,6 +20,7 @@ $(VENV)/.dev: pyproject.toml requirements.lock $(VENV)/.demo
 demo: $(VENV)/.demo
 	$(BIN)/tracekit whatif sample_traces/collected.parquet --fix "worker=1,1"
 	@echo
+	@echo "In the browser:  $(BIN)/tracekit dashboard sample_traces/*.parquet"
 	@echo "Your own trace:  $(BIN)/tracekit whatif job.parquet      All commands:  $(BIN)/tracekit --help"
 
 check: $(VENV)/.dev
@@ -26,8 +29,14 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check
+test: check $(CHROMIUM)
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# The browser that tests the dashboard.
+$(CHROMIUM):
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_CHROMIUM) >/dev/null; \
+	else echo "The dashboard's tests need Chromium: sudo $(GET_CHROMIUM)" >&2; exit 1; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.measure import table
-from tests.analysis.cause_corpus import NOISE, SHAPES, WORKER_SPREAD, Score, score
-from tests.analysis.price_truth import checked_fixes
+from tests.analysis.causes.corpus import NOISE, SHAPES, WORKER_SPREAD, Score, score
+from tests.analysis.fixes.price_truth import checked_fixes
 
 #: Never used while thresholds were chosen.
 CORPUS_SEED, REPEATS, HEALTHY = 9_100_000, 6, 150
