@@ -5,18 +5,26 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
 
 import pytest
 
-from tests.collectors.conftest import TIMEOUT_S, environment, python, torchrun
+from tests.collectors.conftest import TIMEOUT_S, environment, plain, python, torchrun
 from tracekit.trace import read_parquet
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
 CTRL_C = b"\x03"
+#: Prints which signals each thread of its parent blocks, as a mask; the main thread waits for them, so it is left out.
+PARENT_BLOCKS = """
+import os, pathlib
+for task in pathlib.Path(f"/proc/{os.getppid()}/task").iterdir():
+    if int(task.name) != os.getppid():
+        print("blocks", next(line.split()[1] for line in (task / "status").open() if line.startswith("SigBlk")))
+"""
 
 
 def at_terminal(command, directory, press_at, **variables):
@@ -58,6 +66,18 @@ def at_terminal(command, directory, press_at, **variables):
 def under_collect(command):
     """The command under `tracekit collect`, trace in job.parquet."""
     return [sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", "job.parquet", "--", *command]
+
+
+@pytest.mark.parametrize("entry", [("tracekit", "collect"), ("tracekit.collectors",)])
+def test_no_thread_of_the_launcher_takes_a_signal_of_the_command(entry, tmp_path):
+    """One that did would end the launcher while the job runs; the kernel may choose any thread that blocks it not."""
+    module, *words = entry
+    under = [sys.executable, "-m", module, *words, "--no-store", "--out", "job.parquet", "--"]
+    said = plain([*under, sys.executable, "-c", PARENT_BLOCKS], tmp_path)
+    masks = [int(mask, 16) for mask in re.findall(r"^blocks (\w+)$", said.stdout, re.MULTILINE)]
+    assert len(masks) > 1, said  # the libraries' threads and the clock's
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        assert all(mask >> (number - 1) & 1 for mask in masks), (number, said.stdout)
 
 
 def test_ctrl_c_ends_a_script_as_it_would_alone(tmp_path):
