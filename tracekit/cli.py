@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tracekit import __version__
+from tracekit.arguments import Condition, parse_layers, parse_steps
 from tracekit.collectors.command import collect_command
 from tracekit.dashboards.command import dashboard_command
 from tracekit.errors import SelectionError, TracekitError
-from tracekit.streams import open_stderr, say
+from tracekit.streams import hushed_panics, open_stderr, progress, say, silence_stdout
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.job import Job
-    from tracekit.report import Report
     from tracekit.store import Findings, Unanalysed
     from tracekit.trace import Trace
 
@@ -64,26 +61,21 @@ def main() -> None:
         say(f"tracekit: {printable(str(error))}")
         sys.exit(EXIT_BAD_INPUT)
     except BrokenPipeError:
-        _silence()
+        silence_stdout()
         sys.exit(0)
     except SystemExit as stop:
         if sys.stdout is output:
             raise
-        _silence()  # click replaces stdout and leaves with 1 where the reader of our output has left
+        silence_stdout()  # click replaces stdout and leaves with 1 where the reader of our output has left
         sys.exit(0 if stop.code == 1 else stop.code)
     except OSError as error:
-        _silence()
+        silence_stdout()
         say(f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions")
         sys.exit(EXIT_BAD_INPUT)
     except MemoryError:
         say("tracekit: out of memory; analyse fewer steps or use a larger machine")
         sys.exit(EXIT_BAD_INPUT)
     sys.exit(code or 0)
-
-
-def _silence() -> None:
-    """Send what is still buffered nowhere: its reader has left, or its disk is full."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -137,14 +129,14 @@ def whatif(
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
-    condition = None if fail_on is None else _Condition(fail_on)
-    with _progress() as tell:
+    condition = None if fail_on is None else Condition(fail_on)
+    with progress() as tell:
         tell("reading the trace")
         loaded = _load(trace, layout, store, job)
         if ignore_steps is not None:
-            loaded = loaded.without_steps(_step_numbers(ignore_steps, "--ignore-steps"))
+            loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
-        report = loaded.whatif(fix=fix, keep=keep, layers=_layers(layers), progress=tell)
+        report = loaded.whatif(fix=fix, keep=keep, layers=parse_layers(layers), progress=tell)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -158,7 +150,7 @@ def whatif(
     for path in (csv_directory, parquet_file):
         if path is not None:
             _done(path)
-    return EXIT_CONDITION if condition is not None and condition.holds(report) else 0
+    return EXIT_CONDITION if condition is not None and condition.holds(report.attribution) else 0
 
 
 @commands.command("import")
@@ -194,10 +186,10 @@ def import_(
         raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
     opened = Store(store or default_store())
     incoming = []
-    with _progress() as tell:
+    with progress() as tell:
         for path in traces:
             tell(f"reading {short(path.name)}")
-            with _hushed_panics():
+            with hushed_panics():
                 job = load(path, layout=layout, importer=importer)
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
@@ -284,7 +276,7 @@ def synth(
     from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 
     chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
-    with _progress() as tell:
+    with progress() as tell:
         tell("simulating")
         trace = synthesize(
             SynthSpec(
@@ -313,11 +305,11 @@ def export(
     trace: Path | None, layout: Path | None, store: Path | None, job: str | None, out: Path, steps: str | None
 ) -> None:
     """Write the recorded, original and ideal timeline for ui.perfetto.dev."""
-    with _progress() as tell:
+    with progress() as tell:
         tell("reading the trace")
         loaded = _load(trace, layout, store, job)
         tell("replaying and writing")
-        exported = loaded.export(out, steps=None if steps is None else _step_numbers(steps, "--steps"))
+        exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
     chosen = f"{exported.steps} of {exported.steps_in_job} steps"
     if steps is None and exported.steps < exported.steps_in_job:
         chosen += ", the slowest ones; choose others with --steps"
@@ -335,7 +327,7 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
     if trace is not None:
         if store is not None or name is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
-        with _hushed_panics():
+        with hushed_panics():
             return load(trace, layout=layout)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
@@ -343,97 +335,6 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
-
-
-def _layers(text: str | None) -> tuple[int, ...] | None:
-    """`9,9,9,9` as layers per stage."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
-        raise SelectionError(f"--layers {text!r}; expected a number per stage, such as 9,9,9,9")
-    return tuple(int(count) for count in text.split(","))
-
-
-def _step_numbers(text: str, option: str) -> list[int]:
-    """`3,5,9-12` as step numbers."""
-    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
-        raise SelectionError(f"{option} {text!r}; expected numbers and ranges such as 12,40-45")
-    steps: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if int(last or first) - int(first) not in range(1_000_000):
-            raise SelectionError(f"{option} {part!r}; expected a range from a smaller to a larger number")
-        steps.extend(range(int(first), int(last or first) + 1))
-    return steps
-
-
-class _Condition:
-    """`slowdown>1.1` and the like, for --fail-on. Raises SelectionError where it cannot be understood."""
-
-    def __init__(self, text: str) -> None:
-        match = re.fullmatch(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-        if not match or match[1] not in ("slowdown", "waste", "replay_error", "discrepancy"):
-            raise SelectionError(
-                f"--fail-on {text!r}; expected slowdown, waste, replay_error or discrepancy compared with a number,"
-                " such as 'slowdown>1.1' or 'waste>=5%'"
-            )
-        self.figure, self.comparison = match[1], match[2]
-        self.bound = float(match[3]) / (100 if match[4] else 1)
-
-    def holds(self, report: Report) -> bool:
-        found = report.attribution
-        figures = {
-            "slowdown": found.slowdown,
-            "waste": found.waste,
-            "replay_error": found.trust.replay_error,
-            "discrepancy": found.trust.discrepancy,
-        }
-        value = figures[self.figure]
-        return {
-            ">": value > self.bound,
-            ">=": value >= self.bound,
-            "<": value < self.bound,
-            "<=": value <= self.bound,
-        }[self.comparison]
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Yields a function that says on stderr what is under way, at most once a second and not in the first."""
-    began = last = time.monotonic()
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-
-    def tell(stage: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= 1:
-            last = now
-            line = f"\r\x1b[K{stage} ..." if terminal else f"{stage} ... ({now - began:.0f} s)"
-            click.echo(line, err=True, nl=not terminal)
-
-    try:
-        yield tell
-    finally:
-        if terminal and last > began:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-
-@contextmanager
-def _hushed_panics() -> Iterator[None]:
-    """Keep what polars prints, from its own threads, about a damaged file off stderr; the error says it in one line."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # started without stderr
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _console() -> Any:

@@ -1,12 +1,16 @@
 """What is said on stderr, whatever became of it: closed before the start, on a full disk, its reader gone.
 
-In: lines. Out: they are on stderr, or nowhere; no line is worth the run it is about.
+In: lines. Out: they are on stderr, or nowhere; no line is worth the run it is about. What others would say there, or on
+stdout to a reader who has left, is kept back here too.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def open_stderr() -> None:
@@ -31,6 +35,50 @@ def say(text: str, end: str = "\n") -> None:
         sys.stderr.flush()
     except OSError:
         _silence_stderr()
+
+
+def silence_stdout() -> None:
+    """Send what is still buffered nowhere: its reader has left, or its disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yields a function that says on stderr what is under way, at most once a second and not in the first."""
+    began = last = time.monotonic()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def tell(stage: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 1:
+            last = now
+            line = f"\r\x1b[K{stage} ..." if terminal else f"{stage} ... ({now - began:.0f} s)"
+            say(line, end="" if terminal else "\n")
+
+    try:
+        yield tell
+    finally:
+        if terminal and last > began:
+            say("\r\x1b[K", end="")
+
+
+@contextmanager
+def hushed_panics() -> Iterator[None]:
+    """Keep what polars prints, from its own threads, about a damaged file off stderr; the error says it in one line."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # started without stderr
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _silence_stderr() -> None:
