@@ -15,9 +15,10 @@ from urllib.request import urlopen
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.measure import table, tracekit
+from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job
 from tracekit.model import Layout
-from tracekit.store import Findings, Incoming, Store, Unanalysed
+from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace import Trace
 

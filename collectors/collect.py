@@ -32,7 +32,8 @@ from tracekit.collectors.progress import Overhead, Progress, measure_overhead
 from tracekit.collectors.runtime.words import RuntimeOptions
 from tracekit.collectors.segments import AttemptRecording, attempts, read_attempt, write_manifest
 from tracekit.errors import TracekitError
-from tracekit.store import Findings, Incoming, Store, Unanalysed, default_store
+from tracekit.findings import Findings, Unanalysed
+from tracekit.store import Incoming, Store, default_store
 from tracekit.streams import say
 from tracekit.text import printable
 from tracekit.trace import Trace

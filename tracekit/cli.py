@@ -25,8 +25,8 @@ from tracekit.streams import hushed_panics, open_stderr, progress, say, silence_
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
+    from tracekit.findings import Findings, Unanalysed
     from tracekit.job import Job
-    from tracekit.store import Findings, Unanalysed
     from tracekit.trace import Trace
 
 EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
@@ -203,7 +203,7 @@ def import_(
 
 def _findings(job: Job, tell: Callable[[str], None]) -> Findings | Unanalysed:
     """What the analysis finds, or why nothing, said on stderr too: the trace is kept all the same."""
-    from tracekit.store import Unanalysed
+    from tracekit.findings import Unanalysed
 
     found = job.findings(progress=tell)
     if isinstance(found, Unanalysed):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tracekit.analysis.attribution import Attribution
     from tracekit.analysis.job_replay import JobReplay
     from tracekit.analysis.scenario import Scenario
+    from tracekit.findings import Findings, Unanalysed
     from tracekit.report import Question, Report
-    from tracekit.store import Findings, Unanalysed
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -106,7 +106,7 @@ class Job:
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
         """What a store keeps of the analysis; why there is none where the ops form no graph."""
-        from tracekit.store import Unanalysed
+        from tracekit.findings import Unanalysed
 
         try:
             return self.whatif(progress=progress).findings()

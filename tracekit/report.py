@@ -23,8 +23,8 @@ from tracekit.analysis.attribution import Attribution, waste
 from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.structure import Floats
 from tracekit.errors import OutputError, SelectionError
+from tracekit.findings import Findings
 from tracekit.model import Layout, Worker
-from tracekit.store import Findings
 from tracekit.trace import Coverage
 from tracekit.writing import replacing
 

@@ -22,11 +22,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from tracekit.errors import OutputError, StoreBusyError, StoreError
+from tracekit.findings import FIGURES, Findings, Unanalysed
 from tracekit.model import Layout
 from tracekit.text import encodable, short
 from tracekit.trace import Trace
@@ -40,6 +39,8 @@ STORE_VERSION = 2
 STORE_VARIABLE = "TRACEKIT_STORE"
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
+#: Characters of a job's name; two of them fit into the address of a page, however they are encoded.
+LONGEST_JOB_NAME = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +53,6 @@ class StoredJob:
     layout: Layout
     steps: int
     ops: int
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What the analysis of a trace found: `report` is its JSON, `worker_slowdown` [steps, dp_ranks, stages].
-
-    `steps` and `dp_ranks` name the first two axes.
-    """
-
-    report: str
-    steps: Sequence[int]
-    dp_ranks: Sequence[int]
-    worker_slowdown: npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Unanalysed:
-    """Why a trace has no findings."""
-
-    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +82,8 @@ class Store:
     def add(self, incoming: Sequence[Incoming], *, replace: bool = False) -> None:
         """Add traces, all or none. A job of the same name is an error unless `replace`."""
         names = [item.name for item in incoming]
+        for name in names:
+            self._check_name(name)
         if twice := [name for name in names if names.count(name) > 1]:
             raise StoreError(
                 f"two of the traces are of a job named {twice[0]!r}; import one of them with another --name"
@@ -113,8 +96,8 @@ class Store:
 
     def check_new(self, name: str | None) -> None:
         """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
-        if name is not None and encodable(name) != name:
-            raise StoreError(f"{self.path}: DuckDB needs names in UTF-8, not {short(name)!r}; choose another --name")
+        if name is not None:
+            self._check_name(name)
         if self._exists():
             with self.reading() as connection:
                 query = "SELECT job_id FROM job WHERE name = $name"
@@ -124,6 +107,15 @@ class Store:
             check_writable(self.path)
         except OutputError as error:
             raise StoreError(str(error)) from None
+
+    def _check_name(self, name: str) -> None:
+        if encodable(name) != name:
+            raise StoreError(f"{self.path}: DuckDB needs names in UTF-8, not {short(name)!r}; choose another --name")
+        if len(name) > LONGEST_JOB_NAME:
+            raise StoreError(
+                f"{self.path}: the name {short(name)!r} has {len(name)} characters, at most {LONGEST_JOB_NAME} fit;"
+                " choose another --name"
+            )
 
     def jobs(self) -> tuple[StoredJob, ...]:
         """All jobs, newest first."""
@@ -236,12 +228,12 @@ class Store:
     ) -> None:
         if findings is None:
             return
-        found = {"report": None, "problem": None} | dict.fromkeys(_FIGURES)
+        found: dict[str, Any] = {"report": None, "problem": None} | dict.fromkeys(FIGURES)
         if isinstance(findings, Unanalysed):
             found["problem"] = findings.problem
         else:
-            found |= _figures(findings.report)
-            connection.register("incoming_slowdowns", _worker_slowdowns(findings).to_arrow())
+            found |= findings.columns()
+            connection.register("incoming_slowdowns", findings.worker_rows().to_arrow())
             connection.execute(
                 "INSERT INTO worker_slowdown BY NAME SELECT CAST($job AS INTEGER) AS job_id, * FROM incoming_slowdowns",
                 {"job": job_id},
@@ -376,46 +368,3 @@ class Store:
                 " when it is done"
             )
         return StoreError(f"{self.path}: DuckDB cannot use the store: {reason}")
-
-
-_FIGURES = (
-    "slowdown",
-    "waste",
-    "straggling",
-    "trustworthy",
-    "recorded_s",
-    "original_s",
-    "ideal_s",
-    "lost_gpu_hours",
-    "lost_gpu_hours_per_day",
-    "cause_kinds",
-    "cause_places",
-)
-
-
-def _figures(report: str) -> dict[str, Any]:
-    """The columns of the table `report` that are taken out of the JSON, and the JSON."""
-    found = json.loads(report)
-    return {
-        "report": report,
-        **{name: found[name] for name in ("slowdown", "waste", "straggling")},
-        "trustworthy": found["trust"]["trustworthy"],
-        **{f"{name}_s": found["step_time_s"][name] for name in ("recorded", "original", "ideal")},
-        "lost_gpu_hours": found["wasted_gpu_hours"],
-        "lost_gpu_hours_per_day": found["wasted_gpu_hours_per_day"],
-        "cause_kinds": [cause["kind"] for cause in found["causes"]],
-        "cause_places": [cause["where_text"] for cause in found["causes"]],
-    }
-
-
-def _worker_slowdowns(findings: Findings) -> pl.DataFrame:
-    """One row per step, as the table `worker_slowdown` has it."""
-    steps, workers = len(findings.steps), findings.worker_slowdown[0].size
-    return pl.DataFrame(
-        {
-            "step": pl.Series(findings.steps, dtype=pl.Int32),
-            "dp_ranks": pl.Series([list(findings.dp_ranks)] * steps, dtype=pl.List(pl.Int32)),
-            "slowdown": findings.worker_slowdown.astype(np.float32).reshape(steps, workers),
-        },
-        schema_overrides={"slowdown": pl.Array(pl.Float32, workers)},
-    ).with_columns(pl.col("slowdown").arr.to_list())

@@ -26,8 +26,9 @@ from tracekit.dashboards.app import make_app
 from tracekit.dashboards.auth import Passwords, ProxyHeader, read_auth
 from tracekit.dashboards.server import AUTH_VARIABLE
 from tracekit.errors import SelectionError
+from tracekit.findings import Unanalysed
 from tracekit.job import Job
-from tracekit.store import Incoming, Store, Unanalysed
+from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
 Serve = Callable[[Path], Serving]
