@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.analysis.graph import Block
+from tracekit.analysis.computes import compute_rows
 from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.structure import Floats, Ints
+from tracekit.analysis.structure import Floats
 from tracekit.model import OpKind
 
 
@@ -30,22 +30,10 @@ def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
     """Durations of forwards and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
     forward, backward = [np.empty(0)], [np.empty(0)]
     for block, own in zip(replay.graph.blocks, replay.durations.own, strict=True):
-        parts = []
-        for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE):
-            rows = np.flatnonzero((block.template.pp_rank == stage) & (block.template.kind == kind.code))
-            parts.append(np.take_along_axis(own[rows], _order(block, rows), axis=0))
-        if len(parts[0]) == len(parts[1]):
-            forward.append(parts[0].ravel())
-            backward.append(parts[1].ravel())
+        both = [
+            compute_rows(block, stage, kind).seconds(own) for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+        ]
+        if len(both[0]) == len(both[1]):
+            forward.append(both[0].ravel())
+            backward.append(both[1].ravel())
     return np.concatenate(forward), np.concatenate(backward)
-
-
-def _order(block: Block, rows: Ints) -> Ints:
-    """Positions that put rows in order of (chunk, microbatch), [rows, 1] or [rows, lanes].
-
-    Where microbatches were not recorded the k-th forward counts as the k-th backward's.
-    """
-    microbatch = block.microbatch[rows].astype(np.int64)
-    key = block.template.chunk[rows].astype(np.int64)[:, None] * (int(microbatch.max(initial=0)) + 2) + microbatch
-    order: Ints = np.argsort(key, axis=0, kind="stable")
-    return order

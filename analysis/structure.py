@@ -30,6 +30,8 @@ COMPUTE_STREAM = (
     OpKind.CHECKPOINT,
     OpKind.HOST_DELAY,
     OpKind.ALL_TO_ALL,
+    OpKind.FORWARD_COLLECTIVES,
+    OpKind.BACKWARD_COLLECTIVES,
     OpKind.GC,
 )
 #: Kinds that share the data-parallel stream, in order of start.

@@ -3,10 +3,11 @@
 In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start
 and end, and an `OpReport` that counts what became no op of its own.
 
-A compute contains what ran inside it: nested collectives (FSDP's re-gathering, tensor parallelism), collections of
-garbage. Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last
-of them starts. A send ends when its recv ends. Anything without a kind counts as `host-delay` where it lies between
-the worker's other ops, and is counted under its own name either way.
+A compute contains what ran inside it: nested collectives (tensor parallelism, FSDP's gathering in a pipeline),
+collections of garbage. Without a pipeline, its waits for data-parallel collectives are an op of their own (`waits.py`).
+Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last of them
+starts. A send ends when its recv ends. Anything without a kind counts as `host-delay` where it lies between the
+worker's other ops, and is counted under its own name either way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import polars as pl
 
 from tracekit.collectors.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.ndtimeline import METRICS
+from tracekit.collectors.waits import with_waits_apart
 from tracekit.model import Layout, OpKind
 
 #: A wait shorter than this, ns, found its transfer finished.
@@ -70,6 +72,9 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     kept = [frame.filter(pl.col("kind").is_not_null()).select(_COLUMNS) for frame in (collectives, pauses)]
     ops = _cut_last_computes(pl.concat([direct.select(_COLUMNS), transfers.ops.select(_COLUMNS), *kept]))
     ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
+    if layout.pp == 1:
+        waits = records.filter(pl.col("category") == "wait").join(groups.filter("data_parallel"), on=["rank", "peer"])
+        ops = with_waits_apart(ops, waits.select("rank", "start_ns", "end_ns"))
     ops = _with_joined_reductions(ops)
     unkinded = [
         records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()),

@@ -19,7 +19,9 @@ class OpKind(StrEnum):
 
     The first fourteen, forward-compute to gc, are those of a Megatron step trace. `all-reduce` is a gradient reduction
     over the data-parallel ranks of a stage, as DistributedDataParallel does it; `all-to-all`, `data-load`,
-    `checkpoint` and `host-delay` take a worker's time between its computes.
+    `checkpoint` and `host-delay` take a worker's time between its computes. `forward-collectives` is what a forward
+    waited for in its middle, all in one: collectives over the data-parallel ranks, such as FSDP's gathering of
+    parameters; `backward-collectives` likewise.
     """
 
     FORWARD_COMPUTE = "forward-compute"
@@ -41,6 +43,8 @@ class OpKind(StrEnum):
     HOST_DELAY = "host-delay"
     ALL_REDUCE = "all-reduce"
     ALL_TO_ALL = "all-to-all"
+    FORWARD_COLLECTIVES = "forward-collectives"
+    BACKWARD_COLLECTIVES = "backward-collectives"
 
     @property
     def code(self) -> int:
@@ -64,7 +68,14 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 P2P = frozenset({OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV})
 #: Collectives over all data-parallel ranks of one stage.
 DP_COLLECTIVES = frozenset(
-    {OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.SEPARATE_GRADS_ALL_REDUCE, OpKind.ALL_REDUCE}
+    {
+        OpKind.PARAMS_ALL_GATHER,
+        OpKind.GRADS_REDUCE_SCATTER,
+        OpKind.SEPARATE_GRADS_ALL_REDUCE,
+        OpKind.ALL_REDUCE,
+        OpKind.FORWARD_COLLECTIVES,
+        OpKind.BACKWARD_COLLECTIVES,
+    }
 )
 COMMUNICATION = (
     P2P

@@ -37,59 +37,31 @@ class Draft:
 
     def scale_own(self, parts: Iterable[Part]) -> None:
         """Multiply the own costs of `parts`."""
-        self._change("own", self.own, parts, np.multiply)
-
-    def shorten_own(self, parts: Iterable[Part]) -> None:
-        """Take seconds off the own costs of `parts`."""
-        self._change("own", self.own, parts, np.subtract)
+        self._scale("own", self.own, parts)
 
     def scale_delays(self, parts: Iterable[Part]) -> None:
         """Multiply the launch delays of `parts`."""
-        self._change("delay", self.delay, parts, np.multiply)
+        self._scale("delay", self.delay, parts)
 
-    def _change(self, name: str, matrices: list[Floats], parts: Iterable[Part], how: np.ufunc) -> None:
+    def _scale(self, name: str, matrices: list[Floats], parts: Iterable[Part]) -> None:
         for part in parts:
             if (name, part.block) not in self._copied:
                 self._copied.add((name, part.block))
                 matrices[part.block] = matrices[part.block].copy()
             matrix = matrices[part.block]
             if part.rows.ndim == 1:
-                matrix[part.rows] = how(matrix[part.rows], part.values)
+                matrix[part.rows] *= part.values
             else:
-                values = how(np.take_along_axis(matrix, part.rows, axis=0), part.values)
+                values = np.take_along_axis(matrix, part.rows, axis=0) * part.values
                 np.put_along_axis(matrix, part.rows, values, axis=0)
 
 
 class Change(Protocol):
-    """One change to the costs of a job."""
-
-    @property
-    def order(self) -> int:
-        """Changes of lower order are made first."""
-        ...
+    """One change to the costs of a job. All multiply, so that several can be made in any order."""
 
     def make(self, draft: Draft) -> None:
         """Make the change in `draft`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RemovePauses:
-    """Computes without `pause_s`, which has the shape of the table's grid."""
-
-    table: ComputeTable
-    pause_s: Floats
-    order: int = 0
-
-    def make(self, draft: Draft) -> None:
-        """See `Change.make`."""
-        draft.shorten_own(self._paused())
-
-    def _paused(self) -> Iterator[Part]:
-        for part in self.table.parts(self.pause_s):
-            rows = (part.values > 0).any(axis=1)
-            if rows.any():
-                yield Part(part.block, part.rows[rows], part.values[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +70,6 @@ class Scale:
 
     ops: ComputeTable | OpGrid | TransferGrid
     factor: Floats
-    order: int = 1
 
     def make(self, draft: Draft) -> None:
         """See `Change.make`."""
@@ -111,7 +82,6 @@ class ScaleDelays:
 
     ops: OpGrid
     factor: Floats
-    order: int = 1
 
     def make(self, draft: Draft) -> None:
         """See `Change.make`."""
@@ -121,8 +91,6 @@ class ScaleDelays:
 @dataclass(frozen=True, slots=True)
 class NoDelays:
     """No launch delay anywhere."""
-
-    order: int = 2
 
     def make(self, draft: Draft) -> None:
         """See `Change.make`."""
@@ -134,16 +102,15 @@ class Together:
     """Several changes at once."""
 
     changes: tuple[Change, ...]
-    order: int = 1
 
     def make(self, draft: Draft) -> None:
         """See `Change.make`."""
-        for change in sorted(self.changes, key=lambda change: change.order):
+        for change in self.changes:
             change.make(draft)
 
 
 def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
-    """The duration of each step after the changes (made in their order), seconds, [steps]."""
+    """The duration of each step after the changes, seconds, [steps]."""
     draft = Draft.recorded(replay)
     Together(tuple(changes)).make(draft)
     costs = []

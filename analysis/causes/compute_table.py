@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from tracekit.analysis.causes.op_grid import Part
+from tracekit.analysis.computes import ComputeRows, compute_rows
 from tracekit.analysis.graph import Block
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import Int32s
@@ -26,14 +27,13 @@ COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 class _Placement:
     """Ops of one kind and stage in one block.
 
-    `rows`: rows of the block in order of (chunk, microbatch), [cells, 1] or [cells, lanes]. `step`, `dp_index`:
-    positions of the block's lanes in the grid, [lanes].
+    `step`, `dp_index`: positions of the block's lanes in the grid, [lanes].
     """
 
     block: int
     kind: int
     stage: int
-    rows: Ints
+    computes: ComputeRows
     step: Int32s
     dp_index: Ints
 
@@ -59,7 +59,7 @@ class ComputeTable:
             for number, block in enumerate(graph.blocks)
             for part in _placements(block, number, np.array(graph.dp_ranks), graph.layout.pp)
         ]
-        cells = {len(part.rows) for part in placements}
+        cells = {len(part.computes) for part in placements}
         chunks = graph.layout.vpp
         regular = len(cells) == 1 and not next(iter(cells)) % chunks
         split = (chunks, next(iter(cells)) // chunks) if regular else (1, max(cells, default=0))
@@ -81,9 +81,8 @@ class ComputeTable:
         kinds, stages, chunks, microbatches, steps, dp_ranks = self.shape
         grid = np.full((kinds, stages, chunks * microbatches, steps, dp_ranks), np.nan)
         for part in self.placements:
-            costs = np.take_along_axis(own[part.block], part.rows, axis=0) if part.rows.shape[1] > 1 else None
-            values = own[part.block][part.rows[:, 0]] if costs is None else costs
-            grid[part.kind, part.stage, : len(part.rows), part.step, part.dp_index] = values.T
+            seconds = part.computes.seconds(own[part.block])
+            grid[part.kind, part.stage, : len(part.computes), part.step, part.dp_index] = seconds.T
         return grid.reshape(self.shape)
 
     def parts(self, values: Floats) -> Iterator[Part]:
@@ -92,28 +91,21 @@ class ComputeTable:
         wide = np.broadcast_to(values, self.shape)
         for part in self.placements:
             # Chunks and microbatches are one axis of rows: cell = chunk x microbatches + microbatch.
-            chunk, microbatch = np.divmod(np.arange(len(part.rows)), microbatches)
+            computes = part.computes
+            chunk, microbatch = np.divmod(np.arange(len(computes)), microbatches)
             here = wide[part.kind, part.stage][
                 chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
             ]
-            yield Part(part.block, part.rows[:, 0] if part.rows.shape[1] == 1 else part.rows, here)
+            rows = computes.rows[:, 0] if computes.rows.shape[1] == 1 else computes.rows
+            yield Part(part.block, rows, np.repeat(here, computes.parts, axis=0) if computes.parts > 1 else here)
 
 
 def _placements(block: Block, number: int, dp_ranks: Ints, stages: int) -> list[_Placement]:
-    template = block.template
     dp_index = np.searchsorted(dp_ranks, block.dp_rank)
-    parts = []
+    placements = []
     for stage in range(stages):
         for at, kind in enumerate(COMPUTE_KINDS):
-            rows = np.flatnonzero((template.pp_rank == stage) & (template.kind == kind.code))
-            if len(rows):
-                parts.append(_Placement(number, at, stage, _ordered(block, rows), block.step, dp_index))
-    return parts
-
-
-def _ordered(block: Block, rows: Ints) -> Ints:
-    """Rows in order of (chunk, microbatch), [rows, 1], or [rows, lanes] where lanes number their microbatches apart."""
-    microbatch = block.microbatch[rows].astype(np.int64)
-    key = block.template.chunk[rows].astype(np.int64)[:, None] * (int(microbatch.max(initial=0)) + 2) + microbatch
-    ordered: Ints = rows[np.argsort(key, axis=0, kind="stable")]
-    return ordered
+            computes = compute_rows(block, stage, kind)
+            if len(computes):
+                placements.append(_Placement(number, at, stage, computes, block.step, dp_index))
+    return placements

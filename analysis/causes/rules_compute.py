@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import RemovePauses, Scale
+from tracekit.analysis.causes.changes import Scale
 from tracekit.analysis.causes.compute_profile import (
     BACKWARD,
     FACTOR_ERRORS,
@@ -246,7 +246,10 @@ class PythonGc(Rule):
         total = pause.sum(axis=(0, 1, 2, 3, 5))
         usual = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
         series = 1 + usual / facts.unchanged_s
-        yield Candidate(self.kind, where, evidence, sureness(evidence[:1]), RemovePauses(facts.table, pause), series)
+        factor = np.ones_like(pause)
+        long = pause > 0
+        factor[long] = 1 - pause[long] / facts.table.grid[long]
+        yield Candidate(self.kind, where, evidence, sureness(evidence[:1]), Scale(facts.table, factor), series)
 
 
 class SlowSteps(Rule):

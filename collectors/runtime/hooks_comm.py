@@ -74,6 +74,7 @@ class CollectiveHooks:
         self._reducer_hooked = False
         self._without_future: set[str] = set()
         self._waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
+        self._inside_computes: dict[int, tuple[str, int]] = {}
         session.step_listeners.append(self._forget_unfinished)
 
     def install(self) -> None:
@@ -116,9 +117,15 @@ class CollectiveHooks:
                 work = original(group, *args, **kwargs)
             if start is not None:
                 session.attempt_hook(name, self._started, name, group, args, start, work)
+                if session.busy and work is not None:
+                    session.attempt_hook(name, self._note_inside, name, group, work)
             return work
 
         return collective
+
+    def _note_inside(self, name: str, group: Any, work: Any) -> None:
+        """Remember whose wait this work's is. By number: to keep the work would keep its tensors."""
+        self._inside_computes[id(work)] = (name, self.group_number(group))
 
     def _point_to_point(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Record when the call was made; when it ended is the waiter's business, and nobody waits twice."""
@@ -186,23 +193,57 @@ class CollectiveHooks:
         self.session.record(Category.COLLECTIVE, name, start, end, peer=group, extra=size, step=step)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        waited_for, session = self._waited_for, self.session
+        waited_for, inside, session = self._waited_for, self._inside_computes, self.session
 
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if not waited_for:
-                return original(work, *args, **kwargs)
+            nested = inside.pop(id(work), None) if inside else None
+            start = None
+            if nested is not None and session.busy and session.in_main_thread():
+                start = session.attempt_hook("wait", session.instant)
             result = original(work, *args, **kwargs)
-            pending = waited_for.pop(id(work), None)
-            if pending is not None:
-                session.attempt_hook("wait", pending[1])
+            if nested is not None and start is not None:
+                session.attempt_hook("wait", self._waited, *nested, start)
+            if waited_for:
+                pending = waited_for.pop(id(work), None)
+                if pending is not None:
+                    session.attempt_hook("wait", pending[1])
             return result
 
         return wait
 
+    def _waited(self, name: str, group: int, start: Instant) -> None:
+        self.session.record(Category.WAIT, name, start, self.session.instant(), peer=group)
+
     def _forget_unfinished(self) -> None:
         self.session.unfinished += len(self._waited_for)
         self._waited_for.clear()
+        self._inside_computes.clear()
+
+    # ---- FSDP2 ---------------------------------------------------------------------------------------------------
+
+    def install_fsdp(self, module: Any) -> None:
+        """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, and no work is asked."""
+        self.session.patches.add(module.FSDPParamGroup, "wait_for_unshard", self._wait_for_unshard)
+
+    def _wait_for_unshard(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def wait_for_unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
+            device = session.device
+            if device is None or not session.busy or not session.recording or device.capturing():
+                return original(group, *args, **kwargs)
+            start = session.attempt_hook("fsdp", session.instant)
+            result = original(group, *args, **kwargs)
+            if start is not None:
+                session.attempt_hook("fsdp", self._unsharded, group, start)
+            return result
+
+        return wait_for_unshard
+
+    def _unsharded(self, group: Any, start: Instant) -> None:
+        self._waited("wait_for_unshard", self.group_number(group._all_gather_process_group), start)  # noqa: SLF001
 
     # ---- functional collectives ----------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ def install_hooks(session: Session) -> None:
         collectives = CollectiveHooks(session)
         session.attempt_hook("install-collectives", collectives.install)
         _later(session, "torch.distributed._functional_collectives", collectives.install_functional)
+        _later(session, "torch.distributed.fsdp._fully_shard._fsdp_param_group", collectives.install_fsdp)
         _later(session, "torch.distributed.device_mesh", functools.partial(_watch_mesh, session))
 
 

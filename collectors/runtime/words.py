@@ -48,6 +48,7 @@ class Category(IntEnum):
     GC = 7
     SPAN = 8  # name: the user's
     STEP = 9  # from the end of the previous step to the end of this one; `extra`: ns inside computes
+    WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
 
 
 class Flag(IntEnum):

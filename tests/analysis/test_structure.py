@@ -94,6 +94,19 @@ def test_computes_of_a_worker_follow_each_other_in_order_of_start():
     assert built.waits_for(1, F, 1) == {(1, B, 0), (1, FR, 1)}
 
 
+def test_what_a_compute_waits_for_in_its_middle_stands_between_its_parts():
+    """And joins the other DP ranks, number by number."""
+    inside = OpKind.FORWARD_COLLECTIVES
+    lane = Lane(stages=1)
+    lane.add(0, F, 0, chunk=0).add(0, inside, 1).add(0, F, 2, chunk=0)
+    lane.add(0, F, 3, chunk=0).add(0, inside, 4).add(0, F, 5, chunk=0).add(0, B, 6, chunk=0).add(0, OPTIMIZER, 7)
+    built = lane.build()
+    assert built.waits_for(0, inside, 0) == {(0, F, 0)}
+    assert built.waits_for(0, F, 1) == {(0, inside, 0)}
+    assert built.waits_for(0, inside, 1) == {(0, F, 2)}
+    assert 0 <= built.dp_key(0, inside, 0) != built.dp_key(0, inside, 1) >= 0
+
+
 def test_a_recv_precedes_its_compute_and_is_posted_after_the_one_before():
     built = two_stages().build()
     assert (1, FR, 0) in built.waits_for(1, F, 0)

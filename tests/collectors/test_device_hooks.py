@@ -11,7 +11,7 @@ from tracekit.collectors.runtime import session as session_module  # noqa: E402
 from tracekit.collectors.runtime.device import DeviceClock  # noqa: E402
 from tracekit.collectors.runtime.hooks_comm import CollectiveHooks  # noqa: E402
 from tracekit.collectors.runtime.hooks_compute import PipelineHooks  # noqa: E402
-from tracekit.collectors.runtime.words import Flag, RuntimeOptions  # noqa: E402
+from tracekit.collectors.runtime.words import Category, Flag, RuntimeOptions  # noqa: E402
 
 US, MS = 1_000, 1_000_000
 COALESCED, ALLREDUCE = 17, 1
@@ -128,6 +128,36 @@ def test_the_played_gpu_answers_to_the_names_that_torch_has():
     assert hasattr(torch.Stream, "device_index")
     assert all(hasattr(torch.cuda.Event, name) for name in ("record", "query", "elapsed_time"))
     assert {"get_future", "_get_op_type", "wait"} <= set(dir(torch.distributed.Work))
+
+
+def test_what_a_compute_waits_for_inside_is_measured_on_its_stream(rig):
+    """2 ms of work are launched behind a collective of 7: the stream waits 5."""
+
+    def stream_waits():
+        rig.cuda.current_stream().tail_ns = max(rig.cuda.current_stream().tail_ns, rig.nccl.stream.tail_ns)
+
+    def of_fsdp():
+        rig.nccl.launch(7 * MS)
+        rig.cuda.launch(2 * MS)
+        group = types.SimpleNamespace(_all_gather_process_group=rig.group)
+        rig.hooks._wait_for_unshard(lambda _group: stream_waits())(group)
+
+    of_fsdp()
+    assert not rig.sink.records, "outside computes it is nobody's wait"
+    rig.session.busy = 1
+    of_fsdp()
+    assert drained(rig) == [(0.0, 5.0)]
+    (record,) = rig.sink.records
+    assert (record[0], record[6]) == (Category.WAIT, 4)
+
+
+def test_a_work_that_is_waited_for_inside_a_compute(rig):
+    rig.session.busy = 1
+    work = all_reduce(rig, 7 * MS)
+    rig.cuda.launch(2 * MS)
+    rig.hooks._wait(Work.wait)(work)
+    assert drained(rig) == [(0.0, 7.0), (2.0, 5.0)]
+    assert [record[0] for record in rig.sink.records] == [Category.COLLECTIVE, Category.WAIT]
 
 
 def test_a_collective_begins_with_its_stream_and_ends_with_its_future(rig):

@@ -3,12 +3,13 @@
 import socket
 import sys
 
+import polars as pl
 import pytest
 
 from tests.collectors.conftest import SCRIPTS, collect, plain, python, torchrun, weights
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
-from tracekit.model import OpKind
+from tracekit.model import OpKind, Worker
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
@@ -55,15 +56,17 @@ def test_fsdp2_with_interleaved_pipeline(tmp_path):
 
 
 FSDP_STEP = {
-    OpKind.FORWARD_COMPUTE: 1,
-    OpKind.BACKWARD_COMPUTE: 1,
+    OpKind.FORWARD_COMPUTE: 2,
+    OpKind.FORWARD_COLLECTIVES: 1,
+    OpKind.BACKWARD_COMPUTE: 2,
+    OpKind.BACKWARD_COLLECTIVES: 1,
     OpKind.GRADS_REDUCE_SCATTER: 2,
     OpKind.OPTIMIZER: 1,
 }
 
 
 def test_fsdp2_without_a_pipeline(tmp_path):
-    """Two data-parallel ranks, gradients of two layers scattered; gathering is part of the computes, and counted."""
+    """Two data-parallel ranks, gradients of two layers scattered; what computes wait for is apart from them."""
     collected = collect(tmp_path, torchrun(2, "fsdp_alone.py"))
     trace = collected.trace
     assert (trace.layout.dp, trace.layout.pp) == (2, 1)
@@ -73,6 +76,20 @@ def test_fsdp2_without_a_pipeline(tmp_path):
     assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
     alone = plain(torchrun(2, "fsdp_alone.py"), tmp_path)
     assert weights(alone) == collected.weights
+
+
+def test_fsdp2_hides_no_slow_rank(tmp_path):
+    """The other rank waits for it in the middle of the forward; that time is not its own."""
+    slept_s = 0.05
+    trace = collect(tmp_path, torchrun(2, "fsdp_alone.py"), SLOW=1, SLOW_S=slept_s, STEPS=9).trace
+    forwards = trace.ops.filter(pl.col("kind") == str(OpKind.FORWARD_COMPUTE))
+    of_step = forwards.group_by("step", "rank").agg(pl.col("duration").sum())
+    usual = dict(of_step.group_by("rank").agg(pl.col("duration").median()).iter_rows())
+    assert usual[1] >= slept_s
+    assert usual[0] < slept_s / 2
+    attribution = attribute(JobReplay.from_trace(trace))
+    assert attribution.slowest_workers == (Worker(1, 0),)
+    assert attribution.trust.replay_error < 0.05
 
 
 def test_ranks_that_the_script_spawns_itself(tmp_path):

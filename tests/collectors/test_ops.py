@@ -130,6 +130,47 @@ def test_collectives_inside_computes_are_counted_there():
     assert result.ops.nested == {"all_gather_single@dp": 2}
 
 
+def fsdp(waits):
+    """A step whose forward waits so for collectives, all ranks until 50 ms."""
+    return [
+        compute("forward-compute", 0, 70),
+        *((Category.WAIT, "all_gather_single", start, end, {"peer": peer}) for start, end, peer in waits),
+        compute("backward-compute", 70, 80),
+        (Category.OPTIMIZER, "optimizer", 80, 85, {}),
+    ]
+
+
+SELF = {"number": 1, "name": "1", "description": "tp", "ranks": [0]}
+#: Of a fast rank: one of its waits lies inside another, and one is not for data-parallel ranks.
+FAST = fsdp([(10, 20, 0), (25, 28, 1), (30, 50, 0), (32, 48, 0)])
+SLOW = fsdp([(18, 20, 0), (47, 50, 0)])
+
+
+def test_what_a_compute_waits_for_inside_is_an_op_of_its_own():
+    """The fast rank worked 20 ms up to the last wait and waited 30, the slow one 45 and 5; the rest is behind it."""
+    mesh = {"names": ["dp"], "ranks": [0, 1]}
+    result = merged(*(rank(at, rows, mesh=mesh, groups=[GROUP, SELF]) for at, rows in enumerate((FAST, SLOW))))
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 20), (50, 70)]
+    assert ops_of(result, 0, OpKind.FORWARD_COLLECTIVES) == [(20, 50)]
+    assert ops_of(result, 1, OpKind.FORWARD_COMPUTE) == [(0, 45), (50, 70)]
+    assert ops_of(result, 1, OpKind.FORWARD_COLLECTIVES) == [(45, 50)]
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(70, 80)]
+    assert result.trace.ops["microbatch"].drop_nulls().to_list() == [0] * 8
+    attribution = Job(result.trace).attribution
+    assert attribution.trust.replay_error == pytest.approx(0)
+    # Computes of the ideal take 32.5 + 20 (on average) + 10 ms, the transfer 5 and the optimizer 5.
+    assert attribution.slowdown == pytest.approx(85 / 72.5)
+
+
+def test_in_a_pipeline_computes_stay_whole():
+    """Each recv belongs to one compute."""
+    group = {**GROUP, "ranks": [0, 2]}
+    mesh = {"names": ["dp", "pp"], "ranks": [[0, 1], [2, 3]]}
+    rows = fsdp([(10, 20, 0)])
+    result = merged(*(rank(at, rows, mesh=mesh, groups=[group], world_size=4) for at in range(4)))
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 70)]
+
+
 def test_what_has_no_kind_keeps_its_name():
     """Between ops it delays the host; beside one it is only counted."""
     result = data_parallel(

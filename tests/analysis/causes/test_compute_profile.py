@@ -7,6 +7,7 @@ import zlib
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from tracekit.analysis.causes.compute_profile import (
 )
 from tracekit.analysis.causes.compute_table import ComputeTable
 from tracekit.analysis.causes.op_grid import op_grid, transfer_grid
+from tracekit.analysis.correlation import forward_backward_correlation
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import Layout, OpKind
 from tracekit.synth import (
@@ -41,6 +43,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
+from tracekit.trace import Trace
 
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=8, seed=31)
 
@@ -51,6 +54,49 @@ def replay_of(*causes, **changes) -> JobReplay:
 
 def profile_of(*causes, **changes):
     return profile_computes(ComputeTable.of(replay_of(*causes, **changes)))
+
+
+def in_parts(trace: Trace) -> Trace:
+    """The same job with each forward and backward recorded as two ops, cut at three tenths of it."""
+    split = pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)])
+    computes, first = trace.ops.filter(split), 0.3 * pl.col("duration")
+    parts = (
+        computes.with_columns(seq=2 * pl.col("seq"), duration=first),
+        computes.with_columns(
+            seq=2 * pl.col("seq") + 1, start=pl.col("start") + first, duration=pl.col("duration") - first
+        ),
+    )
+    return Trace.from_frame(pl.concat([trace.ops.filter(~split), *parts]), trace.layout, name="in parts")
+
+
+class TestComputesInParts:
+    """A compute that waited for a collective in its middle is one compute."""
+
+    TRACE = synthesize(
+        replace(SPEC, layout=Layout(dp=4, pp=1), causes=(SlowWorker(dp_rank=2, pp_rank=0), SequenceLengthImbalance()))
+    )
+
+    def test_they_have_the_factors_of_whole_ones(self):
+        whole, parts = (
+            profile_computes(ComputeTable.of(JobReplay.from_trace(one))) for one in (self.TRACE, in_parts(self.TRACE))
+        )
+        np.testing.assert_allclose(parts.worker, whole.worker, rtol=1e-9)
+        np.testing.assert_allclose(parts.base_s, whole.base_s, rtol=1e-9)
+        assert parts.length_correlation == pytest.approx(whole.length_correlation)
+
+    def test_a_change_is_made_to_all_parts(self):
+        whole, parts = (JobReplay.from_trace(one) for one in (self.TRACE, in_parts(self.TRACE)))
+        steps = []
+        for replay in (whole, parts):
+            table = ComputeTable.of(replay)
+            steps.append(step_times_with(replay, [Scale(table, np.linspace(0.5, 2, table.shape[3])[:, None, None])]))
+        np.testing.assert_allclose(steps[1], steps[0], rtol=1e-9)
+
+    def test_forwards_correlate_with_backwards_as_whole_ones_do(self):
+        whole, parts = (
+            forward_backward_correlation(JobReplay.from_trace(one)) for one in (self.TRACE, in_parts(self.TRACE))
+        )
+        assert parts[0] == pytest.approx(whole[0])
 
 
 class TestMedians:

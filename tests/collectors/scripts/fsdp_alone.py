@@ -1,8 +1,12 @@
-"""FSDP2 without a pipeline. With a port: this process starts its two ranks itself."""
+"""FSDP2 without a pipeline. With a port: this process starts its two ranks itself.
+
+SLOW: the rank that sleeps SLOW_S seconds in its second layer.
+"""
 
 import hashlib
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -12,13 +16,21 @@ from torch.distributed.fsdp import fully_shard
 
 STEPS = int(os.environ.get("STEPS", "6"))
 WIDTH, BATCH = 32, 8
+SLOW, SLOW_S = int(os.environ.get("SLOW", "-1")), float(os.environ.get("SLOW_S", "0"))
+
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        if dist.get_rank() == SLOW:
+            time.sleep(SLOW_S)
+        return super().forward(x)
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), Layer(WIDTH, WIDTH))
     for layer in (model[0], model[2]):
         fully_shard(layer)
     fully_shard(model)

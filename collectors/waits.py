@@ -1,0 +1,62 @@
+"""Computes that waited for collectives in their middle, such as FSDP's gathering of parameters.
+
+In: ops, and the waits inside them. Out: ops in which such a compute is three: its work up to the last wait, all its
+waits as one collective, the work behind. The ranks of a collective pass it together, so what one waits is what another
+is late: kept inside the compute, a slow rank would make all of them look slow.
+
+Waits before the last one lose their place. Since each joins the same ranks, the one that has worked longest up to the
+last wait has waited least, and the time that is left when all have done their work is the transfer.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.model import OpKind
+
+_COLLECTIVES = {
+    str(OpKind.FORWARD_COMPUTE): str(OpKind.FORWARD_COLLECTIVES),
+    str(OpKind.BACKWARD_COMPUTE): str(OpKind.BACKWARD_COLLECTIVES),
+}
+
+
+def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Split the computes of `ops` that hold `waits` (rank, start_ns, end_ns). Not for jobs with a pipeline.
+
+    There a recv belongs to one compute, and the collectives between its parts would come between the two.
+    """
+    is_compute = pl.col("kind").is_in(list(_COLLECTIVES))
+    computes = ops.filter(is_compute).with_row_index("compute")
+    waited = _waited(computes, waits)
+    if waited.is_empty():
+        return ops
+    split = computes.join(waited, on="compute", how="left")
+    whole = split.filter(pl.col("waited_ns").is_null())
+    cut = split.filter(pl.col("waited_ns") > 0)
+    worked_ns = pl.col("last_ns") - pl.col("waited_ns")
+    parts = (
+        whole,
+        cut.with_columns(end_ns=worked_ns),
+        cut.with_columns(kind=pl.col("kind").replace(_COLLECTIVES), start_ns=worked_ns, end_ns="last_ns"),
+        cut.with_columns(start_ns="last_ns"),
+    )
+    return pl.concat([ops.filter(~is_compute), *(part.select(ops.columns) for part in parts)])
+
+
+def _waited(computes: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Per compute that waited: for how long in all, and when its last wait ended, ns."""
+    hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns").sort("start_ns")
+    placed = (
+        waits.sort("start_ns")
+        .join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
+        .filter(pl.col("start_ns") < pl.col("host_end_ns"))
+        .with_columns(end_ns=pl.min_horizontal("end_ns", "host_end_ns"))
+        # A wait may lie in another one: a work inside FSDP's own wait. Time counts once.
+        .with_columns(before_ns=pl.col("end_ns").cum_max().shift(1).over("compute").fill_null(0))
+        .with_columns(length_ns=pl.col("end_ns") - pl.max_horizontal("start_ns", "before_ns"))
+    )
+    return (
+        placed.group_by("compute")
+        .agg(waited_ns=pl.col("length_ns").clip(0).sum(), last_ns=pl.col("end_ns").max())
+        .filter(pl.col("waited_ns") > 0)
+    )
