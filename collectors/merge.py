@@ -268,14 +268,22 @@ def _placed(records: pl.DataFrame, placement: Placement) -> pl.DataFrame:
 
 
 def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placement: Placement) -> pl.DataFrame:
-    """Per rank and group number: its description and whether it joins the data-parallel ranks of a stage."""
+    """Per rank and group number: its description, whether it joins data-parallel ranks of a stage, and whether all."""
     rows = []
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
             places = [placement.places[member] for member in group["ranks"] if member in placement.places]
             description = str(group["description"] or group["name"])
-            rows.append((rank, number, description, _is_data_parallel(places, len(group["ranks"]))))
-    schema = {"rank": pl.Int32, "peer": pl.Int32, "group": pl.String, "data_parallel": pl.Boolean}
+            data_parallel = _is_data_parallel(places, len(group["ranks"]))
+            joins_all = data_parallel and len({place.dp for place in places}) == placement.layout.dp
+            rows.append((rank, number, description, data_parallel, joins_all))
+    schema = {
+        "rank": pl.Int32,
+        "peer": pl.Int32,
+        "group": pl.String,
+        "data_parallel": pl.Boolean,
+        "joins_all": pl.Boolean,
+    }
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 

@@ -73,7 +73,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     ops = _cut_last_computes(pl.concat([direct.select(_COLUMNS), transfers.ops.select(_COLUMNS), *kept]))
     ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
     if layout.pp == 1:
-        waits = records.filter(pl.col("category") == "wait").join(groups.filter("data_parallel"), on=["rank", "peer"])
+        waits = records.filter(pl.col("category") == "wait").join(groups.filter("joins_all"), on=["rank", "peer"])
         ops = with_waits_apart(ops, waits.select("rank", "start_ns", "end_ns"))
     ops = _with_joined_reductions(ops)
     unkinded = [
