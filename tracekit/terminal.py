@@ -21,7 +21,7 @@ from rich.text import Text
 
 from tracekit.report import Report
 from tracekit.store import StoredJob
-from tracekit.text import printable, seconds, short
+from tracekit.text import cost, printable, seconds, short
 from tracekit.trace import Trace
 
 #: Rows of a table that names culprits.
@@ -269,7 +269,7 @@ def _causes(report: Report) -> RenderableType:
         line.append(f"  {cause.where}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
             since = "all along" if cause.since_step is None else f"since step {cause.since_step}"
-            line.append(f", {since}, {min(cause.confidence, 0.99):.0%} sure: costs {seconds(cause.saved_s)} a step")
+            line.append(f", {since}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
         lines.append(line)
         evidence = ", ".join(f"{item.name} {_figure(item.value, item.unit)}" for item in cause.evidence)
         for name, text in (("because", evidence), ("check", cause.next_check)):

@@ -25,6 +25,13 @@ def short(text: str) -> str:
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
 
 
+def cost(saved_s: float, alone_s: float) -> str:
+    """What a cause costs: a cause can hide behind another one, and cost little until that is gone."""
+    if saved_s >= alone_s / 2:
+        return f"costs {seconds(saved_s)} a step"
+    return f"costs {seconds(alone_s)} a step once the others are gone"
+
+
 def seconds(value: float) -> str:
     """A duration in a unit that keeps three digits readable."""
     size = abs(value)

@@ -2,7 +2,7 @@
 
 `facts` gathers what the rules look at: the table of computes taken apart into factors (`compute_table`,
 `compute_profile`), transfers and collectives (`op_grid`), clocks (`clocks`), slow workers (`workers`). A rule (`rule`,
-`rules_compute`, `rules_outside`) yields candidates, `find` prices them by replaying `changes`.
+`rules_compute`, `rules_host`, `rules_outside`) yields candidates, `find` prices them by replaying `changes`.
 """
 
 from tracekit.analysis.causes.find import RULES, causes_of, find_causes

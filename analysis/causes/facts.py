@@ -19,7 +19,7 @@ from tracekit.analysis.causes.compute_table import ComputeTable
 from tracekit.analysis.causes.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.structure import Floats
-from tracekit.model import DP_COLLECTIVES, OpKind, Worker
+from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 from tracekit.trace import Trace
 
 
@@ -106,6 +106,21 @@ class Facts:
     def first_forwards(self) -> OpGrid:
         """The first forward of each stage."""
         return op_grid(self.replay, (OpKind.FORWARD_COMPUTE,), first_only=True)
+
+    @cached_property
+    def data_loads(self) -> OpGrid:
+        """The data loading of each stage, where it was recorded."""
+        return op_grid(self.replay, (OpKind.DATA_LOAD,))
+
+    @cached_property
+    def host_work(self) -> OpGrid:
+        """What the hosts did between other ops, where it was recorded."""
+        return op_grid(self.replay, (OpKind.HOST_DELAY,))
+
+    @cached_property
+    def computing(self) -> OpGrid:
+        """Every op that is no communication: its launch delay is the host's."""
+        return op_grid(self.replay, frozenset(OpKind) - COMMUNICATION)
 
     @property
     def all_lanes_replayed(self) -> bool:

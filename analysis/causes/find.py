@@ -24,11 +24,10 @@ from tracekit.analysis.causes.rules_compute import (
     SlowSteps,
     StageImbalance,
 )
+from tracekit.analysis.causes.rules_host import HostBound, LateData
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
     Congestion,
-    HostBound,
-    LateData,
     SlowLink,
     SlowNic,
     TooLittleTrace,

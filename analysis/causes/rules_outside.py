@@ -1,4 +1,4 @@
-"""Rules for causes outside the computes: links, network cards, data loading, clocks, the trace itself.
+"""Rules for causes outside the workers: links, network cards, clocks, the trace itself.
 
 In: `Facts`. Out: `Candidate`s. See `rule`.
 """
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import NoDelays, Scale, ScaleDelays
+from tracekit.analysis.causes.changes import Scale
 from tracekit.analysis.causes.clocks import SMALLEST_OFFSET_S
-from tracekit.analysis.causes.compute_profile import lower_median, median, sampled
+from tracekit.analysis.causes.compute_profile import lower_median, median
 from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Link, Where, sureness
 from tracekit.analysis.causes.rule import Rule
@@ -23,10 +23,6 @@ SMALLEST_NIC_FACTOR = 1.5
 HICCUP_FACTOR = 8.0
 LARGEST_HICCUP_SHARE = 0.1
 FEWEST_HICCUPS = 3
-#: Launch delays of first forwards from here on (seconds) can be late data.
-SMALLEST_DATA_DELAY_S = 5e-3
-#: Launch delays other than those of the first forwards that make up this share of the step.
-HOST_BOUND_SHARE = 0.04
 FEWEST_STEPS = 3
 
 
@@ -142,69 +138,6 @@ class Congestion(Rule):
         yield Candidate(self.kind, Where(), evidence, sureness(evidence), change, series)
 
 
-class LateData(Rule):
-    """Forwards of a step wait for their data.
-
-    Paper: excludes launch delays from the replay and discards jobs in which they exceed 5 % of the step. tracekit
-    keeps them per op: those of the first forwards are data loading, and are priced by replaying without them.
-    """
-
-    kind = CauseKind.LATE_DATA
-    title = "First forward of a step waits for its data"
-    signature = "launch delay before the first forward of the first stage"
-    refuted_by = "the delay stays when the loader's workers and prefetch depth are doubled"
-    next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
-    suggested_fix = "prefetch more, on more loader workers"
-
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
-        """See `Rule.candidates`."""
-        if facts.first_forwards.empty:
-            return
-        delay = facts.first_forwards.gather(facts.replay.durations.launch_delay)[:, 0]
-        typical = _typical_delay(facts)
-        late = delay > max(SMALLEST_DATA_DELAY_S, 10 * typical)
-        if not late.any():
-            return
-        dp_hit = late.any(axis=0).mean(axis=0) >= 0.5
-        factor = np.where(late, typical / np.where(late, delay, 1.0), 1.0)
-        worst = np.where(late, delay, 0.0).max(axis=(0, 2))
-        evidence = (Evidence("delay before the first forward", float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
-        some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
-        dp_ranks = tuple(facts.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
-        where = Where(dp_ranks=dp_ranks)
-        change = ScaleDelays(facts.first_forwards, factor[:, None])
-        yield Candidate(self.kind, where, evidence, sureness(evidence), change, 1 + worst / facts.unchanged_s)
-
-
-class HostBound(Rule):
-    """Launch delays everywhere: Python or kernel launch cannot keep up with the GPUs.
-
-    Paper: as for late data; above 5 % the job's replay is not trusted. tracekit names it from 4 % of the step on,
-    first forwards apart.
-    """
-
-    kind = CauseKind.HOST_BOUND
-    title = "Launch delays between ops: the host cannot keep up"
-    signature = "many small launch delays that together make up a large share of the step"
-    refuted_by = "CUDA graphs or larger microbatches leave the gaps as they are"
-    next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"
-    suggested_fix = "CUDA graphs, fewer small kernels, pin the launching thread"
-
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
-        """See `Rule.candidates`."""
-        attribution = facts.attribution
-        share = attribution.trust.discrepancy
-        if share < HOST_BOUND_SHARE:
-            return
-        if not facts.first_forwards.empty:
-            delay = facts.first_forwards.gather(facts.replay.durations.launch_delay)
-            share -= float(np.nanmax(np.nan_to_num(delay), axis=(0, 1, 3)).mean()) / attribution.original_s
-        if share < HOST_BOUND_SHARE:
-            return
-        evidence = (Evidence("launch delays other than first forwards", share, HOST_BOUND_SHARE),)
-        yield Candidate(self.kind, Where(), evidence, sureness(evidence), NoDelays())
-
-
 class ClockError(Rule):
     """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
 
@@ -254,9 +187,3 @@ class TooLittleTrace(Rule):
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected
         evidence = (Evidence("share of worker-steps missing", missing, 0.0), Evidence("steps", steps, 0.0))
         yield Candidate(self.kind, Where(workers=coverage.missing_workers), evidence, 1.0, None)
-
-
-def _typical_delay(facts: Facts) -> float:
-    """Median launch delay, seconds."""
-    delays = np.concatenate([sampled(delay) for delay in facts.replay.durations.launch_delay])
-    return float(np.median(delays[delays > 0])) if (delays > 0).any() else 0.0

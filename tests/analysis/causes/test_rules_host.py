@@ -1,0 +1,76 @@
+"""Causes on the host, on a job of two DP ranks whose every time was worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.causes.corpus import found_in
+from tests.handmade import frame
+from tracekit.analysis.causes import CauseKind
+from tracekit.analysis.causes.model import Where
+from tracekit.model import Layout, Worker
+from tracekit.trace import Trace
+
+STEPS = range(10)
+USUAL_S, LONG_S = 0.001, 0.3
+#: Forward 1 s, backward 2 s, all-reduce 0.25 s, optimizer 0.25 s.
+COMPUTES_S = 3.0
+
+
+def lane(before: str | None, before_s: float, delay_s: float, last_s: float):
+    """One rank's step: something before the forward, a launch delay, computes; it waits until the last rank is there.
+
+    `before`: kind of the op before the forward, None for none. `last_s`: when the last rank has computed.
+    """
+    start = before_s + delay_s
+    done = start + COMPUTES_S
+    ops = [] if before is None else [(0, before, 0, None, 0.0, before_s)]
+    return (
+        *ops,
+        (0, "forward-compute", 0, 0, start, start + 1),
+        (0, "backward-compute", 0, 0, start + 1, done),
+        (0, "all-reduce", 0, None, done, last_s + 0.25),
+        (0, "optimizer", 0, None, last_s + 0.25, last_s + 0.5),
+    )
+
+
+def causes(before: str | None, *, before_s=(USUAL_S, USUAL_S), delay_s=(0.0, 0.0)):
+    """What is found where the ranks take so long, by rank."""
+    last_s = max(map(sum, zip(before_s, delay_s, strict=True))) + COMPUTES_S
+    lanes = {at: lane(before, before_s[at], delay_s[at], last_s) for at in range(2)}
+    return found_in(Trace.from_frame(frame(lanes, STEPS), Layout(dp=2, pp=1), name="by hand"))
+
+
+@pytest.mark.parametrize(
+    ("before", "where", "kind"),
+    [
+        ("data-load", Where(dp_ranks=(1,)), CauseKind.LATE_DATA),
+        ("host-delay", Where(workers=(Worker(1, 0),)), CauseKind.HOST_BOUND),
+    ],
+)
+def test_a_long_op_of_the_host_names_what_it_is_and_who(before, where, kind):
+    (cause,) = causes(before, before_s=(USUAL_S, LONG_S))
+    assert (cause.kind, cause.where) == (kind, where)
+    # Of data loading nothing is left; of host work, nothing on that worker: the other's still takes its time.
+    left_s = USUAL_S
+    assert cause.saved_s == pytest.approx(LONG_S - left_s)
+
+
+@pytest.mark.parametrize(("before", "kind"), [("data-load", CauseKind.LATE_DATA), ("host-delay", CauseKind.HOST_BOUND)])
+def test_where_all_ranks_take_as_long_nobody_is_named(before, kind):
+    """Replay against the mean of all ranks finds no straggler there; the time is lost all the same."""
+    (cause,) = causes(before, before_s=(LONG_S, LONG_S))
+    assert (cause.kind, cause.where) == (kind, Where())
+    assert cause.saved_s == pytest.approx(LONG_S)
+
+
+def test_a_delay_before_the_first_forward_is_data_only_where_loading_was_not_recorded():
+    (unknown,) = causes(None, before_s=(0, 0), delay_s=(0.0, LONG_S))
+    (known,) = causes("data-load", delay_s=(0.0, LONG_S))
+    assert (unknown.kind, unknown.where) == (CauseKind.LATE_DATA, Where(dp_ranks=(1,)))
+    assert (known.kind, known.where) == (CauseKind.HOST_BOUND, Where(workers=(Worker(1, 0),)))
+
+
+def test_usual_host_work_is_no_cause():
+    (cause,) = causes("host-delay")
+    assert cause.kind is CauseKind.HEALTHY
