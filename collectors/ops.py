@@ -61,7 +61,9 @@ class _Transfers:
 
 def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, OpReport]:
     """Ops of the trace from the records of whole steps."""
-    records = _with_chunks(_with_single_kinds(records.filter(pl.col("category") != "step")), layout)
+    is_step = pl.col("category") == "step"
+    steps = records.filter(is_step)
+    records = _with_chunks(_with_single_kinds(records.filter(~is_step)), layout)
     direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
     computes = direct.filter(pl.col("kind").is_in(_DIRECT["compute"]))
     transfers = _transfers(records.filter(pl.col("category") == "p2p"))
@@ -82,6 +84,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     ]
     delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
     ops = pl.concat([ops, delays.select(_COLUMNS)])
+    ops = pl.concat([ops, _between_steps(steps, ops, records).select(_COLUMNS)])
     inside = pl.concat([frame.filter("nested").select("name") for frame in (collectives, pauses)])
     report = OpReport(
         ops=ops.height,
@@ -292,6 +295,30 @@ def _with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_ns").min(), pl.col("end_ns").max(), pl.exclude("start_ns", "end_ns").first()
     )
     return pl.concat([ops.filter(~is_reduction), whole.select(_COLUMNS)])
+
+
+def _between_steps(steps: pl.DataFrame, ops: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+    """From the end of a rank's last step to its first op, as host-delay: logging, evaluation, whatever the loop does.
+
+    Where the step before was not recorded, the host says when it ended; a GPU may have ended it later.
+    """
+    on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
+    spanned = ops.group_by("rank", "dp_rank", "pp_rank", "step").agg(
+        first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max()
+    )
+    before = spanned.select("rank", pl.col("step") + 1, before_ns="last_ns")
+    host = steps.filter(~pl.col("rank").is_in(on_device)).select("rank", "step", ended_ns="start_ns")
+    return (
+        spanned.join(before, on=["rank", "step"], how="left")
+        .join(host, on=["rank", "step"], how="left")
+        .with_columns(start_ns=pl.coalesce("before_ns", "ended_ns"), end_ns="first_ns")
+        .filter(pl.col("start_ns") < pl.col("end_ns"))
+        .with_columns(
+            kind=pl.lit(str(OpKind.HOST_DELAY)),
+            microbatch=pl.lit(None, ops.schema["microbatch"]),
+            chunk=pl.lit(None, ops.schema["chunk"]),
+        )
+    )
 
 
 def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, dict[str, float]]]:

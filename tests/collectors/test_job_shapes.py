@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
 
 def counts(trace) -> dict[str, int]:
-    """Ops of each kind per worker and step, where all have as many."""
-    table = trace.ops.group_by("rank", "step", "kind").len()
+    """Ops of each kind per worker and step, where all have as many; without the host work between them."""
+    table = trace.ops.filter(pl.col("kind") != str(OpKind.HOST_DELAY)).group_by("rank", "step", "kind").len()
     return {
         kind: part["len"][0] if part["len"].n_unique() == 1 else part["len"].to_list()
         for (kind,), part in table.group_by("kind")
@@ -155,7 +155,6 @@ def test_single_process_loops(tmp_path, plain_weights, style):
     assert list(collected.trace.steps) == list(range(first, first + 5)), collected.process.stderr
     seen = counts(collected.trace)
     assert seen.pop(OpKind.CHECKPOINT) == 1
-    assert seen.pop(OpKind.HOST_DELAY, 0) == (style == "spans")
     assert seen == {
         OpKind.FORWARD_COMPUTE: 1,
         OpKind.BACKWARD_COMPUTE: 1,

@@ -222,7 +222,7 @@ def pipeline(send, recv, **options):
 def test_a_send_ends_with_its_recv():
     """However late somebody waited for the send."""
     result = pipeline(send=(11, 90), recv=(1, 15, 1))
-    assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(10, 14)]  # the step starts with rank 1, at 1 ms
+    assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(11, 15)]
     assert result.ops.estimated_recvs == result.ops.unmatched_p2p == 0
 
 
@@ -230,7 +230,7 @@ def test_a_recv_that_was_there_before_its_wait_is_estimated():
     """Its end is not when somebody looked."""
     result = pipeline(send=(11, 12), recv=(1, 60, 60))
     assert result.ops.estimated_recvs == 1
-    assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(0, 10)]
+    assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(1, 11)]
 
 
 def test_clocks_are_corrected_and_violations_counted():
@@ -259,9 +259,38 @@ def test_a_span_around_an_op_a_hook_saw_adds_none():
             (Category.OPTIMIZER, "optimizer", 45, 58, {}),
         ]
     )
-    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 8)]
-    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 38)]
-    assert ops_of(result, 0, OpKind.OPTIMIZER) == [(43, 56)]
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(2, 10)]
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(12, 40)]
+    assert ops_of(result, 0, OpKind.OPTIMIZER) == [(45, 58)]
+
+
+def test_what_the_loop_does_between_steps_is_host_work_of_the_step_behind():
+    """The step record starts where the step before ended; a span there is an op, and the rest runs up to it."""
+    rows = [
+        (Category.SPAN, "log", 5, 9, {}),
+        compute("forward-compute", 9, 20),
+        compute("backward-compute", 20, 40),
+        (Category.OPTIMIZER, "optimizer", 40, 45, {}),
+    ]
+    result = data_parallel(rows)
+    assert ops_of(result, 0, OpKind.HOST_DELAY) == [(0, 5), (5, 9)]
+    assert Job(result.trace).attribution.recorded_s == pytest.approx(0.045)
+
+
+def test_between_recorded_steps_it_begins_with_the_last_op_of_the_step_before():
+    """A GPU ends its optimizer later than the host says."""
+    step = {"step": 2}
+    rows = [
+        compute("forward-compute", 0, 20),
+        (Category.OPTIMIZER, "optimizer", 20, 50, {}),
+        (Category.STEP, "step", 30, 90, {"flags": Flag.COMPLETE | Flag.RECORDING, **step}),
+        compute("forward-compute", 70, 80, **step),
+        (Category.OPTIMIZER, "optimizer", 80, 90, step),
+    ]
+    trace = data_parallel(rows).trace
+    delays = trace.ops.filter(trace.ops["kind"] == str(OpKind.HOST_DELAY))
+    assert delays.select("step", "start").unique().rows() == [(2, 0.0)]
+    assert delays["duration"].to_list() == pytest.approx([0.02, 0.02])
 
 
 def test_a_timer_of_two_transfers_is_two_ops():

@@ -24,6 +24,7 @@ KINDS = {
     OpKind.ALL_REDUCE,
     OpKind.OPTIMIZER,
     OpKind.GC,
+    OpKind.HOST_DELAY,  # the loop between two steps
 }
 
 
