@@ -139,6 +139,16 @@ class Facts:
         named = {worker: hosts.get(str(rank)) for worker, rank in ranks.items()}
         return {worker: str(host) for worker, host in named.items() if host is not None}
 
+    @cached_property
+    def throttled(self) -> dict[Worker, float]:
+        """In which share of the samples the GPU of a worker was throttled, as far as the metadata says."""
+        gpus = self.trace.metadata.get("gpus") or {}
+        if not isinstance(gpus, dict):
+            return {}
+        sampled = {worker: gpus.get(str(rank)) for worker, rank in self.trace.worker_ranks().items()}
+        shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
+        return {worker: float(share) for worker, share in shares.items() if isinstance(share, int | float)}
+
     def worker(self, stage: int, dp_index: int) -> Worker:
         """The worker at a position of the grids."""
         return Worker(self.dp_ranks[int(dp_index)], int(stage))

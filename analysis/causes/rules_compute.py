@@ -44,11 +44,13 @@ def _worker_evidence(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> 
     factor = float(worker_factor(facts, profile)[hit].min()) - 1
     error = float(np.maximum(profile.worker_error, profile.dp_rank_error[None, :] * (facts.stages == 1))[hit].max())
     exact = facts.attribution.worker_slowdown.T[hit]
+    throttled = [facts.throttled[worker] for worker in facts.workers_where(hit) if worker in facts.throttled]
     return (
         Evidence("compute beyond that of its peers", factor, SMALLEST_FACTOR),
         Evidence("the same in standard errors", factor / max(error, 1e-9), FACTOR_ERRORS, "sigma"),
         Evidence("exact S_w", float(exact.max()), 0.0),
         Evidence("M_W", facts.attribution.m_w.removal, 0.0),
+        *([Evidence("share of samples with its GPU throttled", max(throttled), 0.0)] if throttled else []),
     )
 
 

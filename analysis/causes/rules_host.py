@@ -78,7 +78,7 @@ class HostBound(Rule):
     """
 
     kind = CauseKind.HOST_BOUND
-    title = "Launch delays between ops: the host cannot keep up"
+    title = "The host cannot keep up: launch delays and host work between ops"
     signature = "launch delays and host work between ops that together make up a large share of the step"
     refuted_by = "CUDA graphs or larger microbatches leave the gaps as they are"
     next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"

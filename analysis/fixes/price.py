@@ -42,7 +42,7 @@ _DIRECT = {
     CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: collectives as fast as its peers'"),
     CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data: no wait before the first forward"),
-    CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Hide launch delays"),
+    CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "No launch delays and host work between ops"),
 }
 #: Fixes that exclude each other: of a combination at most one of them is part.
 _EXCLUSIVE = ({FixKind.REPLACE_WORKERS, FixKind.DRAIN_HOST, FixKind.SHIFT_WORK},)

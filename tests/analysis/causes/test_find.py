@@ -217,6 +217,18 @@ class TestTellingApart:
         trace = job(costs=BaseCosts(launch_delay_s=0.002))
         assert kinds(trace) == [CauseKind.HOST_BOUND]
 
+    def test_a_slow_worker_says_how_often_its_gpu_was_throttled(self):
+        trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
+        slow = trace.worker_ranks()[Worker(1, 2)]
+        for gpus, shown in (
+            ({str(slow): {"throttled": 0.75}, "0": {"throttled": 0.5}}, [0.75]),
+            ({"0": {"throttled": 0.5}, str(slow): {"throttled": None}}, []),
+            ("no gpus", []),
+        ):
+            named = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"gpus": gpus})
+            (cause,) = found_in(named)
+            assert [one.value for one in cause.evidence if "throttled" in one.name] == shown
+
 
 class TestTime:
     def test_slow_steps_say_which_and_since_when(self):
