@@ -1,8 +1,12 @@
-"""FSDP2 without a pipeline. With a port: this process starts its two ranks itself."""
+"""FSDP2 without a pipeline. With a port: this process starts its two ranks itself.
+
+A pause in each layer stands for the time of an accelerator; SLOW_RANK and SLOW_MS make one rank's longer.
+"""
 
 import hashlib
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -11,14 +15,23 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 STEPS = int(os.environ.get("STEPS", "6"))
+DEVICE_MS = float(os.environ.get("DEVICE_MS", "0"))
+SLOW_MS = float(os.environ.get("SLOW_MS", "0"))
+SLOW_RANK = int(os.environ.get("SLOW_RANK", "-1"))
 WIDTH, BATCH = 32, 8
+
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        time.sleep((DEVICE_MS + (SLOW_MS if dist.get_rank() == SLOW_RANK else 0)) / 1e3)
+        return super().forward(x)
 
 
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(Layer(WIDTH, WIDTH), nn.ReLU(), Layer(WIDTH, WIDTH))
     for layer in (model[0], model[2]):
         fully_shard(layer)
     fully_shard(model)
