@@ -268,14 +268,26 @@ def _placed(records: pl.DataFrame, placement: Placement) -> pl.DataFrame:
 
 
 def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placement: Placement) -> pl.DataFrame:
-    """Per rank and group number: its description and whether it joins the data-parallel ranks of a stage."""
+    """Per rank and group number: its description, whether it joins the data-parallel ranks of a stage, its size.
+
+    `members` is the same number on all ranks of a group, whatever each calls it.
+    """
     rows = []
+    numbers: dict[tuple[int, ...], int] = {}
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
             places = [placement.places[member] for member in group["ranks"] if member in placement.places]
             description = str(group["description"] or group["name"])
-            rows.append((rank, number, description, _is_data_parallel(places, len(group["ranks"]))))
-    schema = {"rank": pl.Int32, "peer": pl.Int32, "group": pl.String, "data_parallel": pl.Boolean}
+            size, members = len(group["ranks"]), numbers.setdefault(tuple(group["ranks"]), len(numbers))
+            rows.append((rank, number, description, _is_data_parallel(places, size), size, members))
+    schema = {
+        "rank": pl.Int32,
+        "peer": pl.Int32,
+        "group": pl.String,
+        "data_parallel": pl.Boolean,
+        "size": pl.Int32,
+        "members": pl.Int32,
+    }
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
