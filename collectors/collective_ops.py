@@ -14,17 +14,20 @@ from tracekit.collectors.runtime.words import Flag
 from tracekit.model import OpKind
 
 COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE))
+#: What collectives and collections of garbage that start inside it belong to.
+HOSTS = (*COMPUTES, str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
 REDUCTIONS = (str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER))
 CLIP = str(OpKind.OPTIMIZER_CLIP_MAIN_GRAD)
 OP_COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
 _ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
 
 
-def mark_nested(records: pl.DataFrame, computes: pl.DataFrame) -> pl.DataFrame:
-    """`nested`: the record starts inside a compute of its rank; `host_start_ns`, `host_last` tell which."""
-    hosts = computes.select("rank", "start_ns", host_start_ns="start_ns", host_end_ns="end_ns", host_kind="kind").sort(
-        "start_ns"
+def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
+    """`nested`: the record starts inside a compute, data fetch or checkpoint of its rank, which `host_kind` names."""
+    hosts = direct.filter(pl.col("kind").is_in(HOSTS)).select(
+        "rank", "start_ns", host_end_ns="end_ns", host_kind="kind"
     )
+    hosts = hosts.sort("start_ns")
     marked = records.sort("start_ns").join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
     return marked.with_columns(nested=(pl.col("start_ns") < pl.col("host_end_ns")).fill_null(value=False))
 
@@ -37,12 +40,9 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     """
     computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
-    marked = mark_nested(collectives, computes).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
+    marked = mark_nested(collectives, direct).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
     marked = marked.with_columns(all_there_ns=_all_there_ns())
-    of_step = computes.group_by("rank", "step").agg(
-        last_ns=pl.col("start_ns").max(),
-        first_forward_ns=pl.col("start_ns").filter(pl.col("kind") == "forward-compute").min(),
-    )
+    of_step = computes.group_by("rank", "step").agg(last_ns=pl.col("start_ns").max())
     of_step = of_step.join(
         optimizers.group_by("rank", "step").agg(optimizer_ns=pl.col("start_ns").min()), on=["rank", "step"], how="left"
     )
@@ -74,7 +74,9 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     )
     data_parallel = pl.col("data_parallel").fill_null(value=False) | _ALL_TO_ALL
     of_norm = reduces & ~pl.col("nested") & (pl.col("start_ns") < pl.col("optimizer_ns")) & (pl.col("size") > 1)
-    marked = marked.with_columns(kind=pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP))))
+    of_host = pl.col("nested") & ~pl.col("host_kind").is_in(COMPUTES)
+    known = pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP)))
+    marked = marked.with_columns(kind=pl.when(~of_host).then(known))
     gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
     own_name = name + pl.lit("@") + pl.col("group").fill_null("?")
     return marked.with_columns(
@@ -128,16 +130,16 @@ def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
-    """Computes as long as they would have been without waiting inside for ranks that began a collective later.
+    """Computes and the like as long as they would have been without waiting inside for ranks that came later.
 
-    What a GPU's streams waited for is not known: computes timed there stay as they are.
+    What a GPU's streams waited for is not known: what was timed there stays as it is.
     """
-    compute = pl.col("kind").is_in(COMPUTES)
+    host = pl.col("kind").is_in(HOSTS)
     blocking = ((pl.col("flags") & int(Flag.BLOCKING)) != 0) & ~ON_DEVICE
     waits = collectives.filter(blocking).select(
         "rank", wait_start_ns="start_ns", waited_ns=pl.col("all_there_ns") - pl.col("start_ns")
     )
-    hosts = ops.filter(compute).select("rank", "start_ns", "end_ns").sort("start_ns")
+    hosts = ops.filter(host).select("rank", "start_ns", "end_ns").sort("start_ns")
     waited = (
         waits.sort("wait_start_ns")
         .join_asof(hosts, left_on="wait_start_ns", right_on="start_ns", by="rank", check_sortedness=False)
@@ -146,7 +148,7 @@ def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
         .agg(pl.col("waited_ns").sum())
     )
     joined = ops.join(waited, on=["rank", "start_ns"], how="left")
-    shorter_ns = pl.col("end_ns") - pl.when(compute).then("waited_ns").fill_null(0)
+    shorter_ns = pl.col("end_ns") - pl.when(host).then("waited_ns").fill_null(0)
     return joined.with_columns(end_ns=pl.max_horizontal("start_ns", shorter_ns)).select(OP_COLUMNS)
 
 

@@ -49,8 +49,9 @@ _UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk"
 class OpReport:
     """What became of the records. `other`: own name -> count, seconds, and how many became host-delay.
 
-    `nested`: collectives and collections inside computes, counted in the compute's duration. `estimated_recvs`: recvs
-    whose wait found the data there. `causality_violations`: recvs that ended before their send started.
+    `nested`: collectives and collections inside computes, data fetches and checkpoints, part of their duration.
+    `estimated_recvs`: recvs whose wait found the data there. `causality_violations`: recvs that ended before their send
+    started.
     """
 
     ops: int
@@ -73,10 +74,9 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     """Ops of the trace from the records of whole steps."""
     records = _with_chunks(_with_single_kinds(records.filter(pl.col("category") != "step")), layout)
     direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
-    computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     transfers = _transfers(records.filter(pl.col("category") == "p2p"))
     collectives = classify_collectives(records.filter(pl.col("category") == "collective"), groups, direct)
-    pauses = mark_nested(records.filter(pl.col("category") == "gc"), computes).with_columns(
+    pauses = mark_nested(records.filter(pl.col("category") == "gc"), direct).with_columns(
         kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC)))
     )
     kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]

@@ -207,9 +207,10 @@ def test_single_process_loops(tmp_path, plain_weights, style):
 
 
 def test_modules_are_compiled_as_often_as_alone(tmp_path):
-    """A trained module and another, both found while the roots of the loop are looked for."""
-    collected = collect(tmp_path, python("loop.py", "compile-two"))
-    alone = plain(python("loop.py", "compile-two"), tmp_path)
+    """Many modules, compiled in a step in which the roots of the loop are looked for, do not share what is compiled."""
+    collected = collect(tmp_path, python("loop.py", "compile-many"))
+    alone = plain(python("loop.py", "compile-many"), tmp_path)
+    assert collected.process.returncode == 0, collected.process.stderr
     assert alone.stdout.startswith("compiled ")
     assert collected.process.stdout.startswith(alone.stdout)
 

@@ -163,6 +163,27 @@ def test_what_nobody_is_known_to_wait_for_stays_in_the_compute(flags):
     assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 30)]
 
 
+def test_a_checkpoint_keeps_its_collectives():
+    """A distributed checkpoint gathers its plan before the next forward; those are no parameters."""
+    result = pair(
+        *(
+            [
+                (Category.CHECKPOINT, "checkpoint", 0, 20, {}),
+                (Category.COLLECTIVE, "allgather", 2 + late, 12, {"peer": 0, "flags": Flag.BLOCKING}),
+                (Category.GC, "gc", 14, 16, {}),
+                compute("forward-compute", 20, 30),
+                compute("backward-compute", 30, 50),
+                (Category.OPTIMIZER, "optimizer", 50, 60, {}),
+            ]
+            for late in (0, 8)
+        )
+    )
+    assert result.ops.nested == {"allgather@dp": 2, "gc": 2}
+    assert ops_of(result, 0, OpKind.PARAMS_ALL_GATHER) == ops_of(result, 0, OpKind.GC) == []
+    assert ops_of(result, 0, OpKind.CHECKPOINT) == [(0, 12)]
+    assert ops_of(result, 1, OpKind.CHECKPOINT) == [(0, 20)]
+
+
 def test_waiting_between_computes_is_nobodys_delay():
     """A collective without a kind delays a worker from when the last rank is there."""
     rows = [

@@ -1,7 +1,7 @@
 """A single-process training loop in many styles; the first argument chooses one.
 
 plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, misuse, eval,
-closure, two-modules, module-in-data, autograd-grad, functional, compile-two
+closure, two-modules, module-in-data, autograd-grad, functional, compile-many
 """
 
 import functools
@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+import types
 
 import torch
 from torch import nn
@@ -60,6 +61,16 @@ def backward(call, x):
     return loss
 
 
+def watch_forward(self, x):
+    return x + 1
+
+
+def watch(number):
+    """A module of a class, and with code, of its own."""
+    code = watch_forward.__code__.replace(co_name=f"forward_{number}")
+    return type(f"Watch{number}", (nn.Module,), {"forward": types.FunctionType(code, globals())})()
+
+
 def compile_and_count(compilations, graph, _inputs):
     compilations.append(graph)
     return graph.forward
@@ -78,14 +89,14 @@ def main():
         call = torch.compile(model, backend="eager", fullgraph=True)
     if STYLE == "two-modules":
         call = lambda x: model.second(torch.relu(model.first(x)))  # noqa: E731
-    compilations = []
-    if STYLE == "compile-two":
-        backend = functools.partial(compile_and_count, compilations)
-        call = torch.compile(model, backend=backend, fullgraph=True)
-        watch = torch.compile(nn.Linear(16, 16).requires_grad_(requires_grad=False), backend=backend, fullgraph=True)
     if STYLE == "compile-in-place":
         model.compile(backend="eager", fullgraph=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    compilations = []
+    if STYLE == "compile-many":  # behind the optimizer, so that the hooks are there
+        backend = functools.partial(compile_and_count, compilations)
+        call = torch.compile(model, backend=backend, fullgraph=True)
+        watches = [torch.compile(watch(number), backend=backend, fullgraph=True) for number in range(12)]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     scaler = torch.amp.GradScaler("cpu", enabled=STYLE == "scaler")
     data = TensorDataset(torch.randn(8 * STEPS, 16))
@@ -117,8 +128,9 @@ def main():
             with torch.no_grad():
                 model(x)
             model.train()
-        if STYLE == "compile-two":
-            watch(x)
+        if STYLE == "compile-many":
+            for one in watches:
+                one(x)
         if STYLE == "closure":
             optimizer.step(lambda x=x: backward(call, x))
             scheduler.step()
@@ -145,7 +157,7 @@ def main():
         if step == 3:
             with tempfile.TemporaryFile() as file:
                 torch.save(model.state_dict(), file)
-    if STYLE == "compile-two":
+    if STYLE == "compile-many":
         print(f"compiled {len(compilations)}")
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
     print(f"rank 0 weights {digest.hexdigest()}", flush=True)
