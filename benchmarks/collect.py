@@ -96,7 +96,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     for _ in range(2 << 18):  # the memory of the ring is touched once in a run, not by every op
         recorder.add((Category.GC, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     before = recorder.dropped
-    pipeline, host = PipelineHooks(session), HostHooks(session)
+    pipeline, host = PipelineHooks(session, pipelined=lambda: None), HostHooks(session)
     pipeline._described.add(0)
     stage, work, op = _Stage(), _Work(), _Op()
 

@@ -268,21 +268,28 @@ def _placed(records: pl.DataFrame, placement: Placement) -> pl.DataFrame:
 
 
 def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placement: Placement) -> pl.DataFrame:
-    """Per rank and group number: its description, whether it joins data-parallel ranks of a stage, and whether all."""
+    """Per rank and group number: its description, its size, whether it joins data-parallel ranks of a stage, and all.
+
+    `members` is the same number on all ranks of a group, whatever each calls it.
+    """
     rows = []
+    numbers: dict[tuple[int, ...], int] = {}
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
             places = [placement.places[member] for member in group["ranks"] if member in placement.places]
             description = str(group["description"] or group["name"])
-            data_parallel = _is_data_parallel(places, len(group["ranks"]))
+            size, members = len(group["ranks"]), numbers.setdefault(tuple(group["ranks"]), len(numbers))
+            data_parallel = _is_data_parallel(places, size)
             joins_all = data_parallel and len({place.dp for place in places}) == placement.layout.dp
-            rows.append((rank, number, description, data_parallel, joins_all))
+            rows.append((rank, number, description, data_parallel, joins_all, size, members))
     schema = {
         "rank": pl.Int32,
         "peer": pl.Int32,
         "group": pl.String,
         "data_parallel": pl.Boolean,
         "joins_all": pl.Boolean,
+        "size": pl.Int32,
+        "members": pl.Int32,
     }
     return pl.DataFrame(rows, schema=schema, orient="row")
 

@@ -3,11 +3,13 @@
 In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start
 and end, and an `OpReport` that counts what became no op of its own.
 
-A compute contains what ran inside it: nested collectives (tensor parallelism, FSDP's gathering in a pipeline),
-collections of garbage. Without a pipeline, its waits for data-parallel collectives are an op of their own (`waits.py`).
+A compute contains what ran inside it: nested collectives (tensor parallelism), collections of garbage; not the time it
+waited in them for the last data-parallel rank. Without a pipeline its waits are an op of their own (`waits.py`).
 Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last of them
-starts. A send ends when its recv ends. Anything without a kind counts as `host-delay` where it lies between the
-worker's other ops, and is counted under its own name either way.
+starts. An optimizer that calls its closure begins where the last op inside it ended. A send ends when its recv ends.
+Anything without a kind counts as `host-delay` where it lies between the worker's computes, and is counted under its own
+name either way; waiting in it for the last rank of a data-parallel group is nobody's delay. So does what the loop does
+between two steps.
 """
 
 from __future__ import annotations
@@ -17,6 +19,18 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit.collectors.collective_ops import (
+    CLIP,
+    COMPUTES,
+    OP_COLUMNS,
+    REDUCTIONS,
+    classify_collectives,
+    cut_last_computes,
+    mark_nested,
+    with_joined_reductions,
+    with_one_clip,
+    without_waits,
+)
 from tracekit.collectors.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.ndtimeline import METRICS
 from tracekit.collectors.waits import with_waits_apart
@@ -25,22 +39,21 @@ from tracekit.model import Layout, OpKind
 #: A wait shorter than this, ns, found its transfer finished.
 NO_WAIT_NS = 100_000
 _DIRECT = {
-    "compute": ("forward-compute", "backward-compute"),
+    "compute": COMPUTES,
     "optimizer": ("optimizer",),
     "data_load": ("data-load",),
     "checkpoint": ("checkpoint",),
 }
-_ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
-_COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
-_UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "start_ns", "end_ns")
+_UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "start_ns", "end_ns", "all_there_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class OpReport:
     """What became of the records. `other`: own name -> count, seconds, and how many became host-delay.
 
-    `nested`: collectives and collections inside computes, counted in the compute's duration. `estimated_recvs`: recvs
-    whose wait found the data there. `causality_violations`: recvs that ended before their send started.
+    `nested`: collectives and collections inside computes, data fetches and checkpoints, part of their duration.
+    `estimated_recvs`: recvs whose wait found the data there. `causality_violations`: recvs that ended before their send
+    started.
     """
 
     ops: int
@@ -65,26 +78,29 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     steps = records.filter(is_step)
     records = _with_chunks(_with_single_kinds(records.filter(~is_step)), layout)
     direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
-    computes = direct.filter(pl.col("kind").is_in(_DIRECT["compute"]))
     transfers = _transfers(records.filter(pl.col("category") == "p2p"))
-    collectives = _classified(records.filter(pl.col("category") == "collective"), groups, computes)
-    pauses = _mark_nested(records.filter(pl.col("category") == "gc"), computes).with_columns(
+    collectives = classify_collectives(records.filter(pl.col("category") == "collective"), groups, direct)
+    pauses = mark_nested(records.filter(pl.col("category") == "gc"), direct).with_columns(
         kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC)))
     )
-    kept = [frame.filter(pl.col("kind").is_not_null()).select(_COLUMNS) for frame in (collectives, pauses)]
-    ops = _cut_last_computes(pl.concat([direct.select(_COLUMNS), transfers.ops.select(_COLUMNS), *kept]))
+    kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
+    ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *kept]))
+    apart = pl.col("joins_all") & pl.col("nested") & pl.col("host_kind").is_in(COMPUTES) & (layout.pp == 1)
+    ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
     ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
     if layout.pp == 1:
         waits = records.filter(pl.col("category") == "wait").join(groups.filter("joins_all"), on=["rank", "peer"])
         ops = with_waits_apart(ops, waits.select("rank", "start_ns", "end_ns"))
-    ops = _with_joined_reductions(ops)
+    ops = _without_closures(with_joined_reductions(with_one_clip(ops)))
     unkinded = [
-        records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()),
+        records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()).with_columns(
+            all_there_ns=pl.col("start_ns")
+        ),
         collectives.filter(pl.col("kind").is_null() & ~pl.col("nested")),
     ]
     delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
-    ops = pl.concat([ops, delays.select(_COLUMNS)])
-    ops = pl.concat([ops, _between_steps(steps, ops, records).select(_COLUMNS)])
+    ops = pl.concat([ops, delays.select(OP_COLUMNS)])
+    ops = pl.concat([ops, _between_steps(steps, ops, records).select(OP_COLUMNS)])
     inside = pl.concat([frame.filter("nested").select("name") for frame in (collectives, pauses)])
     report = OpReport(
         ops=ops.height,
@@ -182,119 +198,21 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
     )
 
 
-def _mark_nested(records: pl.DataFrame, computes: pl.DataFrame) -> pl.DataFrame:
-    """`nested`: the record starts inside a compute of its rank; `host_start_ns`, `host_last` tell which."""
-    hosts = computes.select("rank", "start_ns", host_start_ns="start_ns", host_end_ns="end_ns", host_kind="kind").sort(
-        "start_ns"
+def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
+    """Optimizers without the computes and reductions inside them: a closure's, which are ops of their own."""
+    inner = ops.filter(pl.col("kind").is_in([*COMPUTES, *REDUCTIONS])).select(
+        "rank", "step", inner_ns="start_ns", inner_end_ns="end_ns"
     )
-    marked = records.sort("start_ns").join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
-    return marked.with_columns(nested=(pl.col("start_ns") < pl.col("host_end_ns")).fill_null(value=False))
-
-
-def _classified(collectives: pl.DataFrame, groups: pl.DataFrame, computes: pl.DataFrame) -> pl.DataFrame:
-    """Collectives with the kind the graph knows, null where it knows none; reductions are never `nested`.
-
-    Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward.
-    """
-    marked = _mark_nested(collectives, computes).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
-    of_step = computes.group_by("rank", "step").agg(
-        last_ns=pl.col("start_ns").max(),
-        first_forward_ns=pl.col("start_ns").filter(pl.col("kind") == "forward-compute").min(),
+    optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select("rank", "step", "start_ns", "end_ns")
+    closures = (
+        optimizers.join(inner, on=["rank", "step"])
+        .filter(pl.col("inner_ns").is_between("start_ns", "end_ns", closed="left"))
+        .group_by("rank", "step", "start_ns")
+        .agg(begins_ns=pl.min_horizontal("inner_end_ns", "end_ns").max())
+        .with_columns(kind=pl.lit(str(OpKind.OPTIMIZER)))
     )
-    forwards = (
-        computes.filter(pl.col("kind") == "forward-compute")
-        .group_by("rank", "step", "chunk")
-        .agg(pl.col("start_ns").min())
-        .select("rank", "step", "start_ns", next_chunk="chunk")
-        .sort("start_ns")
-    )
-    marked = (
-        marked.join(of_step, on=["rank", "step"], how="left")
-        .sort("start_ns")
-        .join_asof(forwards, on="start_ns", by=["rank", "step"], strategy="forward", check_sortedness=False)
-    )
-    name = pl.col("name")
-    after_computes = pl.col("start_ns") >= pl.col("last_ns")
-    before_chunk = pl.col("next_chunk").is_not_null() & ~pl.col("nested")
-    kind = (
-        pl.when((name.str.starts_with("allreduce") | name.str.starts_with("all_reduce")) & after_computes)
-        .then(pl.lit(str(OpKind.ALL_REDUCE)))
-        .when(name.str.contains("reduce_scatter") & after_computes)
-        .then(pl.lit(str(OpKind.GRADS_REDUCE_SCATTER)))
-        .when((name.str.contains("all_gather") | name.str.contains("allgather")) & before_chunk)
-        .then(pl.lit(str(OpKind.PARAMS_ALL_GATHER)))
-        .when(_ALL_TO_ALL & ~pl.col("nested"))
-        .then(pl.lit(str(OpKind.ALL_TO_ALL)))
-    )
-    data_parallel = pl.col("data_parallel").fill_null(value=False) | _ALL_TO_ALL
-    marked = marked.with_columns(kind=pl.when(data_parallel).then(kind))
-    gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
-    own_name = name + pl.lit("@") + pl.col("group").fill_null("?")
-    return marked.with_columns(
-        nested=pl.col("nested") & pl.col("kind").is_null(),
-        chunk=pl.when(gather).then(pl.col("next_chunk")),
-        microbatch=pl.lit(None, pl.Int32),
-        name=own_name,
-    )
-
-
-def _cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
-    """End a step's last compute where the last reduction inside it starts; move the others behind that point."""
-    compute = pl.col("kind").is_in(_DIRECT["compute"])
-    reduction = pl.col("kind").is_in([str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER)])
-    last = (
-        ops.filter(compute)
-        .group_by("rank", "step")
-        .agg(pl.col("start_ns").max().alias("last_start_ns"), pl.col("end_ns").max().alias("last_end_ns"))
-    )
-    cuts = (
-        ops.filter(reduction)
-        .join(last, on=["rank", "step"])
-        .filter(pl.col("start_ns").is_between("last_start_ns", "last_end_ns"))
-        .group_by("rank", "step", "last_start_ns")
-        .agg(cut_ns=pl.col("start_ns").max())
-    )
-    joined = ops.join(cuts, on=["rank", "step"], how="left")
-    is_cut = compute & (pl.col("start_ns") == pl.col("last_start_ns"))
-    start_ns = pl.when(reduction).then(pl.max_horizontal("start_ns", "cut_ns")).otherwise(pl.col("start_ns"))
-    end_ns = (
-        pl.when(is_cut)
-        .then(pl.min_horizontal("end_ns", "cut_ns"))
-        .when(reduction)
-        .then(pl.max_horizontal("end_ns", "cut_ns"))
-        .otherwise(pl.col("end_ns"))
-    )
-    return joined.with_columns(start_ns=start_ns, end_ns=end_ns).select(_COLUMNS)
-
-
-def _with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
-    """All-reduces that run at the same time become one op: the buckets of DistributedDataParallel share the network.
-
-    The graph runs the collectives of a worker in turn. What overlaps on one DP rank of a stage is joined on all of
-    them, so that each still finds its counterpart; where ranks differ in their number, nothing is.
-    """
-    is_reduction = pl.col("kind") == str(OpKind.ALL_REDUCE)
-    key, peers = ["rank", "step"], ["step", "pp_rank"]
-    reductions = (
-        ops.filter(is_reduction)
-        .sort("start_ns", "end_ns")
-        .with_columns(
-            number=pl.int_range(pl.len()).over(key),
-            count=pl.len().over(key),
-            # A bucket that ended inside the backward has been moved behind it, without a length.
-            overlaps=(
-                (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
-                | (pl.col("start_ns") == pl.col("start_ns").shift(1).over(key))
-            ).fill_null(value=False),
-        )
-        .with_columns(alike=pl.col("count").n_unique().over(peers) == 1)
-        .with_columns(joined=pl.col("overlaps").any().over(*peers, "number") & pl.col("alike"))
-        .with_columns(op=(~pl.col("joined")).cum_sum().over(key, order_by="number"))
-    )
-    whole = reductions.group_by(*key, "op").agg(
-        pl.col("start_ns").min(), pl.col("end_ns").max(), pl.exclude("start_ns", "end_ns").first()
-    )
-    return pl.concat([ops.filter(~is_reduction), whole.select(_COLUMNS)])
+    joined = ops.join(closures, on=["rank", "step", "kind", "start_ns"], how="left")
+    return joined.with_columns(start_ns=pl.coalesce("begins_ns", "start_ns")).select(OP_COLUMNS)
 
 
 def _between_steps(steps: pl.DataFrame, ops: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
@@ -322,8 +240,14 @@ def _between_steps(steps: pl.DataFrame, ops: pl.DataFrame, records: pl.DataFrame
 
 
 def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, dict[str, float]]]:
-    """What has no kind, as host-delay where it overlaps no op of the worker, and counted under its own name."""
+    """What has no kind, as host-delay where it overlaps no op of the worker, and counted under its own name.
+
+    Behind the first reduction or optimizer the graph has no place for it: there it is only counted, and its time is
+    the launch delay of what follows.
+    """
     key = ["rank", "step"]
+    ends = ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER)]))
+    closing = ends.group_by(key).agg(closing_ns=pl.col("start_ns").min())
     rest = rest.sort("start_ns", "end_ns", descending=[False, True])
     busy = ops.select(*key, "start_ns", "end_ns").sort("start_ns")
     before = busy.with_columns(busy_until_ns=pl.col("end_ns").cum_max().over(key)).select(
@@ -333,12 +257,14 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
     placed = (
         rest.join_asof(before, on="start_ns", by=key, check_sortedness=False)
         .join_asof(after, on="start_ns", by=key, strategy="forward", check_sortedness=False)
+        .join(closing, on=key, how="left")
         .with_columns(earlier_ns=pl.col("end_ns").cum_max().shift(1).over(key))
     )
     free = (
         (pl.col("busy_until_ns").fill_null(0) <= pl.col("start_ns"))
         & (pl.col("next_ns").is_null() | (pl.col("end_ns") <= pl.col("next_ns")))
         & (pl.col("earlier_ns").fill_null(0) <= pl.col("start_ns"))
+        & (pl.col("start_ns") < pl.col("closing_ns")).fill_null(value=True)
     )
     placed = placed.with_columns(free=free)
     table = placed.group_by("name").agg(
@@ -350,5 +276,5 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
         row["name"]: {k: float(v) for k, v in row.items() if k != "name"}
         for row in table.sort("name").iter_rows(named=True)
     }
-    delays = placed.filter("free").with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)))
+    delays = placed.filter("free").with_columns(start_ns="all_there_ns", kind=pl.lit(str(OpKind.HOST_DELAY)))
     return delays, other

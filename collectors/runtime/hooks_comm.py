@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
-from tracekit.collectors.runtime.words import Category
+from tracekit.collectors.runtime.words import Category, Flag
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 _REDUCERS = "allreduce"
@@ -84,7 +84,8 @@ class CollectiveHooks:
         for name in POINT_TO_POINT:
             self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._point_to_point, name))
         self.session.patches.add(dist.Work, "wait", self._wait)
-        self.session.patches.add(torch.nn.parallel.DistributedDataParallel, "__init__", self._ddp_init)
+        # Not `__init__`: the warnings it gives would name this file instead of the user's.
+        self.session.patches.add(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", self._ddp_init)
 
     def group_number(self, group: Any) -> int:
         """The number that stands for a process group in records."""
@@ -135,8 +136,7 @@ class CollectiveHooks:
         def point_to_point(group: Any, *args: Any, **kwargs: Any) -> Any:
             if not session.recording or session.busy:
                 return original(group, *args, **kwargs)
-            session.attempt_hook(name, session.flush_held)  # no forward lasts through a transfer
-            start = session.attempt_hook(name, self._launched, args)
+            start = session.attempt_hook(name, self._begins, args)
             work = original(group, *args, **kwargs)
             if start is not None:
                 session.attempt_hook(name, self._posted, name, group, start)
@@ -169,7 +169,8 @@ class CollectiveHooks:
 
     def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
         """Record the collective when its future completes, at once where there is none."""
-        ended = functools.partial(self._ended, name, start, self.group_number(group), self.session.step, _bytes(args))
+        number, flags = self.group_number(group), _flags(args)
+        ended = functools.partial(self._ended, name, start, number, self.session.step, _bytes(args), flags)
         if work is None:  # it runs on the current stream
             ended()
             return
@@ -188,9 +189,9 @@ class CollectiveHooks:
         op_type = getattr(work, "_get_op_type", None)
         return self.session.device is not None and op_type is not None and op_type() == _COALESCED
 
-    def _ended(self, name: str, start: Instant, group: int, step: int, size: int) -> None:
+    def _ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
         end = self.session.instant_like(start)
-        self.session.record(Category.COLLECTIVE, name, start, end, peer=group, extra=size, step=step)
+        self.session.record(Category.COLLECTIVE, name, start, end, peer=group, extra=size, step=step, flags=flags)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waited_for, inside, session = self._waited_for, self._inside_computes, self.session
@@ -283,22 +284,25 @@ class CollectiveHooks:
                 self._functional_groups[group] = number
         waiting = getattr(result, "elem", None)
         size = (result if waiting is None else waiting).nbytes
-        ended = functools.partial(self._ended, name, start, number, self.session.step, size)
+        ended = functools.partial(self._ended, name, start, number, self.session.step, size, 0)
         if waiting is None:
             ended()
         else:
-            self._waited_for[id(waiting)] = (waiting, ended)
+            self._waited_for[waiting.data_ptr()] = (waiting, ended)  # a view of it may be what is waited for
 
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session, waited_for = self.session, self._waited_for
+
+        def tensor_waited_for(tensor: Any) -> None:
+            pending = waited_for.pop(tensor.data_ptr(), None)
+            if pending is not None:
+                pending[1]()
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
             result = original(tensor)
             if waited_for and not torch.compiler.is_compiling():
-                pending = waited_for.pop(id(tensor), None)
-                if pending is not None:
-                    session.attempt_hook("wait_tensor", pending[1])
+                session.attempt_hook("wait_tensor", tensor_waited_for, tensor)
             return result
 
         return wait_tensor
@@ -371,6 +375,11 @@ def _first_tensor(args: Any) -> torch.Tensor | None:
             if found is not None:
                 return found
     return None
+
+
+def _flags(args: tuple[Any, ...]) -> int:
+    """Whether the caller of `torch.distributed` waits itself: the options, the last argument, say so."""
+    return 0 if not args or getattr(args[-1], "asyncOp", True) else int(Flag.BLOCKING)
 
 
 def _bytes(args: tuple[Any, ...]) -> int:

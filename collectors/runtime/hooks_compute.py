@@ -30,10 +30,14 @@ _TAG = "_tracekit_tag"
 
 
 class PipelineHooks:
-    """Hooks of `torch.distributed.pipelining`; one instance per session."""
+    """Hooks of `torch.distributed.pipelining`; one instance per session.
 
-    def __init__(self, session: Session) -> None:
+    `pipelined` is called when the first stage has computed.
+    """
+
+    def __init__(self, session: Session, pipelined: Callable[[], None]) -> None:
         self.session = session
+        self._pipelined = pipelined
         self._waiting: dict[int, tuple[Any, str, int, int, int, Instant]] = {}
         self._described: set[int] = set()
         session.step_listeners.append(self._forget_unfinished)
@@ -81,6 +85,7 @@ class PipelineHooks:
 
     def _describe(self, stage: Any) -> None:
         self._described.add(stage.stage_index)
+        self._pipelined()
         self.session.recorder.fact(
             "pipeline",
             {
@@ -126,8 +131,7 @@ class PipelineHooks:
         def batch_p2p(ops: list[Any], *args: Any, **kwargs: Any) -> Any:
             if not session.recording or not ops:
                 return original(ops, *args, **kwargs)
-            session.attempt_hook("p2p", session.flush_held)
-            start = session.attempt_hook("p2p", self._launched, ops)
+            start = session.attempt_hook("p2p", session.begin_op_on, ops[0].tensor)
             session.busy += 1
             try:
                 works = original(ops, *args, **kwargs)
@@ -138,10 +142,6 @@ class PipelineHooks:
             return works
 
         return batch_p2p
-
-    def _launched(self, ops: list[Any]) -> Instant:
-        session = self.session
-        return session.instant() if session.device is None else session.instant_for(ops[0].tensor)
 
     def _posted(self, ops: list[Any], works: list[Any], start: Instant) -> None:
         """Remember which work carries which op; a backend that coalesces gives one work for all."""
@@ -189,48 +189,66 @@ class PipelineHooks:
 
 
 class LoopHooks:
-    """Forward and backward of loops without a pipeline: the first trained module called, and `backward()`.
+    """Forward and backward of loops without a pipeline: trained modules the loop calls, `backward()` and `grad()`.
 
-    A forward lasts until its backward begins, so that the loss belongs to it. Until the root module is found, calls of
-    modules pass through here; from then on only the root has hooks.
+    A forward lasts until its backward begins, so that the loss belongs to it. In the first step that calls a trained
+    module (a root; there can be several, as in a GAN), all calls of modules pass through here; from then on only the
+    roots have hooks.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._search: Patch | None = None
-        self._start: Instant | None = None
-        session.step_listeners.append(self._forget_open_forward)
+        self._roots: set[int] = set()
+        self._open: tuple[Any, Instant] | None = None
+        session.step_listeners.append(self._step_ends)
 
     def install(self) -> None:
-        """Look for the root module, and hook `torch.autograd.backward`."""
-        self._search = Patch(torch.nn.Module, "__call__", self._find_root)
+        """Look for the root modules, and hook `torch.autograd.backward` and `grad` (which `torch.func` calls too)."""
+        self._search = Patch(torch.nn.Module, "__call__", self._find_roots)
         self._search.install()
-        self.session.patches.add(torch.autograd, "backward", self._backward)
+        for name in ("backward", "grad"):
+            self.session.patches.add(torch.autograd, name, self._backward)
 
-    def _stop_looking(self) -> None:
-        """Pipeline stages do the forwards, or the root is found."""
-        if self._search is not None:
+    def stop_looking(self) -> None:
+        """Pipeline stages do the forwards, or the roots are found."""
+        self._look_away()
+        self._search = None
+
+    def _look(self) -> None:
+        if self._search is not None and not self._search.installed:
+            self._search.install()
+
+    def _look_away(self) -> None:
+        if self._search is not None and self._search.installed:
             self._search.remove()
-            self._search = None
 
-    def _find_root(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self.session.attempt_hook("forward", self._consider, module)
-            return original(module, *args, **kwargs)
+    def _find_roots(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
 
-        return call
+        def found(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or session.busy or not session.in_main_thread():
+                return original(module, *args, **kwargs)
+            session.attempt_hook("forward", self._consider, module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                session.attempt_hook("forward", self._look)
+
+        # `torch.compile(module)` compiles what it finds here. Let it pass over to the module's own code, as over the
+        # original: all modules would share this code, and one code is compiled a few times only.
+        _do_not_compile(found, what_it_calls=False)
+        _do_not_compile(Session.attempt_hook, what_it_calls=True)
+        return functools.wraps(original)(found)
 
     def _consider(self, module: Any) -> None:
-        if self.session.busy:
-            self._stop_looking()
-        elif self.session.in_main_thread() and _trains(module):
-            self._stop_looking()
+        self._look_away()  # what is called inside is no root, and if it is compiled, then as it is without this hook
+        if id(module) not in self._roots and _trains(module):
             self._adopt(module)
 
     def _adopt(self, module: Any) -> None:
-        """Hook the root. `module.compile()` compiles the call with its hooks: then hook around the compiled call."""
+        """Hook a root. `module.compile()` compiles the call with its hooks: then hook around the compiled call."""
+        self._roots.add(id(module))
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._wrap_compiled(module)
         else:
@@ -253,30 +271,29 @@ class LoopHooks:
     def _before_forward(self, module: Any, _inputs: Any) -> None:
         if torch.compiler.is_compiling() or not self.session.recording or not _trains(module):
             return
-        self.session.attempt_hook("forward", self._forward_begins)
+        self.session.attempt_hook("forward", self._forward_begins, module)
 
-    def _forward_begins(self) -> None:
+    def _forward_begins(self, module: Any) -> None:
         session = self.session
-        if session.busy or self._start is not None or not session.in_main_thread():
+        if session.busy or not session.in_main_thread():
             return
-        self._start = session.begin_op()
+        self._open = module, session.begin_op()
         session.busy += 1
 
-    def _forget_open_forward(self) -> None:
-        self._start = None
+    def _step_ends(self) -> None:
+        self._open = None
+        if self._roots:
+            self.stop_looking()
 
-    def _after_forward(self, _module: Any, _inputs: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._start is not None:
-            self.session.attempt_hook("forward", self._forward_ends)
+    def _after_forward(self, module: Any, _inputs: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling() and self._open is not None and self._open[0] is module:
+            self.session.attempt_hook("forward", self._forward_ends, self._open[1])
 
-    def _forward_ends(self) -> None:
-        session, start = self.session, self._start
-        if start is None:
-            return
-        self._start = None
+    def _forward_ends(self, start: Instant) -> None:
+        session = self.session
+        self._open = None
         session.busy -= 1
-        session.hold(FORWARD, start, session.instant(), session.microbatch_forward, NONE)
-        session.microbatch_forward += 1
+        session.hold(FORWARD, start, session.instant(), session.microbatch, NONE)
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -302,8 +319,18 @@ class LoopHooks:
 
     def _backward_ends(self, start: Instant) -> None:
         session = self.session
-        session.record_compute(BACKWARD, start, session.instant(), session.microbatch_backward, NONE)
-        session.microbatch_backward += 1
+        session.record_compute(BACKWARD, start, session.instant(), session.microbatch, NONE)
+        session.microbatch += 1
+
+
+def _do_not_compile(function: Any, *, what_it_calls: bool) -> None:
+    """Have the compiler run `function` as it is, and what it calls either as well or as it would."""
+    frames = torch._C._dynamo.eval_frame  # noqa: SLF001  `torch.compiler.disable` would import the whole compiler
+    if hasattr(frames, "set_code_exec_strategy"):
+        action = frames._FrameAction  # noqa: SLF001
+        inside = action.SKIP if what_it_calls else action.DEFAULT
+        strategy = frames._FrameExecStrategy(action.SKIP, inside)  # noqa: SLF001
+        frames.set_code_exec_strategy(function.__code__, strategy)
 
 
 def _trains(module: Any) -> bool:

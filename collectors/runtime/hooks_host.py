@@ -37,9 +37,8 @@ class HostHooks:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._optimizer_start: Instant | None = None
+        self._optimizer: tuple[int, Instant] | None = None
         self._gc_start: int | None = None
-        self._depth = 0
         self._megatron_timers: dict[int, Instant] = {}
 
     def install(self) -> None:
@@ -75,15 +74,19 @@ class HostHooks:
         return timed
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        """An optimizer that steps inside another's step (ZeroRedundancyOptimizer) is part of it."""
+        inside = self._optimizer is not None and self._optimizer[0] != id(optimizer)
+        if inside or torch.compiler.is_compiling():
             return
-        self._optimizer_start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
+        start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
+        self._optimizer = None if start is None else (id(optimizer), start)
 
-    def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._optimizer_start is None:
+    def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        begun = self._optimizer
+        if begun is None or begun[0] != id(optimizer) or torch.compiler.is_compiling():
             return
-        self.session.attempt_hook("optimizer", self.session.optimizer_ended, self._optimizer_start)
-        self._optimizer_start = None
+        self._optimizer = None
+        self.session.attempt_hook("optimizer", self.session.optimizer_ended, begun[1])
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         session = self.session

@@ -23,7 +23,8 @@ from tracekit.collectors.runtime.session import Session
 def install_hooks(session: Session) -> None:
     """Install what this process can have; what cannot be installed is counted as a failed hook."""
     session.attempt_hook("install-device", _install_device, session)
-    host, loop, pipeline = HostHooks(session), LoopHooks(session), PipelineHooks(session)
+    host, loop = HostHooks(session), LoopHooks(session)
+    pipeline = PipelineHooks(session, loop.stop_looking)
     session.attempt_hook("install-host", host.install)
     session.attempt_hook("install-loop", loop.install)
     _later(session, "torch.distributed.pipelining.schedules", pipeline.install)

@@ -36,7 +36,7 @@ class Session:
     """One rank in one attempt.
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute, an optimizer or a data fetch, where
-    nested hooks keep quiet. `microbatch_forward`, `microbatch_backward`: counters of loops without a pipeline.
+    nested hooks keep quiet. `microbatch`: in loops without a pipeline, the backwards of the step so far.
     `instant` says when it is: on the host, or, while a device clock runs, by a mark on the current stream.
     """
 
@@ -53,8 +53,7 @@ class Session:
         self.busy = 0
         self.failures: Counter[str] = Counter()
         self.unfinished = 0
-        self.microbatch_forward = 0
-        self.microbatch_backward = 0
+        self.microbatch = 0
         self.step_listeners: list[Callable[[], None]] = []
         self.instant: Callable[[], Instant] = now_ns
         self.device: DeviceClock | None = None
@@ -254,6 +253,12 @@ class Session:
             self._settle()
         return now_ns()
 
+    def begin_op_on(self, tensor: Any) -> Instant:
+        """The same for an op on `tensor`, on the clock of its device."""
+        if self._step_over or self._held is not None:
+            self._settle()
+        return now_ns() if self.device is None else self.instant_for(tensor)
+
     def _settle(self) -> None:
         """What is over when another op begins: the step behind its optimizer, the forward held back."""
         if self._step_over:
@@ -315,7 +320,7 @@ class Session:
         self.step = step
         self._compute_ns = 0
         self._stepped.clear()
-        self.microbatch_forward = self.microbatch_backward = 0
+        self.microbatch = 0
         self._switch(self.options.records_step(step))
         for entered in self.step_entered:
             self.attempt_hook("step-entered", entered)

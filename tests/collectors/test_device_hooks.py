@@ -223,7 +223,7 @@ def test_the_bucket_of_a_reducer_is_timed_like_a_collective(rig):
 
 def test_transfers_of_a_batch_share_one_work_and_end_where_the_stream_goes_on(rig):
     """A recv that takes 6 ms beside 2 ms of compute: the stream waits for the remaining 4."""
-    pipeline = PipelineHooks(rig.session)
+    pipeline = PipelineHooks(rig.session, pipelined=lambda: None)
     ops = [types.SimpleNamespace(tensor=torch.ones(2), peer=1) for _ in range(2)]
     stage = types.SimpleNamespace(stage_index=0)
     for op, kind in zip(ops, ("forward-recv", "backward-send"), strict=True):

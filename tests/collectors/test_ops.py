@@ -171,6 +171,140 @@ def test_in_a_pipeline_computes_stay_whole():
     assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 70)]
 
 
+def pair(*rows, groups=(GROUP,), mesh=None):
+    """Two ranks with rows of their own."""
+    mesh = mesh or {"names": ["dp"], "ranks": [0, 1]}
+    return merged(*(rank(number, one, mesh=mesh, groups=groups) for number, one in enumerate(rows)))
+
+
+def late_step(late, collective, **fields):
+    """A step whose forward, with a collective inside, takes `late` ms longer on this rank up to the collective."""
+    return [
+        compute("forward-compute", 0, 30),
+        (Category.COLLECTIVE, collective, 5 + late, 27, {"peer": 0, **fields}),
+        compute("backward-compute", 30, 60),
+        (Category.OPTIMIZER, "optimizer", 60, 70, {}),
+    ]
+
+
+def hybrid(*rows):
+    """Four data-parallel ranks that gather in twos, as hybrid sharding does."""
+    mesh = {"names": ["dp"], "ranks": [0, 1, 2, 3]}
+    groups = [[{**GROUP, "ranks": [at // 2 * 2, at // 2 * 2 + 1]}] for at in range(4)]
+    return merged(*(rank(at, one, mesh=mesh, groups=groups[at], world_size=4) for at, one in enumerate(rows)))
+
+
+def test_waiting_inside_a_compute_for_some_ranks_is_not_its_time():
+    """Rank 0 began to gather at 5 ms and waited until rank 1 came at 25 ms: its own forward took 10 ms, not 30."""
+    result = hybrid(*(late_step(late, "all_gather_single", flags=Flag.BLOCKING) for late in (0, 20, 0, 0)))
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 10)]
+    assert ops_of(result, 1, OpKind.FORWARD_COMPUTE) == [(0, 30)]
+    verdict = Job(result.trace).attribution
+    assert verdict.worker_slowdown[1, 0] > verdict.worker_slowdown[0, 0]
+    assert verdict.trust.replay_error == pytest.approx(0)
+
+
+@pytest.mark.parametrize("flags", [0, Flag.BLOCKING | Flag.DEVICE_CLOCK])
+def test_what_nobody_is_known_to_wait_for_stays_in_the_compute(flags):
+    """An asynchronous collective, or one of a GPU, whose computing stream may not have waited."""
+    result = hybrid(*(late_step(late, "all_gather_single", flags=flags) for late in (0, 20, 0, 0)))
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 30)]
+
+
+def test_a_checkpoint_keeps_its_collectives():
+    """A distributed checkpoint gathers its plan before the next forward; those are no parameters."""
+    result = pair(
+        *(
+            [
+                (Category.CHECKPOINT, "checkpoint", 0, 20, {}),
+                (Category.COLLECTIVE, "allgather", 2 + late, 12, {"peer": 0, "flags": Flag.BLOCKING}),
+                (Category.GC, "gc", 14, 16, {}),
+                compute("forward-compute", 20, 30),
+                compute("backward-compute", 30, 50),
+                (Category.OPTIMIZER, "optimizer", 50, 60, {}),
+            ]
+            for late in (0, 8)
+        )
+    )
+    assert result.ops.nested == {"allgather@dp": 2, "gc": 2}
+    assert ops_of(result, 0, OpKind.PARAMS_ALL_GATHER) == ops_of(result, 0, OpKind.GC) == []
+    assert ops_of(result, 0, OpKind.CHECKPOINT) == [(0, 12)]
+    assert ops_of(result, 1, OpKind.CHECKPOINT) == [(0, 20)]
+
+
+def test_waiting_between_computes_is_nobodys_delay():
+    """A collective without a kind delays a worker from when the last rank is there."""
+    rows = [
+        [
+            compute("forward-compute", 0, forward_ms),
+            (Category.COLLECTIVE, "broadcast", forward_ms, 32, {"peer": 0}),
+            compute("backward-compute", 32, 60),
+            (Category.OPTIMIZER, "optimizer", 60, 70, {}),
+        ]
+        for forward_ms in (10, 30)
+    ]
+    result = pair(*rows)
+    assert ops_of(result, 0, OpKind.HOST_DELAY) == ops_of(result, 1, OpKind.HOST_DELAY) == [(30, 32)]
+    assert result.ops.other["broadcast@dp"]["seconds"] == pytest.approx(0.024)
+
+
+def test_the_norm_of_the_gradients_is_one_op():
+    """Tensor-parallel ranks reduce it in parts, behind the reduction over the data-parallel ones."""
+    mesh = {"names": ["dp", "tp"], "ranks": [[0, 1], [2, 3]]}
+    rows = [
+        compute("forward-compute", 0, 10),
+        compute("backward-compute", 10, 30),
+        (Category.COLLECTIVE, "all_reduce", 20, 22, {"peer": 1}),
+        (Category.COLLECTIVE, "allreduce", 30, 35, {"peer": 0}),
+        (Category.COLLECTIVE, "all_reduce", 36, 38, {"peer": 1}),
+        (Category.COLLECTIVE, "all_reduce", 38, 41, {"peer": 1}),
+        (Category.OPTIMIZER, "optimizer", 42, 50, {}),
+    ]
+    groups = {
+        number: [
+            {**GROUP, "ranks": [number % 2, number % 2 + 2]},
+            {"number": 1, "name": "1", "description": "tp", "ranks": [number // 2 * 2, number // 2 * 2 + 1]},
+        ]
+        for number in range(4)
+    }
+    ranks = [rank(number, rows, mesh=mesh, groups=groups[number], world_size=4) for number in range(4)]
+    result = merged(*ranks)
+    assert ops_of(result, 0, OpKind.OPTIMIZER_CLIP_MAIN_GRAD) == [(36, 41)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(30, 35)]
+    assert result.ops.nested == {"all_reduce@tp": 2}
+    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+
+
+def test_behind_a_reduction_there_is_no_host_delay():
+    """The graph runs host delays before it; what lies behind is the launch delay of the optimizer, and counted."""
+    result = data_parallel(
+        [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 30),
+            (Category.COLLECTIVE, "allreduce", 30, 50, {"peer": 0}),
+            (Category.SPAN, "clip", 50, 54, {}),
+            (Category.OPTIMIZER, "optimizer", 54, 80, {}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.HOST_DELAY) == []
+    assert result.ops.other["clip"] == {"count": 2, "seconds": pytest.approx(0.008), "host_delays": 0}
+    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+
+
+def test_an_optimizer_begins_behind_its_closure():
+    """The closure's forward, backward and reduction are ops of their own."""
+    result = data_parallel(
+        [
+            (Category.OPTIMIZER, "optimizer", 0, 60, {}),
+            compute("forward-compute", 1, 10),
+            compute("backward-compute", 10, 50),
+            (Category.COLLECTIVE, "allreduce", 40, 52, {"peer": 0}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.OPTIMIZER) == [(52, 60)]
+    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+
+
 def test_what_has_no_kind_keeps_its_name():
     """Between ops it delays the host; beside one it is only counted."""
     result = data_parallel(

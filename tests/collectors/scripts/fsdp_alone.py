@@ -1,6 +1,6 @@
 """FSDP2 without a pipeline. With a port: this process starts its two ranks itself.
 
-SLOW: the rank that sleeps SLOW_S seconds in its second layer.
+A pause in each layer stands for the time of an accelerator; SLOW_RANK and SLOW_MS make one rank's longer.
 """
 
 import hashlib
@@ -15,14 +15,15 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 STEPS = int(os.environ.get("STEPS", "6"))
+DEVICE_MS = float(os.environ.get("DEVICE_MS", "0"))
+SLOW_MS = float(os.environ.get("SLOW_MS", "0"))
+SLOW_RANK = int(os.environ.get("SLOW_RANK", "-1"))
 WIDTH, BATCH = 32, 8
-SLOW, SLOW_S = int(os.environ.get("SLOW", "-1")), float(os.environ.get("SLOW_S", "0"))
 
 
 class Layer(nn.Linear):
     def forward(self, x):
-        if dist.get_rank() == SLOW:
-            time.sleep(SLOW_S)
+        time.sleep((DEVICE_MS + (SLOW_MS if dist.get_rank() == SLOW_RANK else 0)) / 1e3)
         return super().forward(x)
 
 
@@ -30,7 +31,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), Layer(WIDTH, WIDTH))
+    model = nn.Sequential(Layer(WIDTH, WIDTH), nn.ReLU(), Layer(WIDTH, WIDTH))
     for layer in (model[0], model[2]):
         fully_shard(layer)
     fully_shard(model)

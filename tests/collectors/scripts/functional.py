@@ -18,6 +18,7 @@ def main():
         optimizer.step()
         functional.wait_tensor(functional.all_gather_single(model.bias.detach(), 0, [0, 1]))
         functional.all_reduce(torch.ones(2), "sum", group)
+        functional.all_reduce(torch.ones(2), "sum", group).view(2, 1).add(1)  # waits for a view of the result
     dist.destroy_process_group()
 
 

@@ -1,8 +1,10 @@
 """A single-process training loop in many styles; the first argument chooses one.
 
-plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, misuse, eval
+plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, misuse, eval,
+closure, two-modules, module-in-data, autograd-grad, functional, compile-many
 """
 
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -10,11 +12,12 @@ import signal
 import sys
 import tempfile
 import time
+import types
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from tracekit.collectors import set_step, span
 
@@ -33,6 +36,15 @@ class Model(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
+class Augment(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, batch):
+        return batch
+
+
 def child():
     """What another process of the script does: train a little of its own."""
     model = nn.Linear(2, 2)
@@ -42,6 +54,32 @@ def child():
     optimizer.zero_grad()
 
 
+def backward(call, x):
+    """The closure of an optimizer, as Lightning and L-BFGS call it."""
+    loss = nn.functional.mse_loss(call(x), x)
+    loss.backward()
+    return loss
+
+
+def watch_forward(self, x):
+    return x + 1
+
+
+def watch(number):
+    """A module of a class, and with code, of its own."""
+    code = watch_forward.__code__.replace(co_name=f"forward_{number}")
+    return type(f"Watch{number}", (nn.Module,), {"forward": types.FunctionType(code, globals())})()
+
+
+def compile_and_count(compilations, graph, _inputs):
+    compilations.append(graph)
+    return graph.forward
+
+
+def functional_loss(parameters, model, x):
+    return nn.functional.mse_loss(torch.func.functional_call(model, parameters, (x,)), x)
+
+
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -49,13 +87,22 @@ def main():
     call = model
     if STYLE == "compile":
         call = torch.compile(model, backend="eager", fullgraph=True)
+    if STYLE == "two-modules":
+        call = lambda x: model.second(torch.relu(model.first(x)))  # noqa: E731
     if STYLE == "compile-in-place":
         model.compile(backend="eager", fullgraph=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    compilations = []
+    if STYLE == "compile-many":  # behind the optimizer, so that the hooks are there
+        backend = functools.partial(compile_and_count, compilations)
+        call = torch.compile(model, backend=backend, fullgraph=True)
+        watches = [torch.compile(watch(number), backend=backend, fullgraph=True) for number in range(12)]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     scaler = torch.amp.GradScaler("cpu", enabled=STYLE == "scaler")
     data = TensorDataset(torch.randn(8 * STEPS, 16))
-    for step, (x,) in enumerate(DataLoader(data, batch_size=8)):
+    augment = Augment() if STYLE == "module-in-data" else nn.Identity()
+    loader = DataLoader(data, batch_size=8, collate_fn=lambda rows: augment(default_collate(rows)))
+    for step, (x,) in enumerate(loader):
         if STYLE == "set-step":
             set_step(100 + step)
         if STYLE == "misuse" and step == 3:
@@ -81,8 +128,23 @@ def main():
             with torch.no_grad():
                 model(x)
             model.train()
-        loss = nn.functional.mse_loss(call(x), x)
-        scaler.scale(loss).backward()
+        if STYLE == "compile-many":
+            for one in watches:
+                one(x)
+        if STYLE == "closure":
+            optimizer.step(lambda x=x: backward(call, x))
+            scheduler.step()
+            optimizer.zero_grad()
+            continue
+        if STYLE == "autograd-grad":
+            grads = torch.autograd.grad(nn.functional.mse_loss(call(x), x), list(model.parameters()))
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                parameter.grad = grad
+        elif STYLE == "functional":
+            for name, grad in torch.func.grad(functional_loss)(dict(model.named_parameters()), model, x).items():
+                model.get_parameter(name).grad = grad.detach()
+        else:
+            scaler.scale(nn.functional.mse_loss(call(x), x)).backward()
         if STYLE == "raise" and step == 4:
             raise ValueError("the loss is not to my liking")
         if STYLE == "interrupt" and step == 4:
@@ -95,6 +157,8 @@ def main():
         if step == 3:
             with tempfile.TemporaryFile() as file:
                 torch.save(model.state_dict(), file)
+    if STYLE == "compile-many":
+        print(f"compiled {len(compilations)}")
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
     print(f"rank 0 weights {digest.hexdigest()}", flush=True)
 
