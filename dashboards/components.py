@@ -79,7 +79,7 @@ def note(text: Children) -> Component:
     return html.P(text, className="note")
 
 
-def problem(message: str, *, title: str = "This cannot be shown") -> Component:
+def problem(message: str, *, title: str = "This cannot be shown") -> dmc.Alert:
     """An error in words that a person can act on."""
     return dmc.Alert(message, title=title, color="orange", variant="light", className="problem")
 
@@ -91,13 +91,18 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
     def safely(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
         try:
             return build(*args, **kwargs)
-        except TracekitError as error:
-            return problem(str(error))
-        except Exception:
-            logging.getLogger(__name__).exception("a part of a page failed")
-            return problem("An error of tracekit itself; the server's log has the details.", title="Something broke")
+        except Exception as error:
+            return told(error)
 
     return safely
+
+
+def told(error: Exception) -> dmc.Alert:
+    """What a person reads of an error. One of tracekit itself goes to the log, with where it came from."""
+    if isinstance(error, TracekitError):
+        return problem(str(error))
+    logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
+    return problem("An error of tracekit itself; the server's log has the details.", title="Something broke")
 
 
 def figure_panel(

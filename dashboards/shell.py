@@ -15,6 +15,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.dashboards.callbacks import TROUBLE
 from tracekit.dashboards.components import attributes, guarded, href, note, problem, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.queries import Stored
@@ -48,7 +49,11 @@ def page(module: str, path: str, title: str, build: Layout) -> None:
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
-        return html.Main(guarded(build)(**texts), id="page", **attributes(data_page=path))
+        content = guarded(build)(**texts)
+        trouble = html.Div(id=TROUBLE, role="alert")
+        return html.Main(
+            [*(content if isinstance(content, list) else [content]), trouble], id="page", **attributes(data_page=path)
+        )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
 

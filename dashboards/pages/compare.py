@@ -12,9 +12,10 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import polars as pl
-from dash import Input, Output, State, callback, clientside_callback, dcc, html
+from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
+from tracekit.dashboards.callbacks import answers
 from tracekit.dashboards.compare import (
     causes_of_jobs,
     causes_of_parts,
@@ -210,7 +211,7 @@ def _nothing_chosen(stored: Stored) -> Component:
 # --- what the page does ---------------------------------------------------------------------------------------------
 
 
-@callback(
+@answers(
     Output("compare-content", "children"),
     Output("compare-by-job", "hidden"),
     Output("compare-by-step", "hidden"),
@@ -218,7 +219,6 @@ def _nothing_chosen(stored: Stored) -> Component:
     Input("compare-with", "value"),
     Input("compare-split", "value"),
     State("compare-job", "data"),
-    prevent_initial_call=True,
 )
 def choose(mode: str, other: str | None, split: str | None, job: str) -> Any:
     """Another job or step was chosen."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import dash_mantine_components as dmc
 import polars as pl
-from dash import ClientsideFunction, Input, Output, State, callback, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
+from tracekit.dashboards.callbacks import answers
 from tracekit.dashboards.components import attributes, figure_panel, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.time import step_slowdown, step_times, step_workers
@@ -134,11 +135,10 @@ def _worker_parts(job: str, rows: str) -> list[Component]:
     )
 
 
-@callback(
+@answers(
     Output("time-workers-box", "children"),
     Input("time-rows", "value"),
     State("time-job", "data"),
-    prevent_initial_call=True,
 )
 @guarded
 def show_rows(rows: str, job: str) -> Any:
