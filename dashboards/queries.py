@@ -22,7 +22,7 @@ import polars as pl
 
 from tracekit.dashboards.spans import StepOps, step_ops
 from tracekit.dashboards.worker_map import WorkerMap
-from tracekit.errors import StoreError, TracekitError
+from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
 from tracekit.store import Store
 
@@ -69,7 +69,10 @@ class Stored:
 
 
 class Results:
-    """The results in one store. Every method raises StoreError where the store cannot be read or lacks the job."""
+    """The results in one store.
+
+    Every method raises StoreError where the store cannot be read, NotStoredError where it lacks the job.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,7 +151,7 @@ class Results:
         """The job imported last."""
         jobs = self.jobs()
         if jobs.is_empty():
-            raise StoreError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
+            raise NotStoredError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
         return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
 
     def _read_jobs(self) -> pl.DataFrame:
@@ -173,7 +176,7 @@ class Results:
                 {"name": name},
             ).fetchall()
         if not rows:
-            raise StoreError(f"no job named {name!r} in this store")
+            raise NotStoredError(f"no job named {name!r} in this store")
         stored, source, imported_at, started_at, ended_at, metadata, report, problem = rows[0]
         return Stored(
             name=stored,
@@ -194,7 +197,7 @@ class Results:
                 params={"name": name},
             ).to_arrow_table()
         if not rows.num_rows:
-            raise StoreError(f"the job {name!r} was stored without an analysis")
+            raise NotStoredError(f"the job {name!r} was stored without an analysis")
         frame = pl.DataFrame(rows)
         dp_ranks = frame["dp_ranks"][0].to_numpy()
         return WorkerSteps(
@@ -206,7 +209,7 @@ class Results:
     def _build_worker_map(self, name: str) -> WorkerMap:
         stored, found = self.stored(name), self.worker_steps(name)
         if stored.report is None:
-            raise StoreError(f"the job {name!r} was stored without an analysis")
+            raise NotStoredError(f"the job {name!r} was stored without an analysis")
         rows, dropped = stored.report["by_worker"], stored.report["coverage"]["dropped"]
         return WorkerMap.build(
             pl.DataFrame({key: [row[key] for row in rows] for key in rows[0]}, strict=False),  # 10 x as fast by column
@@ -224,6 +227,7 @@ class Results:
         return dict(rows)
 
     def _read_job(self, name: str) -> Job:
+        self.stored(name)  # says it where the job is not there
         with self._connection() as connection:
             return Job(self._store.load_with(connection, name))
 

@@ -360,6 +360,9 @@ class TestBrokenAndHostile:
             page.wait_for_selector("#page > *")
             assert said in page.inner_text("#page")
             assert get(f"{base}/readyz")[0] == get(f"{base}/metrics")[0] == 503
+            for asked in ("download/jobs.csv", "download/by_step.csv?job=first", "timeline/layout?job=first"):
+                status, body, _ = get(f"{base}/{asked}")
+                assert (status, said in body, len(body.splitlines())) == (503, True, 1)
         shutil.copyfile(kept, path)
         page.reload()
         page.wait_for_selector(".job-title")
