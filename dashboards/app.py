@@ -26,7 +26,7 @@ from tracekit.dashboards.timeline_data import serve_timeline
 
 _DOCUMENT = """<!DOCTYPE html>
 <html lang="en">
-<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<head>{%metas%}<script src="/assets/theme.js"></script><title>{%title%}</title>{%favicon%}{%css%}</head>
 <body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
 </html>
 """
@@ -43,6 +43,7 @@ def make_app(store: Path, *, auth: Auth | None = None) -> Dash:
         title="tracekit",
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
+        assets_ignore=r"theme\.js",  # stands in the document itself
         index_string=_DOCUMENT,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
