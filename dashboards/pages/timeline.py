@@ -142,9 +142,10 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
         href=export,
         download="",
         className="button",
-        title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute.",
+        title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute",
     )
     return [
+        html.Span(id="timeline-export-said", role="status"),
         html.Button("Whole step", id="timeline-home", title="Show the whole step (Home)"),
         html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
         perfetto,

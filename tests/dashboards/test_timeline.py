@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.request import urlopen
 import numpy as np
 import polars as pl
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, Route, expect
 
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.test_spans import early
@@ -234,6 +235,72 @@ def test_the_perfetto_file_is_what_the_export_writes(visit: Visit, serving: Serv
     ran = run("export", "--store", serving.store, "--job", "slow-worker", "--steps", "102", "--out", file)
     assert ran.code == 0, ran.err
     assert gzip.decompress(Path(download.value.path()).read_bytes()) == gzip.decompress(file.read_bytes())
+
+
+def test_the_page_says_that_the_perfetto_file_is_being_written_until_it_comes(visit: Visit) -> None:
+    page, held = visit("/timeline?job=slow-worker&step=102"), list[Route]()
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/timeline/export.json.gz*", hold)
+    painted(page)
+    said, button = page.locator("#timeline-export-said"), page.locator("#timeline-perfetto")
+    button.click()
+    expect(said).to_have_text(re.compile(r"^Writing the file for Perfetto ... \d+ s$"))
+    expect(button).to_have_attribute("aria-busy", "true")
+    button.click()
+    with page.expect_download() as download:
+        held[0].continue_()
+    assert download.value.suggested_filename == "slow-worker-step-102.json.gz"
+    expect(said).to_be_empty()
+    expect(button).not_to_have_attribute("aria-busy", "true")
+    assert len(held) == 1  # what is under way is not asked for twice
+
+
+def test_a_perfetto_file_that_cannot_be_written_is_said_on_the_page(visit: Visit, browser_noise: list[str]) -> None:
+    page = visit("/timeline?job=slow-worker&step=102")
+    painted(page)
+    page.evaluate("document.getElementById('timeline-perfetto').href = '/timeline/export.json.gz?job=gone'")
+    page.click("#timeline-perfetto")
+    said = page.locator("#timeline-export-said")
+    expect(said).to_have_text("No file for Perfetto: no job named 'gone' in this store")
+    browser_noise.clear()  # the browser's own line about the 404
+    page.route("**/timeline/export.json.gz*", lambda route: route.abort())
+    page.click("#timeline-perfetto")
+    expect(said).to_have_text("No file for Perfetto: The server does not answer; try again.")
+    browser_noise.clear()
+
+
+#: Paints the timeline again and notes where it writes and where the last track of the last worker ends.
+WRITTEN = """() => {
+  const t = tracekitTimeline.current(), { AXIS, draw } = tracekitTimelineDraw, texts = [];
+  const context = new Proxy(t.canvas.getContext("2d"), {
+    get(target, name) {
+      if (name === "fillText") return (text, x, y) => texts.push([text, y]);
+      return typeof target[name] === "function" ? target[name].bind(target) : target[name];
+    },
+    set(target, name, value) { target[name] = value; return true; },
+  });
+  t.scroll.scrollTop = t.scroll.scrollHeight;
+  const top = t.scroll.scrollTop;
+  draw(context, t.scene, { from: t.from, to: t.to, width: t.width, height: t.height, top: top }, t.spans, []);
+  const ends = AXIS + t.scene.workers * t.scene.block.height - top;
+  return { flags: texts.filter(([text]) => text.endsWith(" ends")), ends: ends, height: t.height };
+}"""
+
+
+@pytest.mark.parametrize("view", ["both", "ideal"])
+def test_where_a_replay_ends_is_said_below_the_ops(visit: Visit, view: str) -> None:
+    page = visit(f"/timeline?job=slow-worker&step=105&view={view}&streams=all")
+    painted(page)
+    written = page.evaluate(WRITTEN)
+    names = ["recorded ends", "ideal ends"] if view == "both" else ["ideal ends"]
+    assert [text for text, _ in written["flags"]] == names
+    heights = [y for _, y in written["flags"]]
+    assert all(written["ends"] < y - 6 for y in heights)
+    assert all(y + 6 < written["height"] for y in heights)
+    assert len({round(y) for y in heights}) == len(heights)
 
 
 def test_the_canvas_is_saved_as_a_png(visit: Visit) -> None:
