@@ -20,7 +20,7 @@ from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.queries import Results
 from tracekit.dashboards.replays import Replays
 from tracekit.dashboards.serving import harden
-from tracekit.dashboards.shell import frame
+from tracekit.dashboards.shell import frame, read_ahead
 from tracekit.dashboards.theme import LIGHT
 from tracekit.dashboards.timeline_data import serve_timeline
 
@@ -50,6 +50,7 @@ def make_app(store: Path, *, auth: Auth | None = None) -> Dash:
     results = Results(store)
     app.server.extensions[EXTENSION] = Service(results, Replays(results))
     harden(app, auth)
+    app.server.before_request(read_ahead)  # after who may ask was asked
     serve_timeline(app)
     _give_callbacks(app)
     app.layout = frame

@@ -29,10 +29,14 @@ from tracekit.store import Store
 if TYPE_CHECKING:
     import duckdb
 
+    from tracekit.analysis.job_replay import JobReplay
+
 #: Results kept in memory, and traces: these are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
 #: Tables and steps taken apart that are kept in memory.
 TABLES_KEPT, STEPS_KEPT = 16, 3
+#: Reads ahead of a page at the same time.
+AHEAD_AT_ONCE = 8
 
 _Result = TypeVar("_Result")
 _Identity = tuple[int, int, int]
@@ -79,7 +83,10 @@ class Results:
         self._store = Store(path)
         self._reading = threading.Lock()
         self._keeping = threading.Lock()
+        self._building = threading.Lock()
         self._expanding = threading.Lock()
+        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
+        self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._jobs: OrderedDict[tuple[Any, ...], Job] = OrderedDict()
         self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
@@ -116,36 +123,36 @@ class Results:
     def step(self, name: str, step: int) -> StepOps:
         """The ops of one step, recorded and replayed; the last few stay in memory.
 
-        One is read at a time: requests for the same step come together, and each would take the memory of all of it.
         Raises SelectionError for a step that the job lacks.
         """
-        with self._keeping:
-            kept = self._steps.get((self._identity(), "step", name, step))
-        if kept is not None:
-            return kept
-        with self._expanding:
-            return self._once(
-                ("step", name, step),
-                STEPS_KEPT,
-                self._steps,
-                lambda: step_ops(self.job(name).replay.only_steps([step])),
-            )
+        return self._once(("step", name, step), STEPS_KEPT, self._steps, lambda: self._take_apart(name, step))
 
-    def prepare(self, name: str, step: int) -> threading.Thread:
-        """Begin to read a step in the background: a browser asks for it as soon as it has drawn the page around it.
+    def replay(self, name: str) -> JobReplay:
+        """The graph of the job and what each op costs; it stays in memory with the job."""
+        job = self.job(name)
+        with self._building:
+            return job.replay
 
-        What goes wrong is said to whoever asks for the step; here it ends the thread.
+    def ahead(self, *reads: Callable[[], object]) -> list[threading.Thread]:
+        """Begin to read what a page is about to ask for, each in the background, while the browser loads the page.
+
+        What goes wrong is said to whoever asks for it; here it ends the thread. Nothing begins where much is under way.
         """
+        threads = []
+        for read in reads:
+            if not self._ahead.acquire(blocking=False):
+                break
+            threads.append(threading.Thread(target=self._read_ahead, args=(read,), daemon=True))
+            threads[-1].start()
+        return threads
 
-        def read() -> None:
-            try:
-                self.step(name, step)
-            except TracekitError:
-                logging.getLogger(__name__).info("step %s could not be prepared", step, exc_info=True)
-
-        thread = threading.Thread(target=read, daemon=True)
-        thread.start()
-        return thread
+    def _read_ahead(self, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except TracekitError:
+            logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
+        finally:
+            self._ahead.release()
 
     def newest(self) -> str:
         """The job imported last."""
@@ -153,6 +160,11 @@ class Results:
         if jobs.is_empty():
             raise NotStoredError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
         return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
+
+    def _take_apart(self, name: str, step: int) -> StepOps:
+        replay = self.replay(name)
+        with self._expanding:  # one at a time: each takes the memory of all of its step
+            return step_ops(replay.only_steps([step]))
 
     def _read_jobs(self) -> pl.DataFrame:
         with self._connection() as connection:
@@ -227,8 +239,9 @@ class Results:
         return dict(rows)
 
     def _read_job(self, name: str) -> Job:
-        self.stored(name)  # says it where the job is not there
         with self._connection() as connection:
+            if not connection.execute("SELECT 1 FROM job WHERE name = $name", {"name": name}).fetchall():
+                raise NotStoredError(f"no job named {name!r} in this store")
             return Job(self._store.load_with(connection, name))
 
     @contextmanager
@@ -250,20 +263,32 @@ class Results:
     def _once(
         self, key: tuple[Any, ...], most: int, kept: OrderedDict[tuple[Any, ...], _Result], read: Callable[[], _Result]
     ) -> _Result:
-        """What `read` gives, read again only when the store has changed or it was pushed out by others."""
+        """What `read` gives, read again only when the store has changed or it was pushed out by others.
+
+        Whoever asks for what is being read waits for it: reading it twice takes twice the memory and twice as long.
+        """
         identity = self._identity()
         key = (identity, *key)
         with self._keeping:
             if key in kept:
                 kept.move_to_end(key)
                 return kept[key]
-        result = read()
-        with self._keeping:
-            for old in [old for old in kept if old[0] != identity]:
-                del kept[old]
-            kept[key] = result
-            while len(kept) > most:
-                kept.popitem(last=False)
+            reading = self._under_way.setdefault(key, threading.Lock())
+        with reading:
+            with self._keeping:
+                if key in kept:
+                    return kept[key]
+            try:
+                result = read()
+            finally:
+                with self._keeping:
+                    self._under_way.pop(key, None)
+            with self._keeping:
+                for old in [old for old in kept if old[0] != identity]:
+                    del kept[old]
+                kept[key] = result
+                while len(kept) > most:
+                    kept.popitem(last=False)
         return result
 
     def _identity(self) -> _Identity:

@@ -7,7 +7,9 @@ step after a change of the same job.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -33,7 +35,7 @@ from tracekit.dashboards.components import (
 )
 from tracekit.dashboards.context import results
 from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
-from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.queries import Results, Stored
 from tracekit.dashboards.shell import job_page
 from tracekit.errors import SelectionError
 from tracekit.text import short
@@ -253,4 +255,13 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/compare", "Compare", build)
+
+def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+    """The other job, and the worker slowdowns of both."""
+    other = texts.get("with")
+    names = [texts["job"]] if other is None else [texts["job"], other]
+    more = [] if other is None else [partial(found.stored, other)]
+    return [found.jobs, *more, *(partial(found.worker_steps, name) for name in names)]
+
+
+job_page(__name__, "/compare", "Compare", build, _reads)

@@ -182,4 +182,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-page(__name__, "/", "Fleet", build)
+page(__name__, "/", "Fleet", build, lambda found, _: [found.jobs])

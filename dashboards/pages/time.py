@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -156,4 +157,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/time", "Time", build)
+job_page(__name__, "/time", "Time", build, lambda found, texts: [partial(found.worker_map, texts["job"])])

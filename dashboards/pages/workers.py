@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict
 
 import dash_mantine_components as dmc
@@ -280,4 +281,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/workers", "Workers", build)
+job_page(__name__, "/workers", "Workers", build, lambda found, texts: [partial(found.worker_map, texts["job"])])
