@@ -62,6 +62,11 @@ def term(word: str, shown: str | None = None) -> Component:
     )
 
 
+def badge(shown: Children, *, slow: bool, loud: bool) -> Component:
+    """A word of judgement: orange or green, `loud` on full colour; both can be read in both themes."""
+    return html.Span(shown, className=f"badge {'slow' if slow else 'fine'}{' loud' if loud else ''}")
+
+
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
     """A framed part of a page with a heading."""
     body = html.Div(list(children), **named(id))

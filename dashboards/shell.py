@@ -18,7 +18,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.callbacks import TROUBLE
-from tracekit.dashboards.components import attributes, guarded, href, note, problem, term
+from tracekit.dashboards.components import attributes, badge, guarded, href, note, problem, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.queries import Results, Stored
 from tracekit.dashboards.theme import DARK
@@ -107,10 +107,8 @@ def job_head(stored: Stored, active: str) -> Component:
     if stored.report is not None:
         slow = stored.report["straggling"]
         badges = [
-            dmc.Badge(
-                f"{'straggling' if slow else 'no straggler'}  S = {stored.report['slowdown']:.3f}",
-                color="orange" if slow else "teal",
-                variant="filled" if slow else "light",
+            badge(
+                f"{'straggling' if slow else 'no straggler'}, S = {stored.report['slowdown']:.3f}", slow=slow, loud=slow
             ),
             trust_badge(stored.report),
         ]
@@ -132,11 +130,7 @@ def job_head(stored: Stored, active: str) -> Component:
 def trust_badge(report: dict[str, Any]) -> Component:
     """Whether to believe the figures."""
     trusted = report["trust"]["trustworthy"]
-    return dmc.Badge(
-        term("trust", "trustworthy" if trusted else "not trustworthy"),
-        color="teal" if trusted else "red",
-        variant="light" if trusted else "filled",
-    )
+    return badge(term("trust", "trustworthy" if trusted else "not trustworthy"), slow=not trusted, loud=not trusted)
 
 
 def frame() -> Component:
@@ -153,13 +147,13 @@ def frame() -> Component:
                         html.Div(
                             [
                                 html.Button(
-                                    "Local time" if local else "Times in UTC",
+                                    "Times: local" if local else "Times: UTC",
                                     id="zone",
                                     title="Switch between UTC and the time zone of this browser",
                                     **attributes(data_zone="local" if local else "utc"),
                                 ),
                                 html.Button(
-                                    "Dark theme" if dark else "Light theme",
+                                    "Theme: dark" if dark else "Theme: light",
                                     id="theme",
                                     title="Switch between the light and the dark theme",
                                     **attributes(data_theme="dark" if dark else "light"),

@@ -158,14 +158,16 @@
     context.fillRect(LABELS - 1, 0, 1, height);
   }
 
-  // Where each replay of the view ends: a line in its colour through the tracks, named in the strip below them.
+  // Where each replay of the view ends: a line in its colour through the tracks, named in the strip below them. The first
+  // to end is named on top, so that no line runs through a name.
   function endings(context, scene, view, height) {
     const top = height - foot(scene);
     context.fillStyle = scene.colours.paper;
     context.fillRect(0, top, LABELS + view.width, height - top);
     context.fillStyle = scene.colours.grid;
     context.fillRect(0, top, LABELS + view.width, 1);
-    scene.replays.forEach((replay, at) => {
+    const inOrder = [...scene.replays].sort((one, other) => scene.ends[one] - scene.ends[other]);
+    inOrder.forEach((replay, at) => {
       const x = LABELS + ((scene.ends[replay] - view.from) / (view.to - view.from)) * view.width;
       if (x < LABELS || x > LABELS + view.width) return;
       const text = `${replay} ends`, y = top + 3 + at * FLAG;

@@ -38,7 +38,7 @@ def build(stored: Stored, rows: str = "worst", **_: str) -> list[Component]:
     said = [] if rows in ROWS else [note(f"{short(rows)!r} is no choice of rows: the slowest workers are shown.")]
     return [
         *said,
-        panel("Since when", html.P(words, className="verdict"), _statistic(pattern)),
+        panel("Since when", html.P(words, className="verdict"), *([_statistic(pattern)] if by_step.height > 1 else [])),
         html.Div(
             [
                 html.Div(

@@ -295,7 +295,7 @@ def test_where_a_replay_ends_is_said_below_the_ops(visit: Visit, view: str) -> N
     page = visit(f"/timeline?job=slow-worker&step=105&view={view}&streams=all")
     painted(page)
     written = page.evaluate(WRITTEN)
-    names = ["recorded ends", "ideal ends"] if view == "both" else ["ideal ends"]
+    names = ["ideal ends", "recorded ends"] if view == "both" else ["ideal ends"]
     assert [text for text, _ in written["flags"]] == names
     heights = [y for _, y in written["flags"]]
     assert all(written["ends"] < y - 6 for y in heights)
