@@ -6,6 +6,7 @@ a page costs a lookup. A store that was replaced is noticed at the next call; un
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import threading
@@ -25,6 +26,7 @@ from tracekit.dashboards.worker_map import WorkerMap
 from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
 from tracekit.store import Store
+from tracekit.text import short
 
 if TYPE_CHECKING:
     import duckdb
@@ -188,7 +190,7 @@ class Results:
                 {"name": name},
             ).fetchall()
         if not rows:
-            raise NotStoredError(f"no job named {name!r} in this store")
+            raise self._missing(name)
         stored, source, imported_at, started_at, ended_at, metadata, report, problem = rows[0]
         return Stored(
             name=stored,
@@ -240,9 +242,16 @@ class Results:
 
     def _read_job(self, name: str) -> Job:
         with self._connection() as connection:
-            if not connection.execute("SELECT 1 FROM job WHERE name = $name", {"name": name}).fetchall():
-                raise NotStoredError(f"no job named {name!r} in this store")
-            return Job(self._store.load_with(connection, name))
+            known = connection.execute("SELECT 1 FROM job WHERE name = $name", {"name": name}).fetchall()
+            if known:
+                return Job(self._store.load_with(connection, name))
+        raise self._missing(name)
+
+    def _missing(self, name: str) -> NotStoredError:
+        """That there is no such job, and which one may be meant."""
+        close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
+        hint = f"did you mean {short(close[0])!r}?" if close else "the page Fleet lists those that there are"
+        return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
     @contextmanager
     def _connection(self) -> Iterator[duckdb.DuckDBPyConnection]:

@@ -283,7 +283,8 @@ class TestBrokenAndHostile:
 
     def test_an_unknown_job_is_said_on_the_page(self, visit: Visit) -> None:
         page = visit("/job?job=nobody")
-        assert "no job named 'nobody'" in page.inner_text("#page")
+        assert "no job named 'nobody' in this store; the page Fleet lists" in page.inner_text("#page")
+        assert "did you mean 'slow-worker'?" in visit("/job?job=slow-workr").inner_text("#page")
 
     def test_names_in_the_address_that_no_page_knows_change_nothing(self, visit: Visit) -> None:
         for name in ("stored", "report", "self"):

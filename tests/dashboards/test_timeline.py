@@ -264,7 +264,7 @@ def test_a_perfetto_file_that_cannot_be_written_is_said_on_the_page(visit: Visit
     page.evaluate("document.getElementById('timeline-perfetto').href = '/timeline/export.json.gz?job=gone'")
     page.click("#timeline-perfetto")
     said = page.locator("#timeline-export-said")
-    expect(said).to_have_text("No file for Perfetto: no job named 'gone' in this store")
+    expect(said).to_have_text(re.compile("^No file for Perfetto: no job named 'gone' in this store"))
     browser_noise.clear()  # the browser's own line about the 404
     page.route("**/timeline/export.json.gz*", lambda route: route.abort())
     page.click("#timeline-perfetto")
