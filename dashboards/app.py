@@ -20,13 +20,13 @@ from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.queries import Results
 from tracekit.dashboards.replays import Replays
 from tracekit.dashboards.serving import harden
-from tracekit.dashboards.shell import frame
+from tracekit.dashboards.shell import frame, read_ahead
 from tracekit.dashboards.theme import LIGHT
 from tracekit.dashboards.timeline_data import serve_timeline
 
 _DOCUMENT = """<!DOCTYPE html>
 <html lang="en">
-<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<head>{%metas%}<script src="/assets/theme.js"></script><title>{%title%}</title>{%favicon%}{%css%}</head>
 <body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
 </html>
 """
@@ -43,12 +43,14 @@ def make_app(store: Path, *, auth: Auth | None = None) -> Dash:
         title="tracekit",
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
+        assets_ignore=r"theme\.js",  # stands in the document itself
         index_string=_DOCUMENT,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     results = Results(store)
     app.server.extensions[EXTENSION] = Service(results, Replays(results))
     harden(app, auth)
+    app.server.before_request(read_ahead)  # after who may ask was asked
     serve_timeline(app)
     _give_callbacks(app)
     app.layout = frame

@@ -62,6 +62,11 @@ def term(word: str, shown: str | None = None) -> Component:
     )
 
 
+def badge(shown: Children, *, slow: bool, loud: bool) -> Component:
+    """A word of judgement: orange or green, `loud` on full colour; both can be read in both themes."""
+    return html.Span(shown, className=f"badge {'slow' if slow else 'fine'}{' loud' if loud else ''}")
+
+
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
     """A framed part of a page with a heading."""
     body = html.Div(list(children), **named(id))
@@ -79,7 +84,7 @@ def note(text: Children) -> Component:
     return html.P(text, className="note")
 
 
-def problem(message: str, *, title: str = "This cannot be shown") -> Component:
+def problem(message: str, *, title: str = "This cannot be shown") -> dmc.Alert:
     """An error in words that a person can act on."""
     return dmc.Alert(message, title=title, color="orange", variant="light", className="problem")
 
@@ -91,13 +96,18 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
     def safely(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
         try:
             return build(*args, **kwargs)
-        except TracekitError as error:
-            return problem(str(error))
-        except Exception:
-            logging.getLogger(__name__).exception("a part of a page failed")
-            return problem("An error of tracekit itself; the server's log has the details.", title="Something broke")
+        except Exception as error:
+            return told(error)
 
     return safely
+
+
+def told(error: Exception) -> dmc.Alert:
+    """What a person reads of an error. One of tracekit itself goes to the log, with where it came from."""
+    if isinstance(error, TracekitError):
+        return problem(str(error))
+    logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
+    return problem("An error of tracekit itself; the server's log has the details.", title="Something broke")
 
 
 def figure_panel(

@@ -68,9 +68,10 @@ def replays() -> Replays:
 
 
 def viewer() -> Viewer:
-    """Who looks: dark or light, UTC or a zone of their own."""
+    """Who looks: dark or light as they chose, else as their system is; UTC or a zone of their own."""
     cookies = flask.request.cookies
-    return Viewer(THEMES.get(cookies.get("theme", ""), LIGHT), _zone(cookies.get("zone", "UTC")))
+    system = THEMES.get(cookies.get("system_theme", ""), LIGHT)
+    return Viewer(THEMES.get(cookies.get("theme", ""), system), _zone(cookies.get("zone", "UTC")))
 
 
 def _zone(name: str) -> tzinfo:

@@ -1,6 +1,6 @@
 """What the pages offer as files: every table of a report as CSV.
 
-In: the name of a table and of a job, from the address. Out: the file, or a 4xx with one line that says why.
+In: the name of a table and of a job, from the address. Out: the file, or a status and one line that says why.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.dashboards.context import results
 from tracekit.dashboards.queries import Stored
-from tracekit.errors import SelectionError, TracekitError
+from tracekit.errors import NotStoredError, SelectionError, StoreError, TracekitError
 from tracekit.report import DIAGNOSIS_TABLES, JSON_TABLES
 
 #: Tables of a report that are a file of their own.
@@ -23,11 +23,20 @@ def register(server: flask.Flask) -> None:
     server.add_url_rule("/download/<name>.csv", "download", _csv)
 
 
+def refusal(error: TracekitError, *, selection: int = 400) -> flask.Response:
+    """Why there is no file or data, in one line: 404 where the store lacks it, 503 where the store cannot be read.
+
+    `selection`: the status of all else, which is what was asked for.
+    """
+    status = 404 if isinstance(error, NotStoredError) else 503 if isinstance(error, StoreError) else selection
+    return flask.Response(f"{error}\n", status, mimetype="text/plain")
+
+
 def _csv(name: str) -> flask.Response:
     try:
         table = _table(name, flask.request.args.get("job"))
     except TracekitError as error:
-        return flask.Response(f"{error}\n", 404, mimetype="text/plain")
+        return refusal(error, selection=404)
     response = flask.Response(table.write_csv(), mimetype="text/csv")
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
     return response

@@ -6,6 +6,7 @@ a page costs a lookup. A store that was replaced is noticed at the next call; un
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import threading
@@ -22,17 +23,22 @@ import polars as pl
 
 from tracekit.dashboards.spans import StepOps, step_ops
 from tracekit.dashboards.worker_map import WorkerMap
-from tracekit.errors import StoreError, TracekitError
+from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
 from tracekit.store import Store
+from tracekit.text import short
 
 if TYPE_CHECKING:
     import duckdb
+
+    from tracekit.analysis.job_replay import JobReplay
 
 #: Results kept in memory, and traces: these are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
 #: Tables and steps taken apart that are kept in memory.
 TABLES_KEPT, STEPS_KEPT = 16, 3
+#: Reads ahead of a page at the same time.
+AHEAD_AT_ONCE = 8
 
 _Result = TypeVar("_Result")
 _Identity = tuple[int, int, int]
@@ -69,14 +75,20 @@ class Stored:
 
 
 class Results:
-    """The results in one store. Every method raises StoreError where the store cannot be read or lacks the job."""
+    """The results in one store.
+
+    Every method raises StoreError where the store cannot be read, NotStoredError where it lacks the job.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._store = Store(path)
         self._reading = threading.Lock()
         self._keeping = threading.Lock()
+        self._building = threading.Lock()
         self._expanding = threading.Lock()
+        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
+        self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._jobs: OrderedDict[tuple[Any, ...], Job] = OrderedDict()
         self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
@@ -113,43 +125,48 @@ class Results:
     def step(self, name: str, step: int) -> StepOps:
         """The ops of one step, recorded and replayed; the last few stay in memory.
 
-        One is read at a time: requests for the same step come together, and each would take the memory of all of it.
         Raises SelectionError for a step that the job lacks.
         """
-        with self._keeping:
-            kept = self._steps.get((self._identity(), "step", name, step))
-        if kept is not None:
-            return kept
-        with self._expanding:
-            return self._once(
-                ("step", name, step),
-                STEPS_KEPT,
-                self._steps,
-                lambda: step_ops(self.job(name).replay.only_steps([step])),
-            )
+        return self._once(("step", name, step), STEPS_KEPT, self._steps, lambda: self._take_apart(name, step))
 
-    def prepare(self, name: str, step: int) -> threading.Thread:
-        """Begin to read a step in the background: a browser asks for it as soon as it has drawn the page around it.
+    def replay(self, name: str) -> JobReplay:
+        """The graph of the job and what each op costs; it stays in memory with the job."""
+        job = self.job(name)
+        with self._building:
+            return job.replay
 
-        What goes wrong is said to whoever asks for the step; here it ends the thread.
+    def ahead(self, *reads: Callable[[], object]) -> list[threading.Thread]:
+        """Begin to read what a page is about to ask for, each in the background, while the browser loads the page.
+
+        What goes wrong is said to whoever asks for it; here it ends the thread. Nothing begins where much is under way.
         """
+        threads = []
+        for read in reads:
+            if not self._ahead.acquire(blocking=False):
+                break
+            threads.append(threading.Thread(target=self._read_ahead, args=(read,), daemon=True))
+            threads[-1].start()
+        return threads
 
-        def read() -> None:
-            try:
-                self.step(name, step)
-            except TracekitError:
-                logging.getLogger(__name__).info("step %s could not be prepared", step, exc_info=True)
-
-        thread = threading.Thread(target=read, daemon=True)
-        thread.start()
-        return thread
+    def _read_ahead(self, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except TracekitError:
+            logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
+        finally:
+            self._ahead.release()
 
     def newest(self) -> str:
         """The job imported last."""
         jobs = self.jobs()
         if jobs.is_empty():
-            raise StoreError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
+            raise NotStoredError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
         return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
+
+    def _take_apart(self, name: str, step: int) -> StepOps:
+        replay = self.replay(name)
+        with self._expanding:  # one at a time: each takes the memory of all of its step
+            return step_ops(replay.only_steps([step]))
 
     def _read_jobs(self) -> pl.DataFrame:
         with self._connection() as connection:
@@ -173,7 +190,7 @@ class Results:
                 {"name": name},
             ).fetchall()
         if not rows:
-            raise StoreError(f"no job named {name!r} in this store")
+            raise self._missing(name)
         stored, source, imported_at, started_at, ended_at, metadata, report, problem = rows[0]
         return Stored(
             name=stored,
@@ -194,7 +211,7 @@ class Results:
                 params={"name": name},
             ).to_arrow_table()
         if not rows.num_rows:
-            raise StoreError(f"the job {name!r} was stored without an analysis")
+            raise NotStoredError(f"the job {name!r} was stored without an analysis")
         frame = pl.DataFrame(rows)
         dp_ranks = frame["dp_ranks"][0].to_numpy()
         return WorkerSteps(
@@ -206,7 +223,7 @@ class Results:
     def _build_worker_map(self, name: str) -> WorkerMap:
         stored, found = self.stored(name), self.worker_steps(name)
         if stored.report is None:
-            raise StoreError(f"the job {name!r} was stored without an analysis")
+            raise NotStoredError(f"the job {name!r} was stored without an analysis")
         rows, dropped = stored.report["by_worker"], stored.report["coverage"]["dropped"]
         return WorkerMap.build(
             pl.DataFrame({key: [row[key] for row in rows] for key in rows[0]}, strict=False),  # 10 x as fast by column
@@ -225,7 +242,16 @@ class Results:
 
     def _read_job(self, name: str) -> Job:
         with self._connection() as connection:
-            return Job(self._store.load_with(connection, name))
+            known = connection.execute("SELECT 1 FROM job WHERE name = $name", {"name": name}).fetchall()
+            if known:
+                return Job(self._store.load_with(connection, name))
+        raise self._missing(name)
+
+    def _missing(self, name: str) -> NotStoredError:
+        """That there is no such job, and which one may be meant."""
+        close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
+        hint = f"did you mean {short(close[0])!r}?" if close else "the page Fleet lists those that there are"
+        return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
     @contextmanager
     def _connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -246,20 +272,32 @@ class Results:
     def _once(
         self, key: tuple[Any, ...], most: int, kept: OrderedDict[tuple[Any, ...], _Result], read: Callable[[], _Result]
     ) -> _Result:
-        """What `read` gives, read again only when the store has changed or it was pushed out by others."""
+        """What `read` gives, read again only when the store has changed or it was pushed out by others.
+
+        Whoever asks for what is being read waits for it: reading it twice takes twice the memory and twice as long.
+        """
         identity = self._identity()
         key = (identity, *key)
         with self._keeping:
             if key in kept:
                 kept.move_to_end(key)
                 return kept[key]
-        result = read()
-        with self._keeping:
-            for old in [old for old in kept if old[0] != identity]:
-                del kept[old]
-            kept[key] = result
-            while len(kept) > most:
-                kept.popitem(last=False)
+            reading = self._under_way.setdefault(key, threading.Lock())
+        with reading:
+            with self._keeping:
+                if key in kept:
+                    return kept[key]
+            try:
+                result = read()
+            finally:
+                with self._keeping:
+                    self._under_way.pop(key, None)
+            with self._keeping:
+                for old in [old for old in kept if old[0] != identity]:
+                    del kept[old]
+                kept[key] = result
+                while len(kept) > most:
+                    kept.popitem(last=False)
         return result
 
     def _identity(self) -> _Identity:

@@ -83,6 +83,8 @@ def host_words(loads: Sequence[HostLoad]) -> str:
 
 def time_words(pattern: dict[str, Any], by_step: Sequence[dict[str, Any]]) -> str:
     """How the slowdown runs over the steps. `by_step`: the rows of that table of the report."""
+    if len(by_step) == 1:
+        return "One step was traced: since when cannot be said."
     steps = listed([str(step) for step in pattern["slow_steps"]])
     match pattern["shape"]:
         case "none":

@@ -9,7 +9,7 @@ import logging
 
 import flask
 from dash import Dash
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import BadRequest, HTTPException
 
 from tracekit.dashboards import downloads
 from tracekit.dashboards.auth import Auth
@@ -64,11 +64,11 @@ def _metrics() -> flask.Response:
 def _failed(error: Exception) -> flask.Response | HTTPException:
     """What Dash cannot answer was not asked by a page: one line for who asked and one for the log.
 
-    Errors of the pages themselves are shown in their place (components.guarded).
+    Errors of the pages themselves are shown on them (components.guarded, callbacks.say_failure).
     """
-    if isinstance(error, HTTPException):
-        return error
     path = flask.request.path
+    if isinstance(error, HTTPException) and not (isinstance(error, BadRequest) and path.startswith(_DASH)):
+        return error
     if not path.startswith(_DASH):
         raise error
     why = printable(f"{type(error).__name__}: {error}".replace("\n", " "))

@@ -5,23 +5,30 @@ In: a page's function from the state in the URL to its content. Out: that page i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from typing import Any
 
 import dash
 import dash_mantine_components as dmc
+import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.components import attributes, guarded, href, note, problem, term
+from tracekit.dashboards.callbacks import TROUBLE
+from tracekit.dashboards.components import attributes, badge, guarded, href, note, problem, term
 from tracekit.dashboards.context import results, viewer
-from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.queries import Results, Stored
 from tracekit.dashboards.theme import DARK
 from tracekit.text import short
 
 Layout = Callable[..., Any]
+#: What a page reads, from its address: each part by itself.
+Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
+
+_reads: dict[str, Reads] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +50,41 @@ TABS = (
 )
 
 
-def page(module: str, path: str, title: str, build: Layout) -> None:
-    """Register a page: `build` gets the state in the URL as text by name and returns the content of the page."""
+def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
+    """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
+
+    `reads`: what it will need, which is read as soon as a browser asks for the document around it.
+    """
+    _reads[path] = reads
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
-        return html.Main(guarded(build)(**texts), id="page", **attributes(data_page=path))
+        content = guarded(build)(**texts)
+        trouble = html.Div(id=TROUBLE, role="alert")
+        return html.Main(
+            [*(content if isinstance(content, list) else [content]), trouble], id="page", **attributes(data_page=path)
+        )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
 
 
-def job_page(module: str, path: str, title: str, build: Layout) -> None:
-    """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken."""
+def read_ahead() -> None:
+    """Before a request: a browser that asks for the document of a page asks for the page itself a moment later."""
+    reads = _reads.get(flask.request.path)
+    if reads is not None and flask.request.method == "GET":
+        results().ahead(*reads(results(), flask.request.args))
+
+
+def job_page(module: str, path: str, title: str, build: Layout, reads: Reads | None = None) -> None:
+    """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
+
+    `reads`: what it needs beside the job's report, in an address that names the job.
+    """
+
+    def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
+        if "job" not in texts:
+            return [found.jobs]
+        return [partial(found.stored, texts["job"]), *(() if reads is None else reads(found, texts))]
 
     def layout(job: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
@@ -68,7 +98,7 @@ def job_page(module: str, path: str, title: str, build: Layout) -> None:
         content = guarded(build)(stored, **state)
         return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
 
-    page(module, path, title, layout)
+    page(module, path, title, layout, all_reads)
 
 
 def job_head(stored: Stored, active: str) -> Component:
@@ -77,10 +107,8 @@ def job_head(stored: Stored, active: str) -> Component:
     if stored.report is not None:
         slow = stored.report["straggling"]
         badges = [
-            dmc.Badge(
-                f"{'straggling' if slow else 'no straggler'}  S = {stored.report['slowdown']:.3f}",
-                color="orange" if slow else "teal",
-                variant="filled" if slow else "light",
+            badge(
+                f"{'straggling' if slow else 'no straggler'}, S = {stored.report['slowdown']:.3f}", slow=slow, loud=slow
             ),
             trust_badge(stored.report),
         ]
@@ -102,11 +130,7 @@ def job_head(stored: Stored, active: str) -> Component:
 def trust_badge(report: dict[str, Any]) -> Component:
     """Whether to believe the figures."""
     trusted = report["trust"]["trustworthy"]
-    return dmc.Badge(
-        term("trust", "trustworthy" if trusted else "not trustworthy"),
-        color="teal" if trusted else "red",
-        variant="light" if trusted else "filled",
-    )
+    return badge(term("trust", "trustworthy" if trusted else "not trustworthy"), slow=not trusted, loud=not trusted)
 
 
 def frame() -> Component:
@@ -123,13 +147,13 @@ def frame() -> Component:
                         html.Div(
                             [
                                 html.Button(
-                                    "Local time" if local else "Times in UTC",
+                                    "Times: local" if local else "Times: UTC",
                                     id="zone",
                                     title="Switch between UTC and the time zone of this browser",
                                     **attributes(data_zone="local" if local else "utc"),
                                 ),
                                 html.Button(
-                                    "Dark theme" if dark else "Light theme",
+                                    "Theme: dark" if dark else "Theme: light",
                                     id="theme",
                                     title="Switch between the light and the dark theme",
                                     **attributes(data_theme="dark" if dark else "light"),

@@ -1,7 +1,7 @@
 """What the timeline in the browser asks for: spans as binary columns, one op in words, the slowest as a table, a file.
 
-In: requests under /timeline/ with the parameters of the page. Out: answers made from `StepOps`; 4xx with one line for
-what cannot be answered. A binary answer is a uint32 length, that many bytes of JSON, then the arrays that it lists,
+In: requests under /timeline/ with the parameters of the page. Out: answers made from `StepOps`; a status and one line
+for what cannot be answered. A binary answer is a uint32 length, that many bytes of JSON, then the arrays that it lists,
 each [type, offset from the end of the JSON, items], little-endian and aligned to 8 bytes.
 """
 
@@ -23,10 +23,11 @@ import polars as pl
 from dash import Dash
 
 from tracekit.dashboards.context import results, viewer
+from tracekit.dashboards.downloads import refusal
 from tracekit.dashboards.queries import Stored
 from tracekit.dashboards.spans import Ints, Replay, StepOps, Window, count, overview, slowest, spans
 from tracekit.dashboards.timeline_state import OpName, TimelineState, read_state
-from tracekit.errors import SelectionError, StoreError, TracekitError
+from tracekit.errors import NotStoredError, SelectionError, TracekitError
 from tracekit.model import KINDS
 from tracekit.text import seconds
 
@@ -56,10 +57,10 @@ class _Shown:
 
 
 def analysed(name: str) -> Stored:
-    """The job of that name. Raises StoreError where there is none, or it was stored without an analysis."""
+    """The job of that name. Raises NotStoredError where there is none, or it was stored without an analysis."""
     stored = results().stored(name)
     if stored.report is None:
-        raise StoreError(f"the job {name!r:.100} was stored without an analysis; import it again with --replace")
+        raise NotStoredError(f"the job {name!r:.100} was stored without an analysis; import it again with --replace")
     return stored
 
 
@@ -84,10 +85,8 @@ def _refusing(answer: Callable[[Mapping[str, str]], flask.Response]) -> Callable
     def view() -> flask.Response:
         try:
             return answer(flask.request.args)
-        except StoreError as error:
-            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
         except TracekitError as error:
-            return flask.Response(f"{error}\n", 400, mimetype="text/plain")
+            return refusal(error)
         except Exception:
             logging.getLogger(__name__).exception("a request of the timeline failed")
             return flask.Response("an error of tracekit itself; the server's log has the details\n", 500)

@@ -82,7 +82,7 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     facts = {
         "Exact S_w": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
         "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
-        "Rank": "unknown" if rank is None else f"{rank:,}",
+        "Rank": "unknown" if rank is None else str(rank),
         "Host": "unknown" if host is None else short(host),
         "Slow": f"S_w of {WORTH_NAMING:.2f} or more in {slow:,} of {len(found.steps):,} steps",
     }

@@ -139,7 +139,7 @@ def _kinds(column: pl.Series, source: Source) -> pl.Series:
     if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
         row = int((column.cast(pl.String) == unknown[0]).arg_max() or 0)
         raise _violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
-    return column.cast(KIND_TYPE) if column.dtype != pl.String else column.cast(pl.Categorical).cast(KIND_TYPE)
+    return column.cast(KIND_TYPE)
 
 
 def _check_values(ops: pl.DataFrame, source: Source) -> None:

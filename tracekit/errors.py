@@ -6,7 +6,8 @@
     │   └── GraphError    the ops do not fit together: unpaired send, cycle
     ├── LayoutError       the parallel layout is impossible or contradicts the trace
     ├── StoreError        the store cannot be opened, read or written, or lacks the job
-    │   └── StoreBusyError  another process has the store open; the same call can work in a moment
+    │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
+    │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── SelectionError    a selection or scenario names something that does not exist
     └── OutputError       a result cannot be written
 
@@ -41,6 +42,10 @@ class StoreError(TracekitError):
 
 class StoreBusyError(StoreError):
     """Another process has the store open."""
+
+
+class NotStoredError(StoreError):
+    """The store lacks the job, or results of it."""
 
 
 class SelectionError(TracekitError):

@@ -144,7 +144,7 @@
       const ratio = window.devicePixelRatio || 1;
       element("timeline-host").dataset.ready = "true";
       this.width = Math.max(100, this.scroll.clientWidth - paint().LABELS);
-      const total = this.scene.workers * this.scene.block.height + paint().AXIS;
+      const total = this.scene.workers * this.scene.block.height + paint().AXIS + paint().foot(this.scene);
       this.height = Math.max(160, Math.min(total, Math.max(360, window.innerHeight * 0.62)));
       this.scroll.style.height = `${this.height}px`;
       element("timeline-sizer").style.height = `${Math.max(0, total - this.height)}px`;
@@ -265,6 +265,7 @@
     under(x, y) {
       const { AXIS, LABELS } = paint();
       if (!this.scene || !this.spans || x < LABELS || y < AXIS) return null;
+      if (y > this.height - paint().foot(this.scene)) return null;
       const wide = this.to - this.from, at = this.from + ((x - LABELS) / this.width) * wide;
       return data().under(this.scene, this.spans, at, (3 / this.width) * wide, y - AXIS + this.scroll.scrollTop);
     }

@@ -4,7 +4,7 @@
   "use strict";
 
   const AXIS = 30, LABELS = 216, STREAM_AT = 132, EDGE = 8;
-  const TALL = 20, FLAT = 11, GAP = 8, LEAST_BLOCK = 26;
+  const TALL = 20, FLAT = 11, GAP = 8, LEAST_BLOCK = 26, FLAG = 18;
   const STREAM_NAMES = {
     compute: "compute", "forward-send": "fwd send", "forward-recv": "fwd recv", "backward-send": "bwd send",
     "backward-recv": "bwd recv", "data-parallel": "data par.", "model-parallel": "model par.",
@@ -25,6 +25,11 @@
       return line;
     });
     return { lines: placed, height: Math.max(LEAST_BLOCK, Math.ceil(y + GAP / 2)) };
+  }
+
+  // The height of the strip below the tracks that says where each replay ends: a row for each.
+  function foot(scene) {
+    return scene.replays.length * FLAG + 4;
   }
 
   // A step between ticks of 1, 2 or 5 x 10^n seconds, and the unit that reads best at it.
@@ -153,19 +158,26 @@
     context.fillRect(LABELS - 1, 0, 1, height);
   }
 
-  // Where each replay of the view ends: a line in its colour, named at the bottom.
+  // Where each replay of the view ends: a line in its colour through the tracks, named in the strip below them. The first
+  // to end is named on top, so that no line runs through a name.
   function endings(context, scene, view, height) {
-    scene.replays.forEach((replay, at) => {
+    const top = height - foot(scene);
+    context.fillStyle = scene.colours.paper;
+    context.fillRect(0, top, LABELS + view.width, height - top);
+    context.fillStyle = scene.colours.grid;
+    context.fillRect(0, top, LABELS + view.width, 1);
+    const inOrder = [...scene.replays].sort((one, other) => scene.ends[one] - scene.ends[other]);
+    inOrder.forEach((replay, at) => {
       const x = LABELS + ((scene.ends[replay] - view.from) / (view.to - view.from)) * view.width;
       if (x < LABELS || x > LABELS + view.width) return;
-      context.fillStyle = scene.colours[replay];
-      context.fillRect(Math.round(x), AXIS, 1.5, height - AXIS);
-      const text = `${replay} ends`;
+      const text = `${replay} ends`, y = top + 3 + at * FLAG;
       context.font = FONT;
       context.textBaseline = "middle";
-      const room = context.measureText(text).width + 8, y = height - 24 - at * 18;
+      const room = context.measureText(text).width + 8;
       const left = x - room > LABELS ? x - room : x + 1.5;
-      context.fillRect(left, y, room, 16);
+      context.fillStyle = scene.colours[replay];
+      context.fillRect(Math.round(x), AXIS, 1.5, y + FLAG - 2 - AXIS);
+      context.fillRect(left, y, room, FLAG - 2);
       context.fillStyle = scene.colours.paper;
       context.fillText(text, left + 4, y + 8.5);
     });
@@ -188,7 +200,7 @@
     context.fillStyle = colours.paper;
     context.fillRect(0, 0, LABELS + view.width, height);
     const first = Math.max(0, Math.floor(view.top / block.height));
-    const last = Math.min(workers, Math.ceil((view.top + height - AXIS) / block.height));
+    const last = Math.min(workers, Math.ceil((view.top + height - AXIS - foot(scene)) / block.height));
     const batch = Batch([colours.wait, ...colours.classes]), words = [];
     for (let worker = first; worker < last; worker += 1) {
       const y = AXIS + worker * block.height - view.top;
@@ -203,8 +215,8 @@
     }
     batch.paint(context);
     if (spans) say(context, spans, words, scene.kinds, colours);
-    endings(context, scene, view, height);
     marks.forEach((mark) => outline(context, scene, view, mark));
+    endings(context, scene, view, height);
     axis(context, scene, view, height);
   }
 
@@ -231,7 +243,7 @@
     batch.paint(context);
     const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.workers * scene.block.height;
     const x = LABELS + Math.max(0, (view.from - begins) * scale), stop = Math.min(width, LABELS + (view.to - begins) * scale);
-    const y = (view.top / total) * height, shown = Math.min(1, (view.height - AXIS) / total) * height;
+    const y = (view.top / total) * height, shown = Math.min(1, (view.height - AXIS - foot(scene)) / total) * height;
     context.strokeStyle = colours.outline;
     context.lineWidth = 1.5;
     const high = Math.max(shown, 7);
@@ -243,5 +255,5 @@
     context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32);
   }
 
-  window.tracekitTimelineDraw = { AXIS: AXIS, LABELS: LABELS, rows: rows, draw: draw, overview: overview };
+  window.tracekitTimelineDraw = { AXIS: AXIS, LABELS: LABELS, rows: rows, foot: foot, draw: draw, overview: overview };
 })();

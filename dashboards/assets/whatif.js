@@ -1,4 +1,5 @@
-// The controls of the page What-if write the selection, in the language of `tracekit whatif --fix`.
+// The page What-if. Its controls write the selection, in the language of `tracekit whatif --fix`; what a person asks,
+// keeps or removes changes the state of the page.
 (function () {
   "use strict";
 
@@ -35,6 +36,55 @@
     written = text;
     return text;
   }
+
+  // ---- the state of the page
+
+  const property = (id, name) => window.dash_component_api.getLayout(id).props[name];
+  const give = (id, name, value) => window.dash_clientside.set_props(id, { [name]: value });
+
+  // Here and at once, not by an answer of the server: buttons that come with the answer to a running replay would make
+  // Dash drop a click that is still on its way (it answers the last of several calls of one callback).
+  function change(changes, shortens) {
+    const limit = property("whatif-limit", "data"), state = property("whatif-state", "data");
+    const { remarks, ...next } = { ...state, ...changes };
+    const texts = Object.entries(next).filter(([, value]) => value);
+    const tooLong = `/whatif?${new URLSearchParams(texts)}`.length > limit.characters && !shortens;
+    give("whatif-state", "data", tooLong ? { ...state, remarks: [limit.said] } : { ...next, remarks: [] });
+  }
+
+  function run() {
+    const action = property("whatif-action", "value");
+    change({
+      select: (property("whatif-select", "value") || "").split(/\s+/).filter(Boolean).join(" ") || null,
+      action: action,
+      factor: action === "scale" ? property("whatif-factor", "value") : null,
+    });
+  }
+
+  function suggest({ select, action, factor }) {
+    give("whatif-select", "value", select);
+    give("whatif-action", "value", action);
+    if (factor) give("whatif-factor", "value", factor);
+    change({ select: select, action: action, factor: factor || null });
+  }
+
+  const kept = () => property("whatif-state", "data").kept.split(";").filter(Boolean);
+
+  const actions = {
+    run: run,
+    suggest: suggest,
+    keep: ({ asked }) => change({ kept: [...kept().filter((other) => other !== asked), asked].join(";") }),
+    remove: ({ asked }) => change({ kept: kept().filter((other) => other !== asked).join(";") }, true),
+  };
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-whatif]");
+    if (button) actions[button.dataset.whatif](button.dataset);
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.isComposing && event.target.matches("#whatif-select, #whatif-factor")) run();
+  });
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write: write } });
 })();

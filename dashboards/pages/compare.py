@@ -7,14 +7,17 @@ step after a change of the same job.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
 import polars as pl
-from dash import Input, Output, State, callback, clientside_callback, dcc, html
+from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
+from tracekit.dashboards.callbacks import answers
 from tracekit.dashboards.compare import (
     causes_of_jobs,
     causes_of_parts,
@@ -32,7 +35,7 @@ from tracekit.dashboards.components import (
 )
 from tracekit.dashboards.context import results
 from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
-from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.queries import Results, Stored
 from tracekit.dashboards.shell import job_page
 from tracekit.errors import SelectionError
 from tracekit.text import short
@@ -210,7 +213,7 @@ def _nothing_chosen(stored: Stored) -> Component:
 # --- what the page does ---------------------------------------------------------------------------------------------
 
 
-@callback(
+@answers(
     Output("compare-content", "children"),
     Output("compare-by-job", "hidden"),
     Output("compare-by-step", "hidden"),
@@ -218,7 +221,6 @@ def _nothing_chosen(stored: Stored) -> Component:
     Input("compare-with", "value"),
     Input("compare-split", "value"),
     State("compare-job", "data"),
-    prevent_initial_call=True,
 )
 def choose(mode: str, other: str | None, split: str | None, job: str) -> Any:
     """Another job or step was chosen."""
@@ -253,4 +255,13 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/compare", "Compare", build)
+
+def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+    """The other job, and the worker slowdowns of both."""
+    other = texts.get("with")
+    names = [texts["job"]] if other is None else [texts["job"], other]
+    more = [] if other is None else [partial(found.stored, other)]
+    return [found.jobs, *more, *(partial(found.worker_steps, name) for name in names)]
+
+
+job_page(__name__, "/compare", "Compare", build, _reads)

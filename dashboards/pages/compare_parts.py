@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import dash_mantine_components as dmc
 import numpy as np
 import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.compare import CauseChange, Change, Outcome, Side, change_of_means, cost_changes, verdict
-from tracekit.dashboards.components import figure_panel, figure_parts, href, inline_csv, note, panel, term
+from tracekit.dashboards.components import badge, figure_panel, figure_parts, href, inline_csv, note, panel, term
 from tracekit.dashboards.context import viewer
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
 from tracekit.text import seconds, short
@@ -29,14 +28,15 @@ LEAST_CHANGE = 0.01
 def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
     """The answer in one sentence and every figure before and after. `extra`: what stands below the figures."""
     found = verdict(before, after)
-    badge = dmc.Badge(
-        str(found.outcome),
-        color={Outcome.BETTER: "teal", Outcome.WORSE: "orange"}.get(found.outcome, "gray"),
-        variant="filled",
+    clear = found.outcome in (Outcome.BETTER, Outcome.WORSE)
+    outcome = (
+        badge(str(found.outcome), slow=found.outcome is Outcome.WORSE, loud=True)
+        if clear
+        else html.Span(str(found.outcome), className="badge")
     )
     return panel(
         "Did it help?",
-        html.Div([html.P(found.sentence, className="verdict"), badge], className="verdict-line"),
+        html.Div([html.P(found.sentence, className="verdict"), outcome], className="verdict-line"),
         *(html.P(text, className="warning") for text in found.notes),
         html.Div(_figures(before, after), className="table-scroll"),
         html.Div(extra, className="below"),
@@ -59,7 +59,13 @@ def _figures(before: Side, after: Side) -> Component:
     ]
     rows += [
         _row([term("S")], slowdown, lambda value: f"{value:.3f}"),
-        _row([term("waste")], Change(before.waste, after.waste, None, None), lambda value: f"{value:.1%}", share=False),
+        _row(
+            [term("waste")],
+            Change(before.waste, after.waste, None, None),
+            lambda value: f"{value:.1%}",
+            share=False,
+            points=True,
+        ),
         _row([term("GPU-hours lost"), " a day"], Change(*lost, None, None), lambda value: f"{value:,.1f}", share=False),
         _row(
             ["Steps"],
@@ -78,11 +84,15 @@ def _figures(before: Side, after: Side) -> Component:
     )
 
 
-def _row(title: list[Any], change: Change, show: Callable[[float], str], *, share: bool = True) -> Component:
+def _row(
+    title: list[Any], change: Change, show: Callable[[float], str], *, share: bool = True, points: bool = False
+) -> Component:
+    """`share`: the change is said in percent too. `points`: the values are percentages, their change is in points."""
     sign = "+" if change.difference > 0 else ""
     size = f" ({change.share:+.1%})" if share and change.before else ""
     interval = "" if change.low is None or change.high is None else f"{show(change.low)} to {show(change.high)}"
-    cells = [show(change.before), show(change.after), f"{sign}{show(change.difference)}{size}", interval]
+    by = f"{change.difference * 100:.1f} points" if points else show(change.difference)
+    cells = [show(change.before), show(change.after), f"{sign}{by}{size}", interval]
     return html.Tr([html.Th(title, scope="row"), *(html.Td(cell, className="number") for cell in cells)])
 
 

@@ -95,6 +95,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         for row in analysed.iter_rows(named=True)
     ]
     three, one = {"function": "d3.format('.3f')(params.value)"}, {"function": "d3.format(',.1f')(params.value)"}
+    whole = {"function": "d3.format(',')(params.value)"}
     columns: list[dict[str, Any]] = [
         {"field": "shown", "headerName": "Job", "cellRenderer": "JobLink", "flex": 2, "minWidth": 180},
         {"field": "lost", "headerName": "GPU-hours lost a day", "valueFormatter": one, "type": "rightAligned"},
@@ -113,7 +114,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
             "type": "rightAligned",
             "maxWidth": 110,
         },
-        {"field": "gpus", "headerName": "GPUs", "type": "rightAligned", "maxWidth": 100},
+        {"field": "gpus", "headerName": "GPUs", "valueFormatter": whole, "type": "rightAligned", "maxWidth": 100},
         {
             "field": "causes",
             "valueFormatter": {"function": "params.value.join('; ')"},
@@ -130,7 +131,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
             "cellClassRules": {"slow": "params.value === 'no'"},
         },
         {"field": "started", "headerName": f"Started ({who.zone_name})", "flex": 1, "minWidth": 160},
-        {"field": "steps", "headerName": "Steps", "type": "rightAligned", "maxWidth": 100},
+        {"field": "steps", "headerName": "Steps", "valueFormatter": whole, "type": "rightAligned", "maxWidth": 100},
     ]
     search = dmc.TextInput(
         id="fleet-q",
@@ -182,4 +183,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-page(__name__, "/", "Fleet", build)
+page(__name__, "/", "Fleet", build, lambda found, _: [found.jobs])

@@ -115,8 +115,15 @@ def _cause(cause: dict[str, Any], name: str) -> list[Any]:
         if cause[key]:
             parts.append(html.Div([html.Span(f"{label}: ", className="label"), cause[key]]))
     if found:
-        parts.append(dcc.Link("Show on the worker map", href=href("/workers", job=name)))
+        parts.append(dcc.Link("Show on the worker map", href=_map(cause["where"], name)))
     return parts
+
+
+def _map(where: dict[str, Any], name: str) -> str:
+    """The worker map with the place marked, where it is a worker or a host."""
+    workers = where["workers"]
+    worker = f"{workers[0]['dp_rank']},{workers[0]['pp_rank']}" if len(workers) == 1 else None
+    return href("/workers", job=name, worker=worker, host=where["host"] or None)
 
 
 def _fixes(report: dict[str, Any]) -> Component:
@@ -138,7 +145,7 @@ def _fixes(report: dict[str, Any]) -> Component:
             html.Tr(
                 [
                     html.Td(title),
-                    html.Td(short(fix["where_text"])),
+                    html.Td(short(fix["where_text"]), className="short"),
                     *(html.Td(cell, className="number") for cell in cells),
                 ]
             )

@@ -18,4 +18,4 @@ def build(**_: str) -> list[Component]:
     ]
 
 
-page(__name__, "/not-found", "No such page", build)
+page(__name__, "/not-found", "No such page", build, lambda *_: [])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
 import polars as pl
-from dash import ClientsideFunction, Input, Output, State, callback, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
+from tracekit.dashboards.callbacks import answers
 from tracekit.dashboards.components import attributes, figure_panel, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.time import step_slowdown, step_times, step_workers
@@ -36,7 +38,7 @@ def build(stored: Stored, rows: str = "worst", **_: str) -> list[Component]:
     said = [] if rows in ROWS else [note(f"{short(rows)!r} is no choice of rows: the slowest workers are shown.")]
     return [
         *said,
-        panel("Since when", html.P(words, className="verdict"), _statistic(pattern)),
+        panel("Since when", html.P(words, className="verdict"), *([_statistic(pattern)] if by_step.height > 1 else [])),
         html.Div(
             [
                 html.Div(
@@ -134,11 +136,10 @@ def _worker_parts(job: str, rows: str) -> list[Component]:
     )
 
 
-@callback(
+@answers(
     Output("time-workers-box", "children"),
     Input("time-rows", "value"),
     State("time-job", "data"),
-    prevent_initial_call=True,
 )
 @guarded
 def show_rows(rows: str, job: str) -> Any:
@@ -156,4 +157,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/time", "Time", build)
+job_page(__name__, "/time", "Time", build, lambda found, texts: [partial(found.worker_map, texts["job"])])

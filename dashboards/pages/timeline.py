@@ -6,7 +6,9 @@ at once. All of its state is in the address.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -17,10 +19,10 @@ from dash.development.base_component import Component
 from tracekit.dashboards.components import attributes, href, panel, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.timeline import legend, palette
-from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.queries import Results, Stored
 from tracekit.dashboards.shell import job_page
 from tracekit.dashboards.timeline_data import CLASSES
-from tracekit.dashboards.timeline_state import Order, Streams, TimelineState, View, read_state
+from tracekit.dashboards.timeline_state import Order, Read, Streams, TimelineState, View, read_state
 from tracekit.text import seconds
 
 _KEYS = (
@@ -31,9 +33,8 @@ _KEYS = (
 
 def build(stored: Stored, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
-    steps, by_worker = results().table(stored.name, "by_step"), results().table(stored.name, "by_worker")
-    read = read_state(texts, steps, by_worker)
-    results().prepare(stored.name, read.state.step)
+    steps, read = results().table(stored.name, "by_step"), _read(results(), stored.name, texts)
+    results().ahead(partial(results().step, stored.name, read.state.step))
     said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
         *said,
@@ -48,6 +49,10 @@ def build(stored: Stored, **texts: str) -> list[Component]:
         dcc.Store(id="timeline-config", data=_config(stored, read.state)),
         dcc.Store(id="timeline-mounted"),
     ]
+
+
+def _read(found: Results, job: str, texts: Mapping[str, str]) -> Read:
+    return read_state(texts, found.table(job, "by_step"), found.table(job, "by_worker"))
 
 
 def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
@@ -142,9 +147,10 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
         href=export,
         download="",
         className="button",
-        title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute.",
+        title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute",
     )
     return [
+        html.Span(id="timeline-export-said", role="status"),
         html.Button("Whole step", id="timeline-home", title="Show the whole step (Home)"),
         html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
         perfetto,
@@ -241,4 +247,15 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/timeline", "Timeline", build)
+
+def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+    """The graph, and the step once the report tells which: the canvas asks for it as soon as the page is drawn."""
+
+    def step() -> None:
+        read = _read(found, texts["job"], texts)
+        found.step(texts["job"], read.state.step)
+
+    return [partial(found.replay, texts["job"]), step]
+
+
+job_page(__name__, "/timeline", "Timeline", build, _reads)

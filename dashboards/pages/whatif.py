@@ -1,17 +1,18 @@
 """What-if: choose ops and what happens to them, replay the job so, and keep the answers side by side.
 
-The address holds everything: `select`, `action` and `factor` of the question, and the `kept` ones. A replay runs in the
-background; the page asks for it again until the answer is there, so who leaves or opens the address elsewhere loses
-nothing.
+The address holds everything: `select`, `action` and `factor` of the question, and the `kept` ones. What a person does
+changes this state in the browser at once (assets/whatif.js); the server is only asked what to show of it. A replay runs
+in the background; the page asks for it again until the answer is there, so who leaves or opens the address elsewhere
+loses nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import dash_mantine_components as dmc
-from dash import ALL, ClientsideFunction, Input, Output, State, callback, clientside_callback, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
@@ -25,13 +26,14 @@ from tracekit.dashboards.asked import (
     read_kept,
     suggestions,
 )
-from tracekit.dashboards.components import attributes, guarded, href, panel, problem
+from tracekit.dashboards.callbacks import answers
+from tracekit.dashboards.components import attributes, panel, told
 from tracekit.dashboards.context import replays, results
 from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, kept_panel
 from tracekit.dashboards.queries import Stored
 from tracekit.dashboards.replays import Refused
 from tracekit.dashboards.shell import job_page
-from tracekit.errors import SelectionError, TracekitError
+from tracekit.errors import SelectionError, StoreError, TracekitError
 
 #: How often a page asks for answers that are not there yet, and how long the first view waits for them.
 POLL_MS = 400
@@ -52,6 +54,24 @@ _CONTROLS = {
 }
 
 
+class Asking(TypedDict):
+    """The state of the page as the browser has it. `remarks`: what of the address or of a click was not followed."""
+
+    job: str
+    select: str | None
+    action: str | None
+    factor: str | None
+    kept: str
+    remarks: list[str]
+
+
+class Drawn(TypedDict):
+    """What the two parts of the page that change by themselves show, so that neither is drawn again in vain."""
+
+    answer: str
+    kept: str
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The state of the page: the texts of the question as they were given, and the kept questions."""
@@ -59,17 +79,32 @@ class View:
     select: str | None
     action: str | None
     factor: str | None
-    kept: str
+    kept: tuple[Asked, ...]
+    remarks: tuple[str, ...]
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> View:
-        """From the texts of the address or of the page's own store."""
-        texts = {name: None if state.get(name) in (None, "") else str(state[name]) for name in cls.__slots__}
-        return cls(texts["select"], texts["action"], texts["factor"], texts["kept"] or "")
+    def of_address(cls, state: dict[str, str]) -> View:
+        """From the texts of the address."""
+        kept, remarks = read_kept(state.get("kept", ""))
+        return cls(state.get("select") or None, state.get("action") or None, state.get("factor") or None, kept, remarks)
 
-    def to_dict(self) -> dict[str, str | None]:
-        """The state as plain data."""
-        return {"select": self.select, "action": self.action, "factor": self.factor, "kept": self.kept}
+    @classmethod
+    def of(cls, state: Asking) -> View:
+        """From the state in the browser."""
+        kept, remarks = read_kept(state["kept"])
+        texts = (state["select"] or None, state["action"] or None, state["factor"] or None)
+        return cls(*texts, kept, (*state["remarks"], *remarks))
+
+    def asking(self, job: str) -> Asking:
+        """The state as the browser has it."""
+        return Asking(
+            job=job,
+            select=self.select,
+            action=self.action,
+            factor=self.factor,
+            kept=kept_text(self.kept),
+            remarks=list(self.remarks),
+        )
 
     def asked(self) -> Asked | None:
         """The question; None where none is asked. Raises SelectionError."""
@@ -79,21 +114,21 @@ class View:
 def build(stored: Stored, **state: str) -> list[Component]:
     """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
     assert stored.report is not None
-    view = View.of(state)
+    view = View.of_address(state)
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
     return [
         _form(stored.report, view, seen),
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
-        dcc.Store(id="whatif-state", data={"job": stored.name, **view.to_dict()}),
-        dcc.Store(id="whatif-seen", data=_signature(seen)),
+        dcc.Store(id="whatif-state", data=dict(view.asking(stored.name))),
+        dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
+        dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
         dcc.Interval(id="whatif-poll", interval=POLL_MS, disabled=not seen.pending),
     ]
 
 
 def _look(stored: Stored, view: View, *, wait_s: float = 0.0) -> Seen:
     """Ask for all answers of the view; only the first is waited for."""
-    kept, problems = read_kept(view.kept)
     try:
         asked, wrong = view.asked(), None
     except SelectionError as error:
@@ -102,13 +137,17 @@ def _look(stored: Stored, view: View, *, wait_s: float = 0.0) -> Seen:
     if isinstance(status, Refused) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
-    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in kept)
-    return Seen(asked, status, wrong, beside, problems)
+    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in view.kept)
+    return Seen(asked, status, wrong, beside, view.remarks)
 
 
-def _signature(seen: Seen) -> str:
+def _drawn(seen: Seen) -> Drawn:
     """Tells whether anything on the page changed."""
-    return repr((seen.asked, seen.status, seen.wrong, seen.kept, seen.kept_problems))
+    question = (seen.asked, seen.status, seen.wrong)
+    return Drawn(
+        answer=repr((*question, [asked for asked, _ in seen.kept])),
+        kept=repr((*question, seen.kept, seen.kept_problems)),
+    )
 
 
 # --- the question ---------------------------------------------------------------------------------------------------
@@ -118,11 +157,16 @@ def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
     chips = [
         html.Button(
             suggestion.title,
-            id={"type": "whatif-suggest", "at": at},
             className="chip-button",
             title=str(suggestion.asked),
+            **attributes(
+                data_whatif="suggest",
+                data_select=suggestion.asked.selection,
+                data_action=suggestion.asked.ask,
+                data_factor=f"{suggestion.asked.factor:g}" if suggestion.asked.ask is Ask.SCALE else "",
+            ),
         )
-        for at, suggestion in enumerate(suggestions(report))
+        for suggestion in suggestions(report)
     ]
     question = [
         dmc.TextInput(
@@ -149,7 +193,7 @@ def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
             id="whatif-factor-field",
             hidden=_action(view) != Ask.SCALE,
         ),
-        html.Button("Replay", id="whatif-run", className="primary"),
+        html.Button("Replay", id="whatif-run", className="primary", **attributes(data_whatif="run")),
     ]
     return panel(
         "What if ...",
@@ -211,65 +255,6 @@ def _controls(report: dict[str, Any], choice: Choice) -> Component:
 # --- what the page does ---------------------------------------------------------------------------------------------
 
 
-@callback(
-    Output("whatif-state", "data"),
-    Output("whatif-select", "value"),
-    Output("whatif-action", "value"),
-    Output("whatif-factor", "value"),
-    Input("whatif-run", "n_clicks"),
-    Input("whatif-select", "n_submit"),
-    Input("whatif-factor", "n_submit"),
-    Input({"type": "whatif-suggest", "at": ALL}, "n_clicks"),
-    Input({"type": "whatif-keep", "at": ALL}, "n_clicks"),
-    Input({"type": "whatif-remove", "at": ALL}, "n_clicks"),
-    State("whatif-select", "value"),
-    State("whatif-action", "value"),
-    State("whatif-factor", "value"),
-    State("whatif-state", "data"),
-    prevent_initial_call=True,
-)
-def change(*values: Any) -> Any:
-    """A question was asked, kept or removed: the new state, and the fields where a suggestion writes them."""
-    if not ctx.triggered or not ctx.triggered[0]["value"]:  # a button that only just appeared
-        raise PreventUpdate
-    select, action, factor, state = values[-4:]
-    view, by = View.of(state), ctx.triggered_id
-    fields: tuple[Any, Any, Any] = (no_update, no_update, no_update)
-    kept = read_kept(view.kept)[0]
-    if isinstance(by, str):
-        view = View(" ".join((select or "").split()), action, factor if action == Ask.SCALE else None, view.kept)
-    elif by["type"] == "whatif-suggest":
-        asked = _suggested(state["job"], by["at"])
-        shown = f"{asked.factor:g}" if asked.ask is Ask.SCALE else None
-        view = View(asked.selection, str(asked.ask), shown, view.kept)
-        fields = (asked.selection, str(asked.ask), shown or no_update)
-    elif by["type"] == "whatif-remove":
-        view = View(view.select, view.action, view.factor, kept_text((*kept[: by["at"]], *kept[by["at"] + 1 :])))
-    else:
-        try:
-            asked_now = view.asked()
-        except SelectionError:  # only an answered question has the button
-            raise PreventUpdate from None
-        if asked_now is None or asked_now in kept:
-            raise PreventUpdate
-        view = View(view.select, view.action, view.factor, kept_text((*kept, asked_now)))
-    if len(href("/whatif", job=state["job"], **view.to_dict())) > LONGEST_ADDRESS and not _removes(by):
-        return {**state, "refused": TOO_LONG}, *fields
-    return {"job": state["job"], **view.to_dict()}, *fields
-
-
-def _removes(by: Any) -> bool:
-    """Whether it was a button that takes a kept question away: that shortens any address."""
-    return not isinstance(by, str) and by["type"] == "whatif-remove"
-
-
-def _suggested(job: str, at: int) -> Asked:
-    try:
-        return suggestions(_report(job))[at].asked
-    except IndexError:  # the job was replaced under the page
-        raise PreventUpdate from None
-
-
 def _report(job: str) -> dict[str, Any]:
     """The report of the job; nothing happens where it was removed under the page, which the answer says in words."""
     try:
@@ -281,54 +266,50 @@ def _report(job: str) -> dict[str, Any]:
     return report
 
 
-@callback(
+def _not_shown(error: Exception) -> list[Any]:
+    """What takes the place of the answers; the page stops asking until something else is asked."""
+    return [told(error), [], None, Drawn(answer="", kept=""), True]
+
+
+@answers(
     Output("whatif-answer", "children"),
     Output("whatif-kept", "children"),
     Output("whatif-select", "error"),
-    Output("whatif-seen", "data"),
+    Output("whatif-drawn", "data"),
     Output("whatif-poll", "disabled"),
     Input("whatif-state", "data"),
     Input("whatif-poll", "n_intervals"),
-    State("whatif-seen", "data"),
-    prevent_initial_call=True,
+    State("whatif-drawn", "data"),
+    on_error=_not_shown,
 )
-def show(state: dict[str, Any], _ticks: int | None, before: str) -> Any:
+def show(state: Asking, _ticks: int | None, before: Drawn) -> Any:
     """What is known by now; nothing is drawn again where nothing changed."""
-    try:
-        stored = results().stored(state["job"])
-    except TracekitError as error:
-        return problem(str(error)), [], None, "", True
+    stored = results().stored(state["job"])
     if stored.report is None:
-        return problem("The job is stored without an analysis by now."), [], None, "", True
-    view = View.of(state)
-    seen = _look(stored, view, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
-    if state.get("refused"):
-        seen = replace(seen, kept_problems=(state["refused"], *seen.kept_problems))
-    signature = _signature(seen)
-    if signature == before:
-        return no_update, no_update, no_update, no_update, not seen.pending
-    report = stored.report
+        raise StoreError("The job is stored without an analysis by now.")
+    seen = _look(stored, View.of(state), wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    now = _drawn(seen)
+    same = now["answer"] == before["answer"]
     return (
-        guarded(answer_panel)(report, seen),
-        guarded(kept_panel)(report, seen),
-        seen.wrong,
-        signature,
+        no_update if same else answer_panel(stored.report, seen),
+        no_update if now["kept"] == before["kept"] else kept_panel(stored.report, seen),
+        no_update if same else seen.wrong,
+        no_update if now == before else now,
         not seen.pending,
     )
 
 
-@callback(
+@answers(
     Output("whatif-kinds", "value"),
     *(Output(f"whatif-{name}", "value") for name in _CONTROLS),
     Input("whatif-state", "data"),
     State("whatif-select", "value"),
     State("whatif-kinds", "value"),
     *(State(f"whatif-{name}", "value") for name in _CONTROLS),
-    prevent_initial_call=True,
 )
-def follow(state: dict[str, Any], select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
+def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
     """The controls follow a selection that was typed or suggested, unless somebody goes on writing it."""
-    asked = View.of(state).select or ""
+    asked = state["select"] or ""
     if " ".join((select or "").split()) != asked:
         raise PreventUpdate
     choice = Choice.of(asked)

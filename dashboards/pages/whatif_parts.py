@@ -13,7 +13,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.asked import MOST_KEPT, Ask, Asked
+from tracekit.dashboards.asked import MOST_KEPT, Ask, Asked, kept_text
 from tracekit.dashboards.components import attributes, figure_parts, inline_csv, note, panel, problem, term
 from tracekit.dashboards.context import viewer
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
@@ -79,8 +79,8 @@ def _keep_button(seen: Seen) -> Component:
     full = len(kept) >= MOST_KEPT
     return html.Button(
         "Keep beside others" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
-        id={"type": "whatif-keep", "at": 0},
         disabled=full,
+        **attributes(data_whatif="keep", data_asked=kept_text([] if seen.asked is None else [seen.asked])),
     )
 
 
@@ -220,8 +220,9 @@ def _lines(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]], *, kept
         last: Any = (
             html.Button(
                 "Remove",
-                id={"type": "whatif-remove", "at": at},
-                **attributes(aria_label=f"Remove scenario {at + 1}"),
+                **attributes(
+                    aria_label=f"Remove scenario {at + 1}", data_whatif="remove", data_asked=kept_text([asked])
+                ),
             )
             if at < kept
             else html.Span("not kept", className="label")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict
 
 import dash_mantine_components as dmc
 import numpy as np
@@ -14,7 +15,6 @@ from dash import (
     Input,
     Output,
     State,
-    callback,
     clientside_callback,
     ctx,
     dcc,
@@ -24,6 +24,7 @@ from dash import (
 )
 from dash.development.base_component import Component
 
+from tracekit.dashboards.callbacks import answers
 from tracekit.dashboards.components import attributes, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
@@ -191,7 +192,27 @@ def _readout(stored: Stored, found: WorkerMap, view: View) -> list[Any]:
     return [html.B(f"Step {number}: S = {slowdown:.3f}"), html.Span(moment, className="note")]
 
 
-@callback(
+class Point(TypedDict):
+    """A cell of the map: DP rank and stage first. Plotly's typed array is an object in JSON."""
+
+    customdata: dict[str, Any]
+
+
+class Clicked(TypedDict):
+    """A click on the map, as far as it is read."""
+
+    points: list[Point]
+
+
+class Shown(TypedDict):
+    """What the page remembers of its view: `worker_view.address`."""
+
+    step: int | None
+    worker: str | None
+    host: str | None
+
+
+@answers(
     Output("workers-said", "children"),
     Input("workers-step", "value"),
     Input("workers-map", "clickData"),
@@ -200,11 +221,10 @@ def _readout(stored: Stored, found: WorkerMap, view: View) -> list[Any]:
     Input({"type": "pick-host", "value": ALL, "place": ALL}, "n_clicks"),
     State("workers-job", "data"),
     State("workers-view", "data"),
-    prevent_initial_call=True,
 )
 @guarded
 def change(
-    position: int, clicked: dict[str, Any] | None, typed: str | None, _workers: Any, _hosts: Any, job: str, shown: Any
+    position: int, clicked: Clicked | None, typed: str | None, _workers: Any, _hosts: Any, job: str, shown: Shown
 ) -> Any:
     """Follow the slider, a click on the map, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.
@@ -228,19 +248,19 @@ def change(
     return []
 
 
-def _followed(found: WorkerMap, view: View, position: int, clicked: dict[str, Any] | None, typed: str | None) -> View:
+def _followed(found: WorkerMap, view: View, position: int, clicked: Clicked | None, typed: str | None) -> View:
     """The view after what was done."""
     match ctx.triggered_id:
         case "workers-step":
             return replace(view, position=None if position < 1 else min(int(position), len(found.steps)) - 1)
-        case "workers-map" if clicked:
-            who = clicked["points"][0]["customdata"]  # a typed array, which JSON takes for an object
-            return choose_worker(found, f"{who['0']},{who['1']}", view)
+        case "workers-map" if clicked and clicked["points"]:
+            who = clicked["points"][0]["customdata"]
+            return choose_worker(found, f"{who.get('0')},{who.get('1')}", view)
         case "workers-go" if typed:
             return choose_worker(found, typed, view)
-        case {"type": "pick-worker", "value": value}:
+        case {"type": "pick-worker", "value": str(value)}:
             return choose_worker(found, value, view)
-        case {"type": "pick-host", "value": value}:
+        case {"type": "pick-host", "value": str(value)}:
             return replace(view, host=None if value == view.host or value not in found.hosts else value)
     return view
 
@@ -261,4 +281,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/workers", "Workers", build)
+job_page(__name__, "/workers", "Workers", build, lambda found, texts: [partial(found.worker_map, texts["job"])])

@@ -100,12 +100,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(browser: Browser, serving: Serving) -> Iterator[Callable[..., Page]]:
+def browser_noise() -> list[str]:
+    """What the console said, and requests to other hosts; a test that provokes some clears it."""
+    return []
+
+
+@pytest.fixture
+def visit(browser: Browser, serving: Serving, browser_noise: list[str]) -> Iterator[Callable[..., Page]]:
     """Opens a page of the dashboard in a fresh browser profile and waits until it is there.
 
     At the end of the test the console must have stayed silent and nothing may have been asked of another host.
     """
-    faults: list[str] = []
+    faults = browser_noise
     contexts = []
 
     def open_page(path: str, *, theme: str = "light", width: int = 1280, base: str = serving.url) -> Page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -127,3 +128,32 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     for fix in found["fixes"]:
         assert fix["title"] in text
         assert f"{fix['saved_gpu_hours_per_day']:,.1f}" in text
+    page.click("text=Show on the worker map")
+    page.wait_for_selector("text=Worker (1,2)")
+
+
+def luminance(colour: str) -> float:
+    """Of `rgb(...)`, as WCAG has it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_badges_can_be_read(visit: Visit, theme: str) -> None:
+    for job in ("slow-worker", "healthy"):
+        page = visit(f"/job?job={job}", theme=theme)
+        found = page.locator(".badge").evaluate_all(
+            "all => all.map(one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor])"
+        )
+        assert len(found) == 2
+        for colours in found:
+            dark, light = sorted(map(luminance, colours))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_the_change_of_a_percentage_is_in_points(visit: Visit, serving: Serving) -> None:
+    before, after = (whatif(serving.store, job)["waste"] for job in ("healthy", "slow-worker"))
+    page = visit("/compare?job=slow-worker&with=healthy")
+    row = page.locator("table.plain tr", has_text="waste").first.inner_text()
+    assert f"+{(after - before) * 100:.1f} points" in row

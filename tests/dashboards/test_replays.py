@@ -113,7 +113,7 @@ def test_a_job_removed_from_the_store_is_refused(results, stored, tmp_path: Path
     (tmp_path / "other.duckdb").replace(results.path)
     refused = Replays(results).ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
     assert isinstance(refused, Refused)
-    assert "no job 'slow job'" in refused.message
+    assert "no job named 'slow job'" in refused.message
 
 
 def test_a_job_too_large_for_the_server_is_refused_before_it_is_read(results, stored, monkeypatch) -> None:

@@ -68,6 +68,10 @@ def test_each_shape_over_time_has_its_sentence(pattern: dict[str, Any], words: s
     assert time_words(pattern, ROWS).startswith(words)
 
 
+def test_one_step_says_nothing_about_since_when() -> None:
+    assert time_words(over_time("persistent"), ROWS[:1]) == "One step was traced: since when cannot be said."
+
+
 def test_a_slowdown_in_all_steps_is_said_to_be_in_all() -> None:
     assert (
         time_words(over_time("persistent"), ROWS[2:]) == "The slowdown is there in every step, from the first one on."

@@ -284,7 +284,8 @@ class TestBrokenAndHostile:
 
     def test_an_unknown_job_is_said_on_the_page(self, visit: Visit) -> None:
         page = visit("/job?job=nobody")
-        assert "no job named 'nobody'" in page.inner_text("#page")
+        assert "no job named 'nobody' in this store; the page Fleet lists" in page.inner_text("#page")
+        assert "did you mean 'slow-worker'?" in visit("/job?job=slow-workr").inner_text("#page")
 
     def test_names_in_the_address_that_no_page_knows_change_nothing(self, visit: Visit) -> None:
         for name in ("stored", "report", "self"):
@@ -361,6 +362,9 @@ class TestBrokenAndHostile:
             page.wait_for_selector("#page > *")
             assert said in page.inner_text("#page")
             assert get(f"{base}/readyz")[0] == get(f"{base}/metrics")[0] == 503
+            for asked in ("download/jobs.csv", "download/by_step.csv?job=first", "timeline/layout?job=first"):
+                status, body, _ = get(f"{base}/{asked}")
+                assert (status, said in body, len(body.splitlines())) == (503, True, 1)
         shutil.copyfile(kept, path)
         page.reload()
         page.wait_for_selector(".job-title")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,6 +25,8 @@ from tests.handmade import (
     slow_trace,
 )
 from tracekit.analysis.job_replay import JobReplay
+from tracekit.dashboards.app import make_app
+from tracekit.dashboards.context import EXTENSION
 from tracekit.dashboards.queries import Results
 from tracekit.dashboards.spans import (
     OVERVIEW_STEPS,
@@ -35,6 +42,7 @@ from tracekit.dashboards.spans import (
 )
 from tracekit.errors import SelectionError
 from tracekit.model import KINDS, OpKind
+from tracekit.store import Store
 from tracekit.trace import Trace
 
 COMPUTE = (Line(Replay.RECORDED, "compute"),)
@@ -238,12 +246,53 @@ def test_a_cell_of_the_overview_holds_the_slowest_compute_that_touches_it(
     assert picture.tolist() == expected.tolist()
 
 
-def test_a_prepared_step_is_in_memory_and_a_step_that_cannot_be_read_ends_quietly(sample_store: Path) -> None:
+def test_what_was_read_ahead_is_in_memory_and_what_cannot_be_read_ends_quietly(sample_store: Path) -> None:
     results = Results(sample_store)
-    results.prepare("healthy", 100).join()
+    for thread in results.ahead(
+        partial(results.step, "healthy", 100),
+        partial(results.stored, "nobody"),
+        partial(results.step, "healthy", 10**6),
+    ):
+        thread.join()
     prepared = results.step("healthy", 100)
     assert results.step("healthy", 100) is prepared
-    results.prepare("nobody", 100).join()
-    results.prepare("healthy", 10**6).join()
     with pytest.raises(SelectionError, match="none of these steps is in the job"):
         results.step("healthy", 10**6)
+
+
+def test_what_several_ask_for_at_once_is_read_once(sample_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, reads, together = Results(sample_store), [], Barrier(4)
+    load = Store.load_with
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(arguments)
+        return load(*arguments)
+
+    def ask() -> object:
+        together.wait(30)
+        return results.step("healthy", 100)
+
+    monkeypatch.setattr(Store, "load_with", counted)
+    with ThreadPoolExecutor(4) as pool:
+        found = [asked.result() for asked in [pool.submit(ask) for _ in range(4)]]
+    assert len(reads) == 1
+    assert all(one is found[0] for one in found)
+
+
+def test_a_page_is_read_ahead_when_its_document_is_asked_for(
+    sample_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Callable[[], object]] = []
+    monkeypatch.setattr(Results, "ahead", lambda _, *reads: begun.extend(reads))
+    app = make_app(sample_store)
+    for address in ("/timeline?job=slow-worker&step=103", "/compare?job=slow-worker&with=healthy", "/", "/healthz"):
+        app.server.test_client().get(address)
+    for read in begun:
+        read()
+    monkeypatch.setattr(Store, "reading", None)  # from here on nothing can be read
+    found = app.server.extensions[EXTENSION].results
+    assert found.step("slow-worker", 103).step == 103
+    for job in ("slow-worker", "healthy"):
+        assert found.stored(job).name == job
+        assert len(found.worker_steps(job).steps)
+    assert found.jobs().height == 7

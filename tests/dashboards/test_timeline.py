@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -224,16 +223,33 @@ def test_controls_change_what_is_drawn_and_the_address(visit: Visit) -> None:
     page.wait_for_function("() => document.getElementById('timeline-status').innerText.includes('no worker matches')")
 
 
-def test_the_perfetto_file_is_what_the_export_writes(visit: Visit, serving: Serving, tmp_path: Path) -> None:
-    page = visit("/timeline?job=slow-worker&step=102")
+#: Paints the timeline again and notes where it writes and where the last track of the last worker ends.
+WRITTEN = """() => {
+  const t = tracekitTimeline.current(), { AXIS, draw } = tracekitTimelineDraw, texts = [];
+  const context = new Proxy(t.canvas.getContext("2d"), {
+    get(target, name) {
+      if (name === "fillText") return (text, x, y) => texts.push([text, y]);
+      return typeof target[name] === "function" ? target[name].bind(target) : target[name];
+    },
+    set(target, name, value) { target[name] = value; return true; },
+  });
+  t.scroll.scrollTop = t.scroll.scrollHeight;
+  const top = t.scroll.scrollTop;
+  draw(context, t.scene, { from: t.from, to: t.to, width: t.width, height: t.height, top: top }, t.spans, []);
+  const ends = AXIS + t.scene.workers * t.scene.block.height - top;
+  return { flags: texts.filter(([text]) => text.endsWith(" ends")), ends: ends, height: t.height };
+}"""
+
+
+@pytest.mark.parametrize("view", ["both", "ideal"])
+def test_where_a_replay_ends_is_said_below_the_ops(visit: Visit, view: str) -> None:
+    page = visit(f"/timeline?job=slow-worker&step=105&view={view}&streams=all")
     painted(page)
-    with page.expect_download() as download:
-        page.get_by_text("Open in Perfetto").click()
-    assert download.value.suggested_filename == "slow-worker-step-102.json.gz"
-    file = tmp_path / "timeline.json.gz"
-    ran = run("export", "--store", serving.store, "--job", "slow-worker", "--steps", "102", "--out", file)
-    assert ran.code == 0, ran.err
-    assert gzip.decompress(Path(download.value.path()).read_bytes()) == gzip.decompress(file.read_bytes())
+    written = page.evaluate(WRITTEN)
+    assert [text for text, _ in written["flags"]] == ["ideal ends", "recorded ends"][: 2 if view == "both" else 1]
+    heights = [y for _, y in written["flags"]]
+    assert all(written["ends"] < y - 6 < y + 6 < written["height"] for y in heights)
+    assert len({round(y) for y in heights}) == len(heights)
 
 
 def test_the_canvas_is_saved_as_a_png(visit: Visit) -> None:

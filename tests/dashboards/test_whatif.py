@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import tracekit
 from tests.dashboards.conftest import SAMPLES, Serving
@@ -287,3 +288,47 @@ def _slowly(ask: Any) -> Any:
         return next(times, None) or ask(self, *args, **settings)
 
     return later
+
+
+def test_a_click_while_something_is_replayed_is_not_lost(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays.Replays, "ask", _never_done(replays.Replays.ask, "stage=1"))
+    page = visit(address(select="worker=1,2", kept="idealise:stage=1"))
+    says(page, "With worker=1,2 ideal")
+    _answer_clicks_last(page)
+    page.click("text=Keep beside others")
+    expect(page.locator(".scenarios button")).to_have_count(2)
+    page.click("text=Replace worker (1,2)")
+    page.click("text=Only the last stage slow")
+    says(page, "With stage=3 alone as recorded")
+    page.click("[aria-label='Remove scenario 1']")
+    expect(page.locator(".scenarios button")).to_have_count(1)
+    assert state_of(page)["kept"] == "idealise:worker=1,2"
+
+
+def _never_done(ask: Any, selection: str) -> Any:
+    """The same, but the replay of this selection goes on for ever and changes its phase each time it is asked for."""
+    phases = itertools.cycle([replays.Phase.BUILDING, replays.Phase.REPLAYING])
+
+    def later(self: Any, stored: Any, asked: Any, **settings: Any) -> Any:
+        if asked.selection == selection:
+            return replays.Pending(next(phases))
+        return ask(self, stored, asked, **settings)
+
+    return later
+
+
+def _answer_clicks_last(page: Page) -> None:
+    """Hold back what a click asks of the server until the page has asked three times for running replays."""
+    held: list[Route] = []
+    polls = itertools.count(1)
+
+    def handle(route: Route) -> None:
+        by = route.request.post_data_json["changedPropIds"]
+        if any(one.endswith((".n_clicks", ".n_submit")) for one in by):
+            held.append(route)
+            return
+        route.continue_()
+        if held and next(polls) % 3 == 0:
+            held.pop(0).continue_()
+
+    page.route("**/_dash-update-component", handle)
