@@ -140,6 +140,14 @@ class Facts:
         return {worker: str(host) for worker, host in named.items() if host is not None}
 
     @cached_property
+    def pauses_inside_computes(self) -> int | None:
+        """How many collections of garbage were seen inside computes; None where nobody looked."""
+        collected = self.trace.metadata.get("collect")
+        nested = collected.get("nested") if isinstance(collected, dict) else None
+        count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
+        return count if isinstance(count, int) else None
+
+    @cached_property
     def throttled(self) -> dict[Worker, float]:
         """In which share of the samples the GPU of a worker was throttled, as far as the metadata says."""
         gpus = self.trace.metadata.get("gpus") or {}

@@ -234,6 +234,9 @@ class PythonGc(Rule):
         forwards, backwards = int(paused[FORWARD].sum()), int(paused[BACKWARD].sum())
         if forwards < FEWEST_PAUSES or backwards > 0.2 * forwards:
             return
+        seen = facts.pauses_inside_computes
+        if seen is not None and seen < forwards / 2:  # something else paused them
+            return
         pause = np.where(paused, profile.pause_s, 0.0)
         pause[BACKWARD] = 0.0
         evidence = (

@@ -80,7 +80,7 @@ def test_fsdp2_without_a_pipeline(tmp_path):
 
 def test_fsdp2_names_the_slow_rank(tmp_path):
     """The other waits for it in the gathering inside its forward; that is not time of its own."""
-    collected = collect(tmp_path, torchrun(2, "fsdp_alone.py"), STEPS=12, DEVICE_MS=10, SLOW_RANK=1, SLOW_MS=20)
+    collected = collect(tmp_path, torchrun(2, "fsdp_alone.py"), STEPS=12, DEVICE_MS=10, SLOW_RANK=1, SLOW_MS=40)
     verdict = attribute(JobReplay.from_trace(collected.trace))
     assert verdict.slowest_workers[0] == Worker(1, 0)
     slow, other = (

@@ -217,6 +217,12 @@ class TestTellingApart:
         trace = job(costs=BaseCosts(launch_delay_s=0.002))
         assert kinds(trace) == [CauseKind.HOST_BOUND]
 
+    def test_long_forwards_are_no_garbage_collection_where_none_was_seen_in_them(self):
+        trace = job(PythonGc(pause_s=0.3, rate=0.1))
+        for nested, named in (({"gc": 10_000}, True), ({}, False), ("no counts", True)):
+            again = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"collect": {"nested": nested}})
+            assert (CauseKind.PYTHON_GC in kinds(again)) is named
+
     def test_a_slow_worker_says_how_often_its_gpu_was_throttled(self):
         trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
         slow = trace.worker_ranks()[Worker(1, 2)]
