@@ -57,8 +57,8 @@ class Flag(IntEnum):
     RECORDING = 1  # STEP: hooks were on
     COMPLETE = 2  # STEP: ended by an optimizer or by set_step
     LAST_BACKWARD = 4  # COMPUTE: gradients are reduced in it
-    BLOCKING = 16  # COLLECTIVE: its caller waited for its end at once
     DEVICE_CLOCK = 8  # start and end (and the wait of P2P) are on the rank's device clock, else on the host's
+    BLOCKING = 16  # COLLECTIVE: its caller waited for its end at once
 
 
 @dataclass(frozen=True, slots=True)

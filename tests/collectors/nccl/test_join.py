@@ -184,8 +184,8 @@ def test_a_pipeline_s_transfers_get_their_gpu_times(tmp_path):
     for ring in job.rings:
         ring.operation(0, "Send", 0, 0.5, 0.5, 0.6, peer=0, step=0)
     result = job.merged()
-    assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(12 - 5, 20 - 5)]  # the step starts with rank 1, at 5 ms
-    assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(0, 15)]
+    assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(12, 20)]
+    assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(5, 20)]
     assert result.ops.estimated_recvs == 0
     assert result.trace.metadata["nccl"]["timed"] == 2
 
