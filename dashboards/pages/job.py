@@ -14,7 +14,7 @@ from tracekit.dashboards.figures.job import step_times
 from tracekit.dashboards.pages.fleet import NO_CAUSE
 from tracekit.dashboards.queries import Stored
 from tracekit.dashboards.shell import job_page
-from tracekit.text import seconds, short
+from tracekit.text import cost, seconds, short
 
 
 def build(stored: Stored, **_: str) -> list[Component]:
@@ -95,7 +95,7 @@ def _cause(cause: dict[str, Any], name: str) -> list[Any]:
     if found:
         head += [
             f"  {short(cause['where_text'])}, {since}: ",
-            html.B(f"costs {seconds(cause['saved_s'])} a step"),
+            html.B(cost(cause["saved_s"], cause["alone_s"])),
             f", {min(cause['confidence'], 0.99):.0%} sure",
         ]
     evidence = [

@@ -16,7 +16,7 @@ from tests.dashboards.conftest import Serving
 from tests.handmade import run, slow_trace
 from tracekit.job import Job
 from tracekit.store import Incoming, Store
-from tracekit.text import seconds
+from tracekit.text import cost
 
 Visit = Callable[..., Page]
 Serve = Callable[[Path], Serving]
@@ -124,7 +124,7 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     assert f"{found['waste']:.1%} of the GPU time" in text
     for cause in found["causes"]:
         assert cause["title"] in text
-        assert f"costs {seconds(cause['saved_s'])} a step" in text
+        assert cost(cause["saved_s"], cause["alone_s"]) in text
     for fix in found["fixes"]:
         assert fix["title"] in text
         assert f"{fix['saved_gpu_hours_per_day']:,.1f}" in text
