@@ -19,7 +19,6 @@ from tracekit.analysis.replay import NO_MATRIX, Costs, replay_lanes
 from tracekit.analysis.scenario import IDEAL
 from tracekit.analysis.structure import Floats
 from tracekit.analysis.template import Template, build_coupled_template
-from tracekit.model import KINDS
 
 #: Which rows of a lane are added back as recorded: a template (of which the lane's own rows come first) to [rows].
 Choice = Callable[[Template], npt.NDArray[np.bool_]]
@@ -29,12 +28,13 @@ Choice = Callable[[Template], npt.NDArray[np.bool_]]
 class Couple:
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 
-    Member 0 of `template` is the lane itself; `own`: its costs, [rows of member 0, lanes]. `step`, `dp_index`
-    (position in `graph.dp_ranks`): [lanes].
+    Member 0 of `template` is the lane itself; `own`: its costs, [rows of member 0, lanes]. `ideal`: of all members,
+    [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
     """
 
     template: Template
     own: Floats
+    ideal: Floats
     step: Int32s
     dp_index: npt.NDArray[np.int64]
 
@@ -57,6 +57,7 @@ def couple_lanes(replay: JobReplay) -> tuple[Couple, ...]:
             couples.append(
                 Couple(
                     template=build_coupled_template([graph.blocks[member].structure for member in members]),
+                    ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
                     own=own if len(lanes) == block.lanes else np.ascontiguousarray(own[:, lanes]),
                     step=block.step[lanes],
                     dp_index=np.searchsorted(dp_ranks, block.dp_rank[lanes]),
@@ -69,12 +70,11 @@ def add_back_lanes(replay: JobReplay, couples: tuple[Couple, ...], choice: Choic
     """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
     graph = replay.graph
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
-    table = np.array([replay.durations.ideal.get(kind, 0.0) for kind in KINDS])
     for couple in couples:
         template = couple.template
         chosen = choice(template) & (template.member == 0)
         rows = np.where(chosen, np.arange(template.rows), -1)
         none = np.full(template.rows, -1)
-        costs = Costs(couple.own, rows, table[template.kind], NO_MATRIX, none)
+        costs = Costs(couple.own, rows, couple.ideal, NO_MATRIX, none)
         times[couple.step, couple.dp_index] = replay_lanes(template, np.arange(len(couple.step) + 1), costs)
     return times

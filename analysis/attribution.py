@@ -237,7 +237,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
     _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
     tell("op kinds")
-    groups = kind_groups(durations.ideal)
+    groups = kind_groups(graph.kinds)
     chosen_kinds = {name: kind(*kinds) for name, kinds in groups.items()}
     by_kind = {name: replay.step_times(Scenario.addition(chosen)) for name, chosen in chosen_kinds.items()}
     removed_by_kind = {name: replay.step_times(Scenario.removal(chosen)) for name, chosen in chosen_kinds.items()}

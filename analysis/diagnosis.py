@@ -41,7 +41,7 @@ def diagnose(
     trace: Trace, replay: JobReplay, attribution: Attribution, *, layers: tuple[int, ...] | None = None
 ) -> Diagnosis:
     """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`."""
-    facts = Facts.of(trace, replay, attribution)
+    facts = Facts(trace, replay, attribution)
     causes = causes_of(facts)
     return Diagnosis(
         time=time_pattern(facts.attribution),

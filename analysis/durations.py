@@ -1,22 +1,21 @@
 """What each op cost by itself: durations cleaned of waiting, launch delays, and the ideal.
 
-In: a `DependencyGraph`. Out: per block the cost of each op (`own`), its launch delay, and per kind the ideal cost.
+In: a `DependencyGraph`. Out: per block the cost of each op (`own`), its launch delay and its ideal cost.
 Waiting for peers is taken out of communication ops: transfer duration = recorded end - latest recorded start in the
 group. Launch delay = recorded start - latest recorded end of what the op waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from tracekit.analysis.graph import Block, DependencyGraph
+from tracekit.analysis.ideal import ideal_rows
 from tracekit.analysis.kernels import kernel
+from tracekit.analysis.method import Method
 from tracekit.analysis.structure import Floats
-from tracekit.model import KINDS, OpKind
 
 #: Clocks differ: a transfer or delay down to this much below zero is kept, so that the replay reproduces the
 #: recording; one further below is taken as 0 and counted.
@@ -25,21 +24,21 @@ CLOCK_TOLERANCE_S = 10e-3
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Costs of all ops of a graph, seconds; one [rows, lanes] matrix per block.
+    """Costs of all ops of a graph, seconds; one array per block.
 
-    `own`: what each op costs by itself. `ideal`: per kind, the mean own cost of a compute kind, the median of a
-    communication kind, over all steps, DP ranks and stages. `clamped_transfers`, `clamped_delays`: how many values
-    lay more than 10 ms below zero and were taken as 0.
+    `own`: what each op costs by itself, `launch_delay`: how long it was ready before it started, [rows, lanes].
+    `ideal`: what the ops of a row would take without stragglers (see `ideal`), [rows]. `clamped_transfers`,
+    `clamped_delays`: how many values lay more than 10 ms below zero and were taken as 0.
     """
 
     own: tuple[Floats, ...]
     launch_delay: tuple[Floats, ...]
-    ideal: Mapping[OpKind, float]
+    ideal: tuple[Floats, ...]
     clamped_transfers: int
     clamped_delays: int
 
 
-def measure_durations(graph: DependencyGraph) -> Durations:
+def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) -> Durations:
     """Split every recorded duration of `graph` into own cost and waiting."""
     joined = np.full((graph.joins, len(graph.steps)), -np.inf)
     for block in graph.blocks:
@@ -57,30 +56,10 @@ def measure_durations(graph: DependencyGraph) -> Durations:
     return Durations(
         own=tuple(own),
         launch_delay=tuple(delays),
-        ideal=MappingProxyType(ideal_costs(graph.blocks, own)),
+        ideal=ideal_rows(graph.blocks, own, graph.layout.pp, method),
         clamped_transfers=clamped_transfers,
         clamped_delays=clamped_delays,
     )
-
-
-def ideal_costs(blocks: tuple[Block, ...], own: list[Floats]) -> dict[OpKind, float]:
-    """Mean (compute) or median (communication) cost per kind that occurs."""
-    ideal = {}
-    for kind in KINDS:
-        rows = [costs[block.template.kind == kind.code] for block, costs in zip(blocks, own, strict=True)]
-        parts = [part.ravel() for part in rows if part.size]
-        if not parts:
-            continue
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        ideal[kind] = float(np.median(values, overwrite_input=True) if kind.is_communication else values.mean())
-    return ideal
-
-
-def ideal_rows(block: Block, ideal: Mapping[OpKind, float]) -> Floats:
-    """The ideal cost of each row of a block, [rows]."""
-    table = np.array([ideal.get(kind, 0.0) for kind in KINDS])
-    rows: Floats = table[block.template.kind]
-    return rows
 
 
 def _own_costs(block: Block, joined: Floats) -> tuple[Floats, int]:

@@ -111,6 +111,12 @@ class DependencyGraph:
         return tuple(np.unique(np.concatenate([block.dp_rank for block in self.blocks])).tolist())
 
     @cached_property
+    def kinds(self) -> tuple[OpKind, ...]:
+        """The kinds of op in the graph, in the order of `OpKind`."""
+        codes = np.unique(np.concatenate([block.template.kind for block in self.blocks]))
+        return tuple(KINDS[code] for code in codes)
+
+    @cached_property
     def workers(self) -> tuple[Worker, ...]:
         """The workers in the graph, by DP rank, then stage."""
         return tuple(Worker(dp_rank, pp_rank) for dp_rank in self.dp_ranks for pp_rank in range(self.layout.pp))

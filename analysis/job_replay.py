@@ -1,6 +1,6 @@
 """A job ready to be replayed under any scenario.
 
-In: a `Trace` (or a graph with its durations). Out: step times or timelines per scenario.
+In: a `Trace`. Out: step times or timelines per scenario, of a graph whose clocks are set right.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracekit.analysis.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.durations import Durations, measure_durations
 from tracekit.analysis.graph import DependencyGraph
+from tracekit.analysis.method import Method
 from tracekit.analysis.replay import (
     Costs,
     LanesToReplay,
@@ -29,16 +31,26 @@ from tracekit.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class JobReplay:
-    """The graph of a job and what each op costs."""
+    """The graph of a job and what each op costs. `clocks`: what was taken off the recorded starts before."""
 
     graph: DependencyGraph
     durations: Durations
+    clocks: Clocks
 
     @classmethod
-    def from_trace(cls, trace: Trace) -> JobReplay:
-        """Build the graph of `trace` and measure its durations. Raises GraphError where its ops do not fit together."""
+    def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
+        """Build the graph of `trace`, set its clocks right and measure its durations.
+
+        The published method takes the clocks as they are. Raises GraphError where the ops do not fit together.
+        """
         graph = DependencyGraph.from_trace(trace)
-        return cls(graph, measure_durations(graph))
+        if method is Method.PUBLISHED:
+            clocks = Clocks.right(graph.layout.pp, len(graph.dp_ranks))
+        else:
+            clocks = measure_clocks(graph, trace.step_starts)
+            if clocks.any_off:
+                graph = with_clocks_set(graph, clocks, trace.step_starts)
+        return cls(graph, measure_durations(graph, method), clocks)
 
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
         """The same job with only these step numbers; ideal costs stay those of the whole job.
@@ -51,16 +63,18 @@ class JobReplay:
                 f"none of these steps is in the job; it has {len(self.graph.steps)} steps from {self.graph.steps[0]} to"
                 f" {self.graph.steps[-1]}"
             )
-        blocks, own, delays = [], [], []
-        for block, costs, delay in zip(self.graph.blocks, self.durations.own, self.durations.launch_delay, strict=True):
+        blocks, own, delays, ideal = [], [], [], []
+        for number, block in enumerate(self.graph.blocks):
             lanes = np.flatnonzero(np.isin(block.step, wanted))
             if len(lanes):
                 blocks.append(block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32)))
-                own.append(np.ascontiguousarray(costs[:, lanes]))
-                delays.append(np.ascontiguousarray(delay[:, lanes]))
+                own.append(np.ascontiguousarray(self.durations.own[number][:, lanes]))
+                delays.append(np.ascontiguousarray(self.durations.launch_delay[number][:, lanes]))
+                ideal.append(self.durations.ideal[number])
         return JobReplay(
             replace(self.graph, steps=self.graph.steps[wanted], blocks=tuple(blocks)),
-            replace(self.durations, own=tuple(own), launch_delay=tuple(delays)),
+            replace(self.durations, own=tuple(own), launch_delay=tuple(delays), ideal=tuple(ideal)),
+            self.clocks,
         )
 
     def recorded_step_times(self) -> Floats:

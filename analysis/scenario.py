@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.durations import Durations, ideal_rows
+from tracekit.analysis.durations import Durations
 from tracekit.analysis.graph import Block, DependencyGraph
 from tracekit.analysis.replay import NO_MATRIX, Costs
 from tracekit.analysis.structure import Floats
@@ -279,7 +279,7 @@ RECORDED = Scenario(Base.ORIGINAL, launch_delays=Everything())
 def scenario_costs(scenario: Scenario, graph: DependencyGraph, durations: Durations, number: int) -> Costs:
     """The costs of block `number` under `scenario`."""
     context = Context(graph, durations, number)
-    costs = _Costs(durations.own[number], ideal_rows(context.block, durations.ideal), scenario.base)
+    costs = _Costs(durations.own[number], durations.ideal[number], scenario.base)
     for edit in scenario.edits:
         costs.apply(edit, edit.selection.mask(context))
     delay, delay_row = _delays(scenario, context)

@@ -44,7 +44,7 @@ def checked_selection(text: str, graph: DependencyGraph, durations: Durations) -
         raise SelectionError(
             f"selection {text!r:.200} matches no op; the job has stages 0-{graph.layout.pp - 1}, DP ranks"
             f" {graph.dp_ranks[0]}-{graph.dp_ranks[-1]}, steps {graph.steps[0]}-{graph.steps[-1]} and the kinds"
-            f" {', '.join(kind_groups(durations.ideal))}"
+            f" {', '.join(kind_groups(graph.kinds))}"
         )
     return selection
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.analysis.durations import ideal_rows
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import NONE
 from tracekit.analysis.replay import Timeline
@@ -44,7 +43,7 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
     recorded = recorded_frame(replay)
     blocks, durations = replay.graph.blocks, replay.durations
     times = {"recorded": recorded, "original": timeline_frame(replay, ORIGINAL), "ideal": timeline_frame(replay, IDEAL)}
-    ideal = [np.repeat(ideal_rows(block, durations.ideal), block.lanes) for block in blocks]
+    ideal = [np.repeat(costs, block.lanes) for block, costs in zip(blocks, durations.ideal, strict=True)]
     return recorded.drop("start", "duration").with_columns(
         *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
         own=np.concatenate([own.ravel() for own in durations.own]),

@@ -104,6 +104,13 @@ def _trace_source(command: Any) -> Any:
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
+@click.option(
+    "--method",
+    type=click.Choice(["tracekit", "published"]),
+    default="tracekit",
+    show_default=True,
+    help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--csv", "csv_directory", type=_PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=_PATH, metavar="FILE", help="Also write exact S per worker and step.")
@@ -117,6 +124,7 @@ def whatif(
     keep: tuple[str, ...],
     layers: str | None,
     ignore_steps: str | None,
+    method: str,
     as_json: bool,
     csv_directory: Path | None,
     parquet_file: Path | None,
@@ -132,7 +140,7 @@ def whatif(
     condition = None if fail_on is None else Condition(fail_on)
     with progress() as tell:
         tell("reading the trace")
-        loaded = _load(trace, layout, store, job)
+        loaded = _load(trace, layout, store, job, method)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
@@ -320,7 +328,9 @@ commands.add_command(collect_command)
 commands.add_command(dashboard_command)
 
 
-def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str | None) -> Job:
+def _load(
+    trace: Path | None, layout: Path | None, store: Path | None, name: str | None, method: str = "tracekit"
+) -> Job:
     """The job the options name; without any, the newest in the default store, and say so."""
     from tracekit.job import load, load_from_store
 
@@ -328,10 +338,10 @@ def _load(trace: Path | None, layout: Path | None, store: Path | None, name: str
         if store is not None or name is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
         with hushed_panics():
-            return load(trace, layout=layout)
+            return load(trace, layout=layout, method=method)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
-    job = load_from_store(name, store=store)
+    job = load_from_store(name, store=store, method=method)
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job

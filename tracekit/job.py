@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit.analysis.method import Method
 from tracekit.errors import GraphError
 from tracekit.text import encodable
 from tracekit.trace import Trace
@@ -47,16 +48,20 @@ class Exported:
 
 @dataclass(frozen=True)
 class Job:
-    """One job's trace; graph, replay and attribution are computed on first use and kept."""
+    """One job's trace; graph, replay and attribution are computed on first use and kept.
+
+    `method`: the rules of the analysis, tracekit's own or exactly the published ones.
+    """
 
     trace: Trace
+    method: Method = Method.TRACEKIT
 
     @cached_property
     def replay(self) -> JobReplay:
         """The job's dependency graph and durations. Raises GraphError where its ops do not fit together."""
         from tracekit.analysis.job_replay import JobReplay
 
-        return JobReplay.from_trace(self.trace)
+        return JobReplay.from_trace(self.trace, self.method)
 
     @cached_property
     def attribution(self) -> Attribution:
@@ -121,7 +126,7 @@ class Job:
 
     def without_steps(self, steps: Sequence[int]) -> Job:
         """The same job as if these steps had not been recorded. Raises SelectionError where nothing is left."""
-        return Job(self.trace.without_steps(steps))
+        return Job(self.trace.without_steps(steps), self.method)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
@@ -183,31 +188,47 @@ class Job:
         return [int(step) for step in graph.steps[sorted(slowest)]]
 
 
-def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None = None) -> Job:
+def load(
+    path: PathLike,
+    *,
+    layout: PathLike | None = None,
+    importer: str | None = None,
+    method: Method | str = Method.TRACEKIT,
+) -> Job:
     """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
 
     `layout` also states the sizes of collected segments where the ranks do not tell them.
 
     `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
-    Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
+    `method`: "published" analyses by the published rules alone. Raises FormatError, TraceError or LayoutError, each
+    naming file, place and next step; ValueError for an unknown method.
     """
-    file = Path(os.fsdecode(path))
+    return Job(_read(Path(os.fsdecode(path)), layout, importer), Method(method))
+
+
+def _read(file: Path, layout: PathLike | None, importer: str | None) -> Trace:
+    """The trace in `file`, by whatever reads it."""
     if importer is None and layout is None and file.suffix == ".parquet":  # saves importing every importer
         from tracekit.trace import read_parquet
 
-        return Job(read_parquet(file))
+        return read_parquet(file)
     if importer is None and layout is not None and not file.is_dir():
         from tracekit.collectors.published import read_published
 
-        return Job(read_published(file, layout))
+        return read_published(file, layout)
     from tracekit.collectors.registry import read_any
 
-    return Job(read_any(file, name=importer, layout=None if layout is None else Path(layout)))
+    return read_any(file, name=importer, layout=None if layout is None else Path(layout))
 
 
-def load_from_store(name: str | None = None, *, store: PathLike | None = None) -> Job:
-    """Read a job from a store, by default the newest one in the default store. Raises StoreError."""
+def load_from_store(
+    name: str | None = None, *, store: PathLike | None = None, method: Method | str = Method.TRACEKIT
+) -> Job:
+    """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
+
+    Raises StoreError; ValueError for an unknown method.
+    """
     from tracekit.store import Store, default_store
 
     opened = Store(Path(store) if store is not None else default_store())
-    return Job(opened.load(opened.newest() if name is None else name))
+    return Job(opened.load(opened.newest() if name is None else name), Method(method))

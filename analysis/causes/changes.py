@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from tracekit.analysis.causes.compute_table import ComputeTable
-from tracekit.analysis.causes.op_grid import OpGrid, Part, TransferGrid
 from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.op_grid import OpGrid, Part, TransferGrid
 from tracekit.analysis.replay import Costs
 from tracekit.analysis.structure import Floats
 

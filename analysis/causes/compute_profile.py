@@ -15,20 +15,17 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.causes.compute_table import ComputeTable
+from tracekit.analysis.robust import MAD_TO_SIGMA, SAMPLE, lower_median, median, sampled
 from tracekit.analysis.structure import Floats
 
 FORWARD, BACKWARD = 0, 1
 #: A median of n values scatters by this much x their spread / sqrt(n).
 MEDIAN_ERROR = 1.2533
-#: Median absolute deviation to standard deviation of a normal distribution.
-MAD_TO_SIGMA = 1.4826
 #: Which quantile of microbatches stands for a DP rank or a step.
 QUARTILE = 0.25
 #: A pause is at least this share of the compute it interrupts, and this many spreads long.
 SMALLEST_PAUSE = 0.5
 PAUSE_SPREADS = 8.0
-#: Spreads and typical values of more than this many numbers are taken from evenly spaced ones of them.
-SAMPLE = 100_000
 #: A factor differs from 1 when it exceeds it by this much and by this many of its standard errors.
 SMALLEST_FACTOR = 0.04
 FACTOR_ERRORS = 6.0
@@ -139,40 +136,6 @@ def stands_out(factor: Floats, error: Floats, errors: float) -> np.ndarray:
     usual = MAD_TO_SIGMA * float(lower_median(np.abs(factor - 1).ravel(), 0))
     high: np.ndarray = factor - 1 > np.maximum(SMALLEST_FACTOR, errors * np.maximum(error, usual))
     return high
-
-
-def median(values: Floats, axes: tuple[int, ...]) -> Floats:
-    """Median over `axes`; nan are left out, and nan is the median of nothing else."""
-    if not np.isnan(values).any():
-        return np.asarray(np.median(values, axis=axes))
-    ordered, count = _sorted(values, axes)
-    low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)
-    high = np.take_along_axis(ordered, np.minimum(count // 2, ordered.shape[-1] - 1), axis=-1)
-    return np.asarray((low + high)[..., 0] / 2)
-
-
-def lower_median(values: Floats, axis: int) -> Floats:
-    """The median over `axis`, of two middle values the lower: half of the values may be slow. nan as in `median`."""
-    if not np.isnan(values).any():
-        middle = (values.shape[axis] - 1) // 2
-        return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
-    ordered, count = _sorted(values, (axis,))
-    return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
-
-
-def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
-    """Values ascending over `axes` (made the last one), nan at the end; how many are not nan, [..., 1]."""
-    last = tuple(range(-len(axes), 0))
-    moved = np.moveaxis(values, axes, last)
-    flat = moved.reshape(*moved.shape[: moved.ndim - len(axes)], -1)
-    return np.sort(flat, axis=-1), np.isfinite(flat).sum(axis=-1, keepdims=True)
-
-
-def sampled(values: Floats) -> Floats:
-    """At most about SAMPLE of the values, evenly spaced, flat."""
-    flat = values.reshape(-1)
-    # An odd stride does not fall in step with axes of even length.
-    return flat[:: max(1, len(flat) // SAMPLE) | 1]
 
 
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:

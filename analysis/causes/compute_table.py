@@ -12,11 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
-from tracekit.analysis.causes.op_grid import Part
 from tracekit.analysis.computes import ComputeRows, compute_rows
 from tracekit.analysis.graph import Block
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import Int32s
+from tracekit.analysis.op_grid import Part
 from tracekit.analysis.structure import Floats, Ints
 from tracekit.model import OpKind
 

@@ -1,6 +1,6 @@
 """What all rules look at, computed once per job.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Facts`, with clocks set right first.
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Facts`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tracekit.analysis.attribution import Attribution, attribute
+from tracekit.analysis.attribution import Attribution
 from tracekit.analysis.causes.changes import step_times_with
-from tracekit.analysis.causes.clocks import ClockOffsets, clock_offsets, with_clocks_set
-from tracekit.analysis.causes.compute_profile import ComputeProfile, median, profile_computes
+from tracekit.analysis.causes.compute_profile import ComputeProfile, profile_computes
 from tracekit.analysis.causes.compute_table import ComputeTable
-from tracekit.analysis.causes.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
+from tracekit.analysis.robust import median
 from tracekit.analysis.structure import Floats
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 from tracekit.trace import Trace
@@ -25,21 +25,11 @@ from tracekit.trace import Trace
 
 @dataclass(frozen=True)
 class Facts:
-    """One job as the rules see it. `replay` has its clocks set right; `offsets`: by how much they were off."""
+    """One job as the rules see it."""
 
     trace: Trace
     replay: JobReplay
     attribution: Attribution
-    offsets: ClockOffsets
-
-    @classmethod
-    def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Facts:
-        """Measure the clocks; where one is off, set it right in the replay and attribute anew."""
-        offsets = clock_offsets(replay)
-        if not offsets.any:
-            return cls(trace, replay, attribution, offsets)
-        corrected = with_clocks_set(replay, offsets.offset_s)
-        return cls(trace, corrected, attribute(corrected), offsets)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -74,7 +64,7 @@ class Facts:
     @cached_property
     def transfers(self) -> TransferGrid:
         """The transfers between stages."""
-        return transfer_grid(self.replay)
+        return transfer_grid(self.replay.graph)
 
     @cached_property
     def transfer_s(self) -> Floats:
@@ -95,32 +85,32 @@ class Facts:
     @cached_property
     def collectives(self) -> OpGrid:
         """The data-parallel collectives by stage."""
-        return op_grid(self.replay, DP_COLLECTIVES)
+        return op_grid(self.replay.graph, DP_COLLECTIVES)
 
     @cached_property
     def optimizers(self) -> OpGrid:
         """The optimizer of each stage."""
-        return op_grid(self.replay, (OpKind.OPTIMIZER,))
+        return op_grid(self.replay.graph, (OpKind.OPTIMIZER,))
 
     @cached_property
     def first_forwards(self) -> OpGrid:
         """The first forward of each stage."""
-        return op_grid(self.replay, (OpKind.FORWARD_COMPUTE,), first_only=True)
+        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,), most=1)
 
     @cached_property
     def data_loads(self) -> OpGrid:
         """The data loading of each stage, where it was recorded."""
-        return op_grid(self.replay, (OpKind.DATA_LOAD,))
+        return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))
 
     @cached_property
     def host_work(self) -> OpGrid:
         """What the hosts did between other ops, where it was recorded."""
-        return op_grid(self.replay, (OpKind.HOST_DELAY,))
+        return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
 
     @cached_property
     def computing(self) -> OpGrid:
         """Every op that is no communication: its launch delay is the host's."""
-        return op_grid(self.replay, frozenset(OpKind) - COMMUNICATION)
+        return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
 
     @property
     def all_lanes_replayed(self) -> bool:

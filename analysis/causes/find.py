@@ -60,7 +60,7 @@ _RULE_OF: Mapping[CauseKind, Rule] = {rule.kind: rule for rule in RULES}
 
 def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Cause, ...]:
     """The causes of the job's slowness, dearest first; one of kind `healthy` (or `unexplained`) where none shows."""
-    return causes_of(Facts.of(trace, replay, attribution))
+    return causes_of(Facts(trace, replay, attribution))
 
 
 def causes_of(facts: Facts) -> tuple[Cause, ...]:

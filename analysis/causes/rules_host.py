@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.causes.changes import Change, NoDelays, Scale, ScaleDelays, Together
-from tracekit.analysis.causes.compute_profile import lower_median, sampled
 from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
 from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.robust import lower_median, sampled
 from tracekit.analysis.structure import Floats
 
 #: Waiting for data from here on (seconds) is late data.

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.clocks import SMALLEST_OFFSET_S
-from tracekit.analysis.causes.compute_profile import lower_median, median
 from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Link, Where, sureness
 from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.robust import lower_median, median
 
 #: Transfers scatter; a link (a network card) this many times slower than the others is slow.
 SMALLEST_LINK_FACTOR = 3.0
@@ -24,6 +23,8 @@ HICCUP_FACTOR = 8.0
 LARGEST_HICCUP_SHARE = 0.1
 FEWEST_HICCUPS = 3
 FEWEST_STEPS = 3
+#: Network time protocols keep clocks closer than this, seconds: a larger offset is worth a word.
+SMALLEST_OFFSET_S = 1.5e-3
 
 
 def _slow_links(facts: Facts) -> np.ndarray:
@@ -141,9 +142,9 @@ class Congestion(Rule):
 class ClockError(Rule):
     """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
 
-    Paper: takes synchronised clocks for granted. tracekit measures each worker's offset where a collective over all
-    workers ends, names offsets above 1.5 ms and eight standard errors, and sets the clocks right before it looks for
-    any other cause, so that the rank whose clock is off is not blamed.
+    Paper: takes synchronised clocks for granted. tracekit compares clocks wherever ops end together (see
+    `tracekit.analysis.clocks`) and removes offsets before anything is measured, so that the rank whose clock is off is
+    not blamed; this rule names those of more than 1.5 ms.
     """
 
     kind = CauseKind.CLOCK_ERROR
@@ -155,8 +156,8 @@ class ClockError(Rule):
 
     def candidates(self, facts: Facts) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        offset = facts.offsets.offset_s
-        hit = offset != 0
+        offset = facts.replay.clocks.offset_s
+        hit = np.abs(offset) >= SMALLEST_OFFSET_S
         if not hit.any():
             return
         evidence = (Evidence("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)

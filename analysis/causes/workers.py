@@ -15,11 +15,10 @@ from tracekit.analysis.causes.compute_profile import (
     FACTOR_ERRORS,
     SMALLEST_FACTOR,
     ComputeProfile,
-    lower_median,
-    median,
     stands_out,
 )
 from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.robust import lower_median, median
 from tracekit.analysis.structure import Floats
 from tracekit.model import Worker
 

@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from tracekit.analysis.durations import ideal_rows
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.replay import Costs, replay_lanes
 from tracekit.analysis.structure import Floats
@@ -83,8 +82,9 @@ class OneLane:
     @classmethod
     def of(cls, replay: JobReplay) -> OneLane:
         """The structure most lanes of the job have, every op at its ideal cost."""
-        block = max(replay.graph.blocks, key=lambda block: block.start.size)
-        return cls(block.template, ideal_rows(block, replay.durations.ideal))
+        blocks = replay.graph.blocks
+        number = max(range(len(blocks)), key=lambda number: blocks[number].start.size)
+        return cls(blocks[number].template, replay.durations.ideal[number])
 
     @cached_property
     def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

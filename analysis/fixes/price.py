@@ -61,7 +61,7 @@ def price_fixes(
     `layers`: transformer layers per stage; by default those of the trace's metadata, else equal ones are assumed.
     Raises SelectionError where their number differs from that of the stages.
     """
-    return fixes_of(Facts.of(trace, replay, attribution), causes, layers=layers)
+    return fixes_of(Facts(trace, replay, attribution), causes, layers=layers)
 
 
 def fixes_of(facts: Facts, causes: Sequence[Cause], *, layers: tuple[int, ...] | None = None) -> tuple[Fix, ...]:

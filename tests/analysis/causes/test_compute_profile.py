@@ -1,4 +1,4 @@
-"""Factors of compute costs, clock offsets, and the grids they are read from."""
+"""Factors of compute costs, and the grids they are read from."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from hypothesis import strategies as st
 
 from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
 from tracekit.analysis.causes.changes import Scale, step_times_with
-from tracekit.analysis.causes.clocks import clock_offsets, with_clocks_set
 from tracekit.analysis.causes.compute_profile import (
     BACKWARD,
     FACTOR_ERRORS,
     FORWARD,
-    lower_median,
-    median,
     profile_computes,
     stands_out,
 )
 from tracekit.analysis.causes.compute_table import ComputeTable
-from tracekit.analysis.causes.op_grid import op_grid, transfer_grid
 from tracekit.analysis.correlation import forward_backward_correlation
 from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.op_grid import op_grid, transfer_grid
+from tracekit.analysis.robust import lower_median, median
 from tracekit.model import Layout, OpKind
 from tracekit.synth import (
-    ClockOffset,
     MissingRanks,
     PythonGc,
     Schedule,
@@ -271,7 +268,7 @@ class TestGrids:
 
     def test_transfers_are_found_by_link(self):
         replay = replay_of(SlowP2pLink(dp_rank=3, pp_rank=1, factor=50))
-        grid = transfer_grid(replay)
+        grid = transfer_grid(replay.graph)
         seconds = grid.gather(replay.durations.own)
         assert seconds.shape == (8, 8, 8, 4), "4 links x 2 directions, 8 microbatches, 8 steps, 4 DP ranks"
         assert np.isfinite(seconds).sum() == 3 * 2 * 8 * 8 * 4, "the wrap-around link is not used"
@@ -279,26 +276,7 @@ class TestGrids:
 
     def test_collectives_are_found_by_stage(self):
         replay = replay_of(SlowNic(dp_rank=2, pp_rank=3, factor=5))
-        grid = op_grid(replay, (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER))
+        grid = op_grid(replay.graph, (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER))
         seconds = grid.gather(replay.durations.own)
         assert seconds.shape == (4, 2, 8, 4)
         assert np.argwhere(np.median(seconds, axis=(1, 2)) > 0.1).tolist() == [[3, 2]]
-
-
-class TestClocks:
-    def test_an_offset_is_measured_and_taken_out(self):
-        wrong = replay_of(ClockOffset(dp_rank=1, pp_rank=3, offset_s=0.02))
-        offsets = clock_offsets(wrong)
-        assert np.argwhere(offsets.offset_s).tolist() == [[3, 1]]
-        assert offsets.offset_s[3, 1] == pytest.approx(0.02, abs=0.001)
-        right = with_clocks_set(wrong, offsets.offset_s)
-        healthy = replay_of()
-        for mine, theirs in zip(right.durations.own, healthy.durations.own, strict=True):
-            assert mine == pytest.approx(theirs, abs=0.001)
-
-    @pytest.mark.parametrize("noise", [0.01, 0.05])
-    def test_clocks_in_step_are_left_alone(self, noise):
-        assert not clock_offsets(replay_of(noise=noise)).any
-
-    def test_a_slow_worker_is_no_clock_error(self):
-        assert not clock_offsets(replay_of(SlowWorker(factor=3))).any

@@ -1,6 +1,7 @@
 """Ops of some kinds as a grid [slots, ops, steps, dp_ranks], and back.
 
-In: a `JobReplay`. Out: `OpGrid`s: where ops sit in the cost matrices, a slot being a stage or a link between stages.
+In: a `DependencyGraph`. Out: `OpGrid`s: where ops sit in the cost matrices, a slot being a stage or a link between
+stages.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.analysis.graph import Block
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.graph import Block, DependencyGraph
 from tracekit.analysis.lanes import Int32s
 from tracekit.analysis.structure import Floats, Ints
 from tracekit.analysis.template import Template
@@ -88,29 +88,29 @@ class TransferGrid:
         yield from self.recvs.parts(values)
 
 
-def op_grid(replay: JobReplay, kinds: Collection[OpKind], *, first_only: bool = False) -> OpGrid:
-    """Ops of `kinds` by stage, in row order; `first_only`: the first of each stage."""
+def op_grid(graph: DependencyGraph, kinds: Collection[OpKind], *, most: int | None = None) -> OpGrid:
+    """Ops of `kinds` by stage, in row order; at most the first `most` of each stage."""
     codes = [kind.code for kind in kinds]
     places = []
-    for number, block in enumerate(replay.graph.blocks):
+    for number, block in enumerate(graph.blocks):
         template = block.template
-        for stage in range(replay.graph.layout.pp):
+        for stage in range(graph.layout.pp):
             here = (template.pp_rank == stage) & np.isin(template.kind, codes)
-            rows = np.flatnonzero(here)[: 1 if first_only else None]
+            rows = np.flatnonzero(here)[:most]
             if len(rows):
-                places.append(_place(replay, number, stage, rows))
-    return _grid(replay, places, replay.graph.layout.pp)
+                places.append(_place(graph, number, stage, rows))
+    return _grid(graph, places, graph.layout.pp)
 
 
-def transfer_grid(replay: JobReplay) -> TransferGrid:
-    """Every send that has its recv."""
+def transfer_grid(graph: DependencyGraph, *, most: int | None = None) -> TransferGrid:
+    """Sends with their recvs, at most the first `most` of each link and direction."""
     sends, recvs = [], []
-    stages = replay.graph.layout.pp
-    for number, block in enumerate(replay.graph.blocks):
+    stages = graph.layout.pp
+    for number, block in enumerate(graph.blocks):
         for slot, send, recv in _pairs(block, stages):
-            sends.append(_place(replay, number, slot, send))
-            recvs.append(_place(replay, number, slot, recv))
-    return TransferGrid(_grid(replay, sends, 2 * stages), _grid(replay, recvs, 2 * stages))
+            sends.append(_place(graph, number, slot, send[:most]))
+            recvs.append(_place(graph, number, slot, recv[:most]))
+    return TransferGrid(_grid(graph, sends, 2 * stages), _grid(graph, recvs, 2 * stages))
 
 
 def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
@@ -139,12 +139,12 @@ def _paired_rows(template: Template) -> tuple[Ints, Ints]:
     return send[real][order], recv[real][order]
 
 
-def _place(replay: JobReplay, number: int, slot: int, rows: Ints) -> _Place:
-    block = replay.graph.blocks[number]
-    dp_index = np.searchsorted(np.array(replay.graph.dp_ranks), block.dp_rank)
+def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints) -> _Place:
+    block = graph.blocks[number]
+    dp_index = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
     return _Place(number, slot, rows, block.step, dp_index)
 
 
-def _grid(replay: JobReplay, places: list[_Place], slots: int) -> OpGrid:
+def _grid(graph: DependencyGraph, places: list[_Place], slots: int) -> OpGrid:
     ops = max((len(place.rows) for place in places), default=0)
-    return OpGrid((slots, ops, len(replay.graph.steps), len(replay.graph.dp_ranks)), tuple(places))
+    return OpGrid((slots, ops, len(graph.steps), len(graph.dp_ranks)), tuple(places))
