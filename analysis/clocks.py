@@ -47,8 +47,8 @@ RESOLUTION_S = 20e-6
 FEWEST_STEPS = 3
 #: Clocks drift: offsets are measured in up to this many runs of steps, each of at least so many steps.
 RUNS = 8
-STEPS_PER_RUN = 4
-FEWEST_RUNS = 3
+STEPS_PER_RUN = 2
+FEWEST_RUNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float]) -> 
     return _settled(
         samples - _reference(graph, samples)[:, None, None],
         times,
+        floor_s=max(RESOLUTION_S, SMALLEST_SHARE * _step_length_s(graph)),
         dp_ranks_tied=bool(ties),
         stages_tied=links is not None or _clip_ties_stages(graph),
     )
@@ -156,7 +157,9 @@ def _agreed(ties: Sequence[Floats]) -> Floats:
     picked = np.take_along_axis(late, chosen[:, None], axis=0)[0]
     signs = np.where(known & ~near, np.sign(usual), np.sign(np.take_along_axis(usual, chosen, axis=0)))
     contradict = np.asarray((signs > 0).any(axis=0) & (signs < 0).any(axis=0))
-    agreed: Floats = np.where(contradict[None] | ~np.isfinite(picked), 0.0, picked)
+    # A worker that lacks the op in some steps is taken to be as far off there as in the others.
+    level = np.nan_to_num(np.take_along_axis(usual, chosen, axis=0))
+    agreed: Floats = np.where(contradict[None], 0.0, np.where(np.isfinite(picked), picked, level))
     return agreed
 
 
@@ -258,17 +261,21 @@ def _step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Flo
     known = [step_starts.get(int(step)) for step in graph.steps]
     starts = np.array([np.nan if start is None else start for start in known])
     if np.isfinite(starts).all() and (np.diff(starts) > 0).all():
-        return starts - starts[0]
-    return np.arange(len(graph.steps)) * _step_length_s(graph)
+        return np.asarray(starts - starts[0], np.float64)
+    return np.asarray(np.arange(len(graph.steps)) * _step_length_s(graph), np.float64)
 
 
 def _step_length_s(graph: DependencyGraph) -> float:
     """About how long a step takes, seconds: to the latest end on any of a few lanes."""
-    return float(np.median([np.median((block.start + block.duration)[:, :8].max(axis=0)) for block in graph.blocks]))
+    ends = [(block.start[:, :8] + block.duration[:, :8]).max(axis=0) for block in graph.blocks]
+    return float(np.median(np.concatenate(ends)))
 
 
-def _settled(samples: Floats, times: Floats, *, dp_ranks_tied: bool, stages_tied: bool) -> Clocks:
-    """Offsets and drifts that stand out, from how far each clock was ahead in each step, [steps, stages, dp_ranks]."""
+def _settled(samples: Floats, times: Floats, *, floor_s: float, dp_ranks_tied: bool, stages_tied: bool) -> Clocks:
+    """Offsets and drifts that stand out, from how far each clock was ahead in each step, [steps, stages, dp_ranks].
+
+    `times`: when each step began, seconds, [steps]. Offsets below `floor_s` are left alone.
+    """
     steps = len(samples)
     runs = np.array_split(np.arange(steps), max(1, min(RUNS, steps // STEPS_PER_RUN)))
     levels = np.stack([np.median(samples[run], axis=0) for run in runs])
@@ -280,11 +287,10 @@ def _settled(samples: Floats, times: Floats, *, dp_ranks_tied: bool, stages_tied
     error = np.maximum(scatter, line.error)
     if steps < FEWEST_STEPS:
         error = np.full_like(error, MAD_TO_SIGMA * float(np.median(np.abs(samples))))
-    length_s = float(times[-1] - times[0]) / max(steps - 1, 1)
-    floor_s = max(RESOLUTION_S, SMALLEST_SHARE * length_s)
     steady = (np.sign(samples) == np.sign(offset)).mean(axis=0) >= STEADY_SHARE
     span = np.abs(drift) * (times[-1] - times[0])
-    drifts = span > np.maximum(floor_s, OFFSET_ERRORS * error)
+    # A slope over the whole trace has sqrt(12) times the standard error of a level.
+    drifts = span > np.maximum(floor_s, OFFSET_ERRORS * np.sqrt(12) * error)
     off = drifts | ((np.abs(offset) > np.maximum(floor_s, OFFSET_ERRORS * error)) & steady)
     return Clocks(
         offset_s=np.where(off, offset, 0.0),
