@@ -15,15 +15,19 @@ import numpy as np
 
 from tracekit.analysis.added_back import Couple, add_back_lanes, couple_lanes
 from tracekit.analysis.correlation import forward_backward_correlation
+from tracekit.analysis.gaps import Gap, gaps_text
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.lanes import Int32s
 from tracekit.analysis.scenario import (
     IDEAL,
     ORIGINAL,
     RECORDED,
+    Action,
     Base,
+    Edit,
     Scenario,
     Selection,
+    StepSet,
     dp_rank,
     kind,
     stage,
@@ -31,12 +35,15 @@ from tracekit.analysis.scenario import (
 )
 from tracekit.analysis.structure import Floats
 from tracekit.errors import TraceError
-from tracekit.model import Worker, kind_groups
+from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
+from tracekit.trace import traced_dp_ranks
 
 #: S from here on is straggling.
 STRAGGLING_SLOWDOWN = 1.1
 #: A recording that the replay without launch delays misses by more than this explains too little.
 LARGEST_DISCREPANCY = 0.05
+#: A job cannot run faster than without its stragglers; below this S is more than rounding and noise.
+SMALLEST_SLOWDOWN = 0.98
 #: M_W idealises this share of the workers, at least one.
 SLOWEST_WORKERS_SHARE = 0.03
 
@@ -98,6 +105,9 @@ class Attribution:
     idealised. `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch
     delays. Removed and delayed by DP rank take a replay each, so these two are None where that is too dear.
     `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
+    `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
+    where nothing was reconstructed. `hidden_slowdown`: S if all that collectives take was waiting for DP ranks that are
+    not in the trace, None where none is missing.
     """
 
     steps: Int32s
@@ -124,6 +134,9 @@ class Attribution:
     correlation: Mapping[int, float | None]
     clamped_transfers: int
     clamped_delays: int
+    gaps: tuple[Gap, ...]
+    slowdown_as_recorded: float | None
+    hidden_slowdown: float | None
 
     @property
     def original_s(self) -> float:
@@ -210,12 +223,36 @@ class Attribution:
             )
         if error > LARGEST_DISCREPANCY:
             reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
+        reasons += self._doubts()
         if reasons and (self.clamped_transfers or self.clamped_delays):
             reasons.append(
                 f"{self.clamped_transfers + self.clamped_delays} transfers or launch delays lie more than 10 ms below"
                 " zero (taken as 0): clocks of ranks disagree, or ops overlapped that the graph orders"
             )
         return Trust(error, discrepancy, not reasons, tuple(reasons))
+
+    def _doubts(self) -> list[str]:
+        """Why the verdict could be another one, had more been recorded."""
+        doubts = []
+        if self.slowdown < SMALLEST_SLOWDOWN:
+            doubts.append(
+                f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
+                " durations do not fit it"
+            )
+        recorded = self.slowdown_as_recorded
+        if self.gaps and recorded is None:
+            doubts.append(f"{gaps_text(self.gaps)} were not recorded, so that nobody waits for them in the replay")
+        if recorded is not None and (recorded >= STRAGGLING_SLOWDOWN) != self.straggling:
+            doubts.append(
+                f"{gaps_text(self.gaps)} were not recorded: S is {self.slowdown:.2f} with them reconstructed and"
+                f" {recorded:.2f} without"
+            )
+        if self.hidden_slowdown is not None and self.hidden_slowdown >= STRAGGLING_SLOWDOWN and not self.straggling:
+            doubts.append(
+                "DP ranks are missing from the trace, and collectives may be waiting for them: S could be up to"
+                f" {self.hidden_slowdown:.2f}"
+            )
+        return doubts
 
     def _slowdowns(self, times: Floats) -> Floats:
         means: Floats = times.mean(axis=0) / self.ideal_s
@@ -296,6 +333,9 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         correlation=forward_backward_correlation(replay),
         clamped_transfers=durations.clamped_transfers,
         clamped_delays=durations.clamped_delays,
+        gaps=graph.gaps,
+        slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
+        hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
     )
 
 
@@ -318,6 +358,31 @@ def contribution(replay: JobReplay, selection: Selection) -> Contribution:
         added_s=replay.mean_step_time(Scenario.addition(selection)),
         removed_s=replay.mean_step_time(Scenario.removal(selection)),
     )
+
+
+def slowdown_of(replay: JobReplay) -> float:
+    """S = T(original) / T(ideal)."""
+    return replay.mean_step_time(ORIGINAL) / replay.mean_step_time(IDEAL)
+
+
+def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
+    """S if the collectives that lack DP ranks of the layout did nothing but wait for them; None where none is missing.
+
+    Where ranks are missing in some steps only, those steps count alone.
+    """
+    graph = replay.graph
+    lanes = np.zeros(len(graph.steps), np.int64)
+    for block in graph.blocks:
+        lanes += np.bincount(block.step, minlength=len(graph.steps))
+    incomplete = graph.steps[lanes < traced_dp_ranks(graph.layout, np.array(graph.dp_ranks))]
+    waiting = DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
+    if not len(incomplete) or not waiting & set(graph.kinds):
+        return None
+    selection = kind(*waiting)
+    if len(incomplete) < len(graph.steps):
+        selection = selection & StepSet(frozenset(incomplete.tolist()))
+    ideal_s = replay.mean_step_time(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
+    return original_s / ideal_s if ideal_s > 0 else math.inf
 
 
 def _by_worker(replay: JobReplay, couples: tuple[Couple, ...], by_dp_rank: Floats) -> Floats:

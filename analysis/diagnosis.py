@@ -16,6 +16,7 @@ from tracekit.analysis.fixes import fixes_of
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.verdict import Verdict, verdict_of
 from tracekit.trace import Trace
 
 
@@ -23,14 +24,16 @@ from tracekit.trace import Trace
 class Diagnosis:
     """When, where and why a job is slow, and what each fix would give back."""
 
+    verdict: Verdict
     time: TimePattern
     space: SpacePattern
     causes: tuple[Cause, ...]
     fixes: tuple[Fix, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`: `patterns`, `causes`, `fixes`."""
+        """Plain data for `whatif --json`: `verdict`, `patterns`, `causes`, `fixes`."""
         return {
+            "verdict": self.verdict.to_dict(),
             "patterns": {"time": self.time.to_dict(), "space": self.space.to_dict()},
             "causes": [cause.to_dict() for cause in self.causes],
             "fixes": [fix.to_dict() for fix in self.fixes],
@@ -44,6 +47,7 @@ def diagnose(
     facts = Facts(trace, replay, attribution)
     causes = causes_of(facts)
     return Diagnosis(
+        verdict=verdict_of(facts, causes),
         time=time_pattern(facts.attribution),
         space=space_pattern(facts.attribution, facts.hosts),
         causes=causes,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.lanes import Int32s, LaneGroup, place_lanes
+from tracekit.analysis.gaps import Gap, MissingOps, with_missing_ops
+from tracekit.analysis.lanes import Int32s, LaneGroup, Lanes, place_lanes
 from tracekit.analysis.structure import Floats, Ints, Structure
 from tracekit.analysis.template import NO_JOINS, Template, build_templates, join_keys
 from tracekit.model import KINDS, Layout, OpKind, Worker
@@ -67,7 +68,8 @@ class DependencyGraph:
     """All ops of a job and what each waits for.
 
     `steps`: step numbers that can be replayed, [steps]. `joins`: how many data-parallel collectives a step has.
-    `dropped_lanes`: (step, dp_rank) that lack a whole stage.
+    `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not recorded;
+    `reconstructed`: whether they were put in.
     """
 
     layout: Layout
@@ -75,11 +77,26 @@ class DependencyGraph:
     blocks: tuple[Block, ...]
     joins: int
     dropped_lanes: tuple[tuple[int, int], ...]
+    gaps: tuple[Gap, ...] = ()
+    reconstructed: bool = False
 
     @classmethod
-    def from_trace(cls, trace: Trace) -> DependencyGraph:
-        """Build the graph. Raises GraphError for unpaired sends, cycles and the like."""
+    def from_trace(cls, trace: Trace, *, reconstruct: bool = False) -> DependencyGraph:
+        """Build the graph. Raises GraphError for unpaired sends, cycles and the like.
+
+        `reconstruct`: put in members of collectives that their peers recorded and they did not, as soon as all that
+        they wait for had ended.
+        """
         lanes = place_lanes(trace)
+        missing = lanes.missing
+        if reconstruct and len(missing):
+            lanes = place_lanes(with_missing_ops(trace, missing))
+            graph = cls._of_lanes(trace, lanes)
+            return replace(_begun_when_ready(graph, missing), gaps=missing.gaps(), reconstructed=True)
+        return replace(cls._of_lanes(trace, lanes), gaps=missing.gaps())
+
+    @classmethod
+    def _of_lanes(cls, trace: Trace, lanes: Lanes) -> DependencyGraph:
         replayed = np.unique(np.concatenate([group.step for group in lanes.groups]))
         lanes_of_step = sum(np.bincount(group.step, minlength=len(lanes.steps)) for group in lanes.groups)
         keys = join_keys([group.structure for group in lanes.groups]) if np.max(lanes_of_step) > 1 else NO_JOINS
@@ -153,6 +170,40 @@ def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:
         duration=group.duration,
         microbatch=group.microbatch,
     )
+
+
+def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> DependencyGraph:
+    """The graph in which each missing op begins when all it waits for has ended, and ends as it did."""
+    step_index = np.searchsorted(graph.steps, missing.step)
+    blocks = []
+    for block in graph.blocks:
+        template = block.template
+        start, duration = block.start.copy(), block.duration.copy()
+        kinds = np.unique(missing.kind)
+        # In replay order: a missing op may wait for another one.
+        for row in template.order[np.isin(template.kind[template.order], kinds)]:
+            same = (
+                (missing.kind == template.kind[row])
+                & (missing.pp_rank == template.pp_rank[row])
+                & (missing.seq == template.seq[row])
+            )
+            lanes = _lanes_at(block, step_index[same], missing.dp_rank[same])
+            waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
+            if not len(lanes) or not len(waits):
+                continue
+            end = start[row, lanes] + duration[row, lanes]
+            ready = (start[np.ix_(waits, lanes)] + duration[np.ix_(waits, lanes)]).max(axis=0)
+            start[row, lanes] = np.minimum(ready, end)
+            duration[row, lanes] = end - start[row, lanes]
+        blocks.append(replace(block, start=start, duration=duration))
+    return replace(graph, blocks=tuple(blocks))
+
+
+def _lanes_at(block: Block, step: Ints, dp_rank: Int32s) -> Ints:
+    """The lanes of a block at these (step index, dp_rank), as far as they are in the block."""
+    width = int(max(block.dp_rank.max(), dp_rank.max(initial=0))) + 1
+    here: Ints = np.flatnonzero(np.isin(block.step * width + block.dp_rank, step * width + dp_rank))
+    return here
 
 
 def first_lanes(step: Int32s) -> Ints:

@@ -31,11 +31,16 @@ from tracekit.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class JobReplay:
-    """The graph of a job and what each op costs. `clocks`: what was taken off the recorded starts before."""
+    """The graph of a job and what each op costs.
+
+    `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
+    of collectives, None where nothing was reconstructed.
+    """
 
     graph: DependencyGraph
     durations: Durations
     clocks: Clocks
+    as_recorded: JobReplay | None = None
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
@@ -43,14 +48,20 @@ class JobReplay:
 
         The published method takes the clocks as they are. Raises GraphError where the ops do not fit together.
         """
-        graph = DependencyGraph.from_trace(trace)
         if method is Method.PUBLISHED:
-            clocks = Clocks.right(graph.layout.pp, len(graph.dp_ranks))
-        else:
-            clocks = measure_clocks(graph, trace.step_starts)
-            if clocks.any_off:
-                graph = with_clocks_set(graph, clocks, trace.step_starts)
-        return cls(graph, measure_durations(graph, method), clocks)
+            graph = DependencyGraph.from_trace(trace)
+            return cls(graph, measure_durations(graph, method), Clocks.right(graph.layout.pp, len(graph.dp_ranks)))
+        replay = cls._with_clocks_set(DependencyGraph.from_trace(trace, reconstruct=True), trace)
+        if not replay.graph.reconstructed:
+            return replay
+        return replace(replay, as_recorded=cls._with_clocks_set(DependencyGraph.from_trace(trace), trace))
+
+    @classmethod
+    def _with_clocks_set(cls, graph: DependencyGraph, trace: Trace) -> JobReplay:
+        clocks = measure_clocks(graph, trace.step_starts)
+        if clocks.any_off:
+            graph = with_clocks_set(graph, clocks, trace.step_starts)
+        return cls(graph, measure_durations(graph), clocks)
 
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
         """The same job with only these step numbers; ideal costs stay those of the whole job.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.gaps import MissingOps, missing_ops
 from tracekit.analysis.kernels import kernel
 from tracekit.analysis.structure import (
     BACKWARD,
@@ -58,11 +59,15 @@ class LaneGroup:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that lack a stage, so cannot replay."""
+    """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that lack a stage, so cannot replay.
+
+    `missing`: ops that a lane lacks although its peers recorded them.
+    """
 
     steps: Int32s
     groups: tuple[LaneGroup, ...]
     dropped_lanes: tuple[tuple[int, int], ...]
+    missing: MissingOps
 
 
 def place_lanes(trace: Trace) -> Lanes:
@@ -81,6 +86,8 @@ def place_lanes(trace: Trace) -> Lanes:
         dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
         counts.reshape(-1, layout.pp, len(KINDS))[:, :, dropped_kinds] = 0
     lanes, dropped_lanes = _complete_lanes(counts, steps, dp_ranks, layout.pp, trace.name)
+
+    missing = missing_ops(counts, lanes, steps, layout)
 
     group_of_lane = np.full(len(counts), -1, np.int32)
     column_of_lane = np.zeros(len(counts), np.int64)
@@ -138,7 +145,7 @@ def place_lanes(trace: Trace) -> Lanes:
             microbatch=microbatches[number],
         )
         groups.extend(_by_structure(placed, trace, steps))
-    return Lanes(steps=steps, groups=tuple(groups), dropped_lanes=dropped_lanes)
+    return Lanes(steps=steps, groups=tuple(groups), dropped_lanes=dropped_lanes, missing=missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,16 @@ class Steps(Selection):
 
 
 @dataclass(frozen=True, slots=True)
+class StepSet(Selection):
+    """Ops of these steps."""
+
+    steps: frozenset[int]
+
+    def mask(self, context: Context) -> Mask:
+        return np.isin(context.graph.steps[context.block.step], list(self.steps)).reshape(1, -1)
+
+
+@dataclass(frozen=True, slots=True)
 class Microbatches(Selection):
     """Ops of these microbatches; ops recorded without one are in no set."""
 

@@ -51,8 +51,7 @@ class Findings:
             **{name: found[name] for name in ("slowdown", "waste", "straggling")},
             "trustworthy": found["trust"]["trustworthy"],
             **{f"{name}_s": found["step_time_s"][name] for name in ("recorded", "original", "ideal")},
-            "lost_gpu_hours": found["wasted_gpu_hours"],
-            "lost_gpu_hours_per_day": found["wasted_gpu_hours_per_day"],
+            **{name: found["verdict"][name] for name in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
             "cause_kinds": [cause["kind"] for cause in found["causes"]],
             "cause_places": [cause["where_text"] for cause in found["causes"]],
         }

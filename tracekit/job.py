@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.job_replay import JobReplay
     from tracekit.analysis.scenario import Scenario
     from tracekit.findings import Findings, Unanalysed
-    from tracekit.report import Question, Report
+    from tracekit.report import ClockReport, PublishedView, Question, Report
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -61,7 +61,7 @@ class Job:
         """The job's dependency graph and durations. Raises GraphError where its ops do not fit together."""
         from tracekit.analysis.job_replay import JobReplay
 
-        return JobReplay.from_trace(self.trace, self.method)
+        return JobReplay.from_trace(self.trace, Method(self.method))
 
     @cached_property
     def attribution(self) -> Attribution:
@@ -106,8 +106,56 @@ class Job:
             hosts=self._hosts(),
             attribution=found,
             diagnosis=diagnose(self.trace, self.replay, found, layers=layers),
+            method=Method(self.method),
+            clocks=self._clocks(),
+            published=self._published(),
             questions_asked=tuple(asked),
         )
+
+    def _clocks(self) -> ClockReport:
+        """Which clocks were off, and whose could not be compared."""
+        from tracekit.model import Worker
+        from tracekit.report import ClockOffset, ClockReport
+
+        clocks, graph = self.replay.clocks, self.replay.graph
+        off = (clocks.offset_s != 0) | (clocks.drift != 0)
+        offsets = [
+            ClockOffset(
+                Worker(graph.dp_ranks[int(dp_index)], int(stage)),
+                float(clocks.offset_s[stage, dp_index]),
+                float(clocks.error_s[stage, dp_index]),
+                float(clocks.drift[stage, dp_index]),
+            )
+            for stage, dp_index in zip(*off.nonzero(), strict=True)
+        ]
+        untied = []
+        if Method(self.method) is Method.TRACEKIT:
+            untied += ["the clocks of DP ranks"] if len(graph.dp_ranks) > 1 and not clocks.dp_ranks_tied else []
+            untied += ["the clocks of stages"] if graph.layout.pp > 1 and not clocks.stages_tied else []
+        return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), " and ".join(untied) or None)
+
+    def _published(self) -> PublishedView | None:
+        """What the published method says of the job, None where it cannot differ."""
+        from tracekit.analysis.attribution import slowdown_of
+        from tracekit.analysis.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
+        from tracekit.analysis.job_replay import JobReplay
+        from tracekit.report import PublishedView
+
+        if Method(self.method) is Method.PUBLISHED:
+            return None
+        occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(self.replay.graph.kinds))
+        reasons = []
+        if self.replay.clocks.any_off:
+            reasons.append("it takes the clocks as they are")
+        if self.replay.graph.reconstructed:
+            reasons.append("it leaves out members of collectives that were not recorded")
+        if occasional:
+            reasons.append(
+                f"it compares {', '.join(occasional)} only with one another, not with workers that have none"
+            )
+        if not reasons:
+            return None
+        return PublishedView(slowdown_of(JobReplay.from_trace(self.trace, Method.PUBLISHED)), tuple(reasons))
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
         """What a store keeps of the analysis; why there is none where the ops form no graph."""

@@ -21,6 +21,7 @@ import polars as pl
 
 from tracekit.analysis.attribution import Attribution, waste
 from tracekit.analysis.diagnosis import Diagnosis
+from tracekit.analysis.method import Method
 from tracekit.analysis.structure import Floats
 from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Version of the JSON object; grows by one whenever a reader of the last version could break.
 REPORT_VERSION = 1
+#: Two methods agree when their S are no further apart than this share.
+LARGEST_DIFFERENCE = 0.01
 
 #: Tables that the JSON object carries row by row.
 JSON_TABLES = (
@@ -61,6 +64,36 @@ class Question:
     saved_gpu_hours_per_day: float
 
 
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second."""
+
+    worker: Worker
+    offset_s: float
+    error_s: float
+    drift: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReport:
+    """Which clocks were off. `untied`: whose clocks could not be compared, None where all could."""
+
+    offsets: tuple[ClockOffset, ...]
+    untied: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedView:
+    """S by the published method, and why it can differ from tracekit's."""
+
+    slowdown: float
+    reasons: tuple[str, ...]
+
+    def differs(self, slowdown: float) -> bool:
+        """True where the two are more than 1 % apart."""
+        return abs(slowdown / self.slowdown - 1) > LARGEST_DIFFERENCE
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything `whatif` found out about one job. Frames are built on first use."""
@@ -74,6 +107,9 @@ class Report:
     hosts: Mapping[int, str]
     attribution: Attribution
     diagnosis: Diagnosis
+    method: Method
+    clocks: ClockReport
+    published: PublishedView | None = None
     questions_asked: tuple[Question, ...] = ()
 
     @property
@@ -246,6 +282,24 @@ class Report:
                 "steps": len(found.steps),
                 "ops": self.ops,
             },
+            "method": {
+                "name": str(self.method),
+                "published_slowdown": None if self.published is None else self.published.slowdown,
+                "differs_because": [] if self.published is None else list(self.published.reasons),
+            },
+            "clocks": {
+                "offsets": [
+                    {
+                        "dp_rank": row.worker.dp_rank,
+                        "pp_rank": row.worker.pp_rank,
+                        "offset_s": row.offset_s,
+                        "error_s": row.error_s,
+                        "drift": row.drift,
+                    }
+                    for row in self.clocks.offsets
+                ],
+                "untied": self.clocks.untied,
+            },
             "trust": {
                 "replay_error": trust.replay_error,
                 "discrepancy": trust.discrepancy,
@@ -262,6 +316,18 @@ class Report:
                 "missing_workers": [
                     {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in coverage.missing_workers
                 ],
+                "gaps": [
+                    {
+                        "kind": str(gap.kind),
+                        "dp_rank": gap.worker.dp_rank,
+                        "pp_rank": gap.worker.pp_rank,
+                        "ops": gap.ops,
+                        "steps": sorted(set(gap.steps)),
+                    }
+                    for gap in found.gaps
+                ],
+                "slowdown_as_recorded": found.slowdown_as_recorded,
+                "hidden_slowdown": found.hidden_slowdown,
                 "dropped": [{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
             },
             "step_time_s": {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s},

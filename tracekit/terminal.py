@@ -19,6 +19,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
+from tracekit.analysis.gaps import gaps_text
+from tracekit.analysis.method import Method
+from tracekit.analysis.verdict import LossKind
 from tracekit.report import Report
 from tracekit.store import StoredJob
 from tracekit.text import cost, printable, seconds, short
@@ -34,6 +38,8 @@ _GAP = 3
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
+_LOSS_STYLE = "bold white on dark_red"
+_VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -133,21 +139,15 @@ def _verdict(report: Report) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    if found.straggling:
-        verdict = Text("STRAGGLING", style="bold white on dark_red")
-        verdict.append(
-            f"  S = {found.slowdown:.2f}: stragglers cost {seconds(found.original_s - found.ideal_s)} of every"
-            f" {seconds(found.original_s)} step, {found.waste:.1%} of the GPU time",
-            style="not bold default on default",
-        )
-    else:
-        verdict = Text("NO STRAGGLER", style="bold black on green")
-        verdict.append(f"  S = {found.slowdown:.3f}, below 1.1", style="not bold default on default")
-    grid.add_row("Verdict", verdict)
+    verdict = report.diagnosis.verdict
+    grid.add_row(
+        "Verdict",
+        Text.assemble((verdict.kind.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE)), f"  {verdict.sentence}"),
+    )
     grid.add_row(
         "Lost",
-        f"{max(found.wasted_gpu_hours, 0):,.3g} GPU-hours in these steps, {max(found.wasted_gpu_hours_per_day, 0):,.0f}"
-        " a day at this rate",
+        f"{verdict.lost_gpu_hours:,.3g} GPU-hours in these steps, {verdict.lost_gpu_hours_per_day:,.3g} a day at this"
+        f" rate, {verdict.share:.1%} of the time",
     )
     grid.add_row(
         "Step time",
@@ -159,14 +159,45 @@ def _verdict(report: Report) -> RenderableType:
     figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
     clamped = found.clamped_transfers + found.clamped_delays
     if clamped and trust.trustworthy:
-        figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: clocks of ranks disagree"
+        figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
     if trust.trustworthy:
         grid.add_row("Trust", Text.assemble(("yes", "green"), f"  {figures}"))
     else:
         grid.add_row("Trust", Text.assemble(("NO", "bold red"), f"  {figures}: " + "; ".join(trust.reasons)))
+    if clocks := _clocks(report):
+        grid.add_row("Clocks", clocks)
+    if method := _method(report):
+        grid.add_row("Method", method)
     if coverage := _coverage(report):
         grid.add_row("Coverage", Text(coverage, style="yellow"))
     return grid
+
+
+def _clocks(report: Report) -> str:
+    """Which clocks were off and set right, or that some could not be compared; empty where neither."""
+    clocks = report.clocks
+    off = [row for row in clocks.offsets if abs(row.offset_s) >= SMALLEST_OFFSET_S]
+    parts = [
+        f"{row.worker} {'ahead' if row.offset_s > 0 else 'behind'} by {seconds(abs(row.offset_s))}"
+        f" \u00b1 {seconds(row.error_s)}"
+        for row in off[:_TOP]
+    ]
+    if parts:
+        more = f" and {len(off) - _TOP} more" if len(off) > _TOP else ""
+        return f"worker{'s' if len(off) > 1 else ''} {', '.join(parts)}{more}: taken out of all figures"
+    if clocks.untied:
+        return f"{clocks.untied} cannot be compared: no op ends at once on several of them"
+    return ""
+
+
+def _method(report: Report) -> str:
+    """Which rules were followed, and where the published ones say something else; empty where they agree."""
+    if report.method is Method.PUBLISHED:
+        return "published: the rules of the OSDI'25 paper, nothing else"
+    published = report.published
+    if published is None or not published.differs(report.slowdown):
+        return ""
+    return f"the published method has S = {published.slowdown:.2f}: {'; '.join(published.reasons)}"
 
 
 def _who(report: Report) -> str:
@@ -212,6 +243,9 @@ def _coverage(report: Report) -> str:
         )
     if parts:
         parts.append("waiting for untraced workers shows as slow communication")
+    if gaps := report.attribution.gaps:
+        done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"
+        parts.append(f"not recorded{done}: {gaps_text(gaps)}")
     return "; ".join(parts)
 
 

@@ -108,6 +108,16 @@ class Facts:
         return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
 
     @cached_property
+    def collections(self) -> OpGrid:
+        """Garbage collections between computes, where they were recorded."""
+        return op_grid(self.replay.graph, (OpKind.GC,))
+
+    @cached_property
+    def checkpoints(self) -> OpGrid:
+        """Checkpoints, where they were recorded."""
+        return op_grid(self.replay.graph, (OpKind.CHECKPOINT,))
+
+    @cached_property
     def computing(self) -> OpGrid:
         """Every op that is no communication: its launch delay is the host's."""
         return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)

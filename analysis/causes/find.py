@@ -18,7 +18,6 @@ from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Evidence
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_compute import (
     BadWorker,
-    PythonGc,
     SequenceLengthImbalance,
     SlowHost,
     SlowSteps,
@@ -32,6 +31,7 @@ from tracekit.analysis.causes.rules_outside import (
     SlowNic,
     TooLittleTrace,
 )
+from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
 from tracekit.analysis.causes.workers import as_fast_as_peers, beyond_peers_s
 from tracekit.analysis.job_replay import JobReplay
 from tracekit.analysis.patterns import pattern_of_series
@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     StageImbalance(),
     SequenceLengthImbalance(),
     PythonGc(),
+    Checkpoints(),
     SlowSteps(),
     SlowLink(),
     SlowNic(),

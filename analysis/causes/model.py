@@ -23,6 +23,7 @@ class CauseKind(StrEnum):
     STAGE_IMBALANCE = "stage-imbalance"
     SEQUENCE_LENGTH_IMBALANCE = "sequence-length-imbalance"
     PYTHON_GC = "python-gc"
+    CHECKPOINT_STALLS = "checkpoint-stalls"
     LATE_DATA = "late-data-loading"
     HOST_BOUND = "host-bound-launch"
     SLOW_LINK = "slow-p2p-link"

@@ -13,9 +13,7 @@ import numpy as np
 
 from tracekit.analysis.causes.changes import Scale
 from tracekit.analysis.causes.compute_profile import (
-    BACKWARD,
     FACTOR_ERRORS,
-    FORWARD,
     SMALLEST_FACTOR,
     STEP_ERRORS,
     ComputeProfile,
@@ -37,7 +35,6 @@ from tracekit.model import Worker
 
 SMALLEST_CORRELATION = 0.6
 SMALLEST_LENGTH_SPREAD = 0.04
-FEWEST_PAUSES = 2
 
 
 def _worker_evidence(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> tuple[Evidence, ...]:
@@ -208,53 +205,6 @@ class SequenceLengthImbalance(Rule):
             sureness(evidence[1:]) * min(1.0, r),
             Scale(facts.table, even[None, None, None]),
         )
-
-
-class PythonGc(Rule):
-    """Python's garbage collector stops a worker during a forward.
-
-    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and
-    can lengthen over time; found by hand. tracekit looks for single forwards that exceed what stage, worker, step and
-    microbatch (taken from the backward) explain by half or more, without like pauses in backwards.
-    """
-
-    kind = CauseKind.PYTHON_GC
-    title = "Python garbage collection pauses forwards"
-    signature = "single forwards, on other workers and steps each time, are long; their backwards are not"
-    refuted_by = "pauses also in backwards, or at the same microbatch on all workers"
-    next_check = "gc.callbacks with a timer, or gc.freeze() and gc.disable() for a hundred steps: do the pauses go?"
-    suggested_fix = "plan garbage collection: all ranks together, once every N steps"
-
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
-        """See `Rule.candidates`."""
-        profile = facts.profile
-        if profile is None:
-            return
-        paused = profile.pause_s > 0
-        forwards, backwards = int(paused[FORWARD].sum()), int(paused[BACKWARD].sum())
-        if forwards < FEWEST_PAUSES or backwards > 0.2 * forwards:
-            return
-        seen = facts.pauses_inside_computes
-        if seen is not None and seen < forwards / 2:  # something else paused them
-            return
-        pause = np.where(paused, profile.pause_s, 0.0)
-        pause[BACKWARD] = 0.0
-        evidence = (
-            Evidence("paused forwards", forwards, FEWEST_PAUSES),
-            Evidence("longest pause", float(pause.max()), 0.0, "s"),
-            Evidence("paused backwards", backwards, 0.0),
-        )
-        workers = paused[FORWARD].any(axis=(1, 2, 3))
-        where = Where(workers=facts.workers_where(workers)) if workers.sum() == 1 else Where()
-        # The usual pause of each step, so that a leak shows as a drift whatever the number of pauses.
-        count = paused[FORWARD].sum(axis=(0, 1, 2, 4))
-        total = pause.sum(axis=(0, 1, 2, 3, 5))
-        usual = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
-        series = 1 + usual / facts.unchanged_s
-        factor = np.ones_like(pause)
-        long = pause > 0
-        factor[long] = 1 - pause[long] / facts.table.grid[long]
-        yield Candidate(self.kind, where, evidence, sureness(evidence[:1]), Scale(facts.table, factor), series)
 
 
 class SlowSteps(Rule):

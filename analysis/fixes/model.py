@@ -22,6 +22,7 @@ class FixKind(StrEnum):
     REPARTITION = "repartition-stages"
     BALANCE_SEQUENCES = "balance-sequences"
     PLANNED_GC = "planned-gc"
+    ASYNC_CHECKPOINT = "async-checkpoint"
     STEADY_STEPS = "steady-steps"
     REPAIR_LINK = "repair-link"
     REPAIR_NIC = "repair-nic"

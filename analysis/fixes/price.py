@@ -16,6 +16,7 @@ from tracekit.analysis.attribution import LARGEST_DISCREPANCY, Attribution
 from tracekit.analysis.causes.changes import Change, Scale, step_times_with
 from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
+from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans
@@ -41,6 +42,7 @@ _DIRECT = {
     CauseKind.SLOW_LINK: (FixKind.REPAIR_LINK, "Repair the link: transfers as fast as on the others"),
     CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: collectives as fast as its peers'"),
     CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
+    CauseKind.CHECKPOINT_STALLS: (FixKind.ASYNC_CHECKPOINT, "Write checkpoints asynchronously"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data: no wait before the first forward"),
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "No launch delays and host work between ops"),
 }
@@ -148,9 +150,7 @@ def _cause_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
 
 def _planned_gc(facts: Facts, cause: Cause) -> Plan:
     """No pauses in forwards; all ranks pause together, once every N steps, as long as a pause took on average."""
-    assert facts.profile is not None
-    pauses = facts.profile.pause_s[0][facts.profile.pause_s[0] > 0]
-    pause_s = float(pauses.mean())
+    pause_s = float(_pauses(facts).mean())
     step_s = facts.attribution.recorded_s
     every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
     without = facts.unchanged if cause.without_s is None else cause.without_s
@@ -167,6 +167,15 @@ def _planned_gc(facts: Facts, cause: Cause) -> Plan:
         extra_s=pause_s / every,
         details={"pause_s": pause_s, "every_steps": every, "sweep": sweep},
     )
+
+
+def _pauses(facts: Facts) -> Floats:
+    """Seconds of each garbage collection, recorded as an op or seen as a pause of a forward."""
+    between = np.empty(0) if facts.collections.empty else facts.collections.gather(facts.replay.durations.own)
+    inside = pauses_in_forwards(facts)
+    within = np.empty(0) if inside is None else inside
+    every: Floats = np.concatenate([between[between > 0], within[within > 0]])
+    return every
 
 
 def _balanced(facts: Facts, cause: Cause) -> Plan:

@@ -1,0 +1,203 @@
+"""The first line of a report: what kind of loss a job has, and how much.
+
+In: `Evidence` of a job and its causes. Out: a `Verdict`. S measures stragglers only: a job in which all ranks wait for
+data loses most of its time and has S = 1. So the verdict names the kind of loss that costs most, whoever shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tracekit.analysis.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
+from tracekit.analysis.causes.changes import step_times_with
+from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import Cause, CauseKind
+from tracekit.analysis.scenario import Action, Base, Edit, Scenario, communication
+from tracekit.text import seconds
+
+#: A loss of less than this share of the step is no headline.
+SMALLEST_HEADLINE_SHARE = 0.05
+#: A job that spends this share of its step in communication that nothing hides is bound by it.
+COMMUNICATION_BOUND_SHARE = 0.3
+#: Causes explain S where they cost at least this share of what stragglers cost.
+EXPLAINED_SHARE = 0.5
+
+
+class LossKind(StrEnum):
+    """What most of the lost time goes to."""
+
+    STRAGGLER = "straggler"
+    INPUT = "input-bound"
+    HOST = "host-bound"
+    COMMUNICATION = "communication-bound"
+    STALLS = "stalls"
+    BALANCED = "balanced"
+    CONTRADICTION = "contradiction"
+
+
+#: What is not here is a straggler.
+_KIND_OF = {
+    CauseKind.LATE_DATA: LossKind.INPUT,
+    CauseKind.HOST_BOUND: LossKind.HOST,
+    CauseKind.CONGESTION: LossKind.COMMUNICATION,
+    CauseKind.PYTHON_GC: LossKind.STALLS,
+    CauseKind.CHECKPOINT_STALLS: LossKind.STALLS,
+}
+#: Stops of a few workers hold up the others: those workers are stragglers.
+_STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS})
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one kind of loss costs: seconds of the mean step, and the causes behind it, costliest first."""
+
+    kind: LossKind
+    lost_s: float
+    causes: tuple[Cause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The kind of loss that costs most, and what is lost in all.
+
+    `headline_s`: seconds of the mean step that go to `kind`; `lost_s`: to all losses together; `share`: of the step,
+    lost in all. Stragglers alone are measured against the step without launch delays, as S is, other losses against
+    the recorded step. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to
+    1, None where no cause is named.
+    """
+
+    kind: LossKind
+    headline_s: float
+    lost_s: float
+    share: float
+    lost_gpu_hours: float
+    lost_gpu_hours_per_day: float
+    sentence: str
+    confidence: float | None
+    losses: tuple[Loss, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`."""
+        return {
+            "kind": str(self.kind),
+            "headline_s": self.headline_s,
+            "lost_s": self.lost_s,
+            "share": self.share,
+            "lost_gpu_hours": self.lost_gpu_hours,
+            "lost_gpu_hours_per_day": self.lost_gpu_hours_per_day,
+            "sentence": self.sentence,
+            "confidence": self.confidence,
+            "losses": [{"kind": str(loss.kind), "lost_s": loss.lost_s} for loss in self.losses],
+        }
+
+
+def verdict_of(facts: Facts, causes: Sequence[Cause]) -> Verdict:
+    """The verdict on a job with these causes."""
+    losses = _losses(facts, causes)
+    found = facts.attribution
+    lost_s, base_s = _lost_s(facts, causes, losses), _base_s(facts, losses)
+    kind, headline_s, sentence = _headline(facts, losses)
+    leading = next((loss.causes for loss in losses if loss.kind is kind), ())
+    return Verdict(
+        kind=kind,
+        headline_s=headline_s,
+        lost_s=lost_s,
+        share=lost_s / base_s,
+        lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
+        lost_gpu_hours_per_day=lost_s / base_s * found.world_size * 24,
+        sentence=sentence,
+        confidence=leading[0].confidence if leading else None,
+        losses=tuple(losses),
+    )
+
+
+def _losses(facts: Facts, causes: Sequence[Cause]) -> list[Loss]:
+    """What each kind of loss costs, costliest first."""
+    by_kind: dict[LossKind, list[Cause]] = {}
+    for cause in causes:
+        if cause.change is not None:
+            by_kind.setdefault(_loss_kind(cause), []).append(cause)
+    losses = []
+    for kind, members in by_kind.items():
+        changes = [cause.change for cause in members if cause.change is not None]
+        without_s = float(step_times_with(facts.replay, changes).mean())
+        losses.append(Loss(kind, max(facts.unchanged_s - without_s, 0.0), tuple(members)))
+    straggling_s = _straggling_s(facts)
+    explained_s = max((loss.lost_s for loss in losses), default=0.0)
+    if straggling_s and (LossKind.STRAGGLER in by_kind or explained_s < EXPLAINED_SHARE * straggling_s):
+        others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
+        losses = [*others, Loss(LossKind.STRAGGLER, straggling_s, tuple(by_kind.get(LossKind.STRAGGLER, ())))]
+    return sorted(losses, key=lambda loss: -loss.lost_s)
+
+
+def _loss_kind(cause: Cause) -> LossKind:
+    if cause.kind in _STRAGGLER_WHERE_FEW and cause.where.workers:
+        return LossKind.STRAGGLER
+    return _KIND_OF.get(cause.kind, LossKind.STRAGGLER)
+
+
+def _straggling_s(facts: Facts) -> float:
+    """Seconds of a step that stragglers cost, 0 below S = 1.1."""
+    found = facts.attribution
+    return found.original_s - found.ideal_s if found.straggling else 0.0
+
+
+def _lost_s(facts: Facts, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
+    """Seconds of a step that are lost in all: to stragglers what S says, else what goes when all causes go."""
+    if len(losses) <= 1:
+        return losses[0].lost_s if losses else 0.0
+    changes = [cause.change for cause in causes if cause.change is not None]
+    together_s = facts.unchanged_s - float(step_times_with(facts.replay, changes).mean())
+    return max(together_s, losses[0].lost_s)
+
+
+def _base_s(facts: Facts, losses: Sequence[Loss]) -> float:
+    """The step that losses are a share of, seconds."""
+    found = facts.attribution
+    by_s = found.straggling and [loss.kind for loss in losses] == [LossKind.STRAGGLER]
+    return found.original_s if by_s else found.recorded_s
+
+
+def _headline(facts: Facts, losses: Sequence[Loss]) -> tuple[LossKind, float, str]:
+    """The kind to name, what it costs, and the sentence that says so."""
+    found = facts.attribution
+    if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
+        return losses[0].kind, losses[0].lost_s, _loss_sentence(facts, losses)
+    if found.slowdown < SMALLEST_SLOWDOWN:
+        return (
+            LossKind.CONTRADICTION,
+            0.0,
+            f"S = {found.slowdown:.2f}: the job without stragglers would be slower than it is, which cannot be",
+        )
+    exposed_s = _exposed_communication_s(facts)
+    if exposed_s >= COMMUNICATION_BOUND_SHARE * found.recorded_s:
+        return (
+            LossKind.COMMUNICATION,
+            exposed_s,
+            f"{seconds(exposed_s)} of every {seconds(found.recorded_s)} step are communication that no compute hides",
+        )
+    small = f"; the largest loss is {seconds(losses[0].lost_s)} a step" if losses else ""
+    return LossKind.BALANCED, 0.0, f"no straggler, S = {found.slowdown:.3f} is below {STRAGGLING_SLOWDOWN}{small}"
+
+
+def _loss_sentence(facts: Facts, losses: Sequence[Loss]) -> str:
+    """What the largest loss costs, and its leading cause."""
+    found, loss = facts.attribution, losses[0]
+    base_s = _base_s(facts, losses)
+    size = f"{seconds(loss.lost_s)} of every {seconds(base_s)} step ({loss.lost_s / base_s:.1%})"
+    if not loss.causes:
+        return f"S = {found.slowdown:.2f}: stragglers cost {size}, for a reason tracekit does not know"
+    first = loss.causes[0]
+    place = f" ({first.where})" if str(first.where) != "whole job" else ""
+    more = f", and {len(loss.causes) - 1} more" if len(loss.causes) > 1 else ""
+    said = f"{first.title}{place}{more}: {size}"
+    return f"S = {found.slowdown:.2f}. {said}" if loss.kind is LossKind.STRAGGLER else said
+
+
+def _exposed_communication_s(facts: Facts) -> float:
+    """Seconds by which the mean step shortens if communication takes no time."""
+    silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
+    return facts.attribution.original_s - facts.replay.mean_step_time(silent)
