@@ -19,7 +19,7 @@ import numpy as np
 
 from tracekit.analysis.graph import Block, DependencyGraph
 from tracekit.analysis.op_grid import OpGrid, op_grid, transfer_grid
-from tracekit.analysis.robust import MAD_TO_SIGMA, lower_median, median
+from tracekit.analysis.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
 from tracekit.analysis.structure import Floats
 from tracekit.model import OpKind
 
@@ -37,7 +37,7 @@ OPS_PER_STEP = 4
 OFFSET_ERRORS = 6.0
 STEADY_SHARE = 0.8
 #: Estimates of one offset agree when they are no more of their standard errors apart than this.
-AGREEMENT_ERRORS = 3.0
+AGREEMENT_ERRORS = 5.0
 #: A median of n values scatters by this much x their spread / sqrt(n).
 MEDIAN_ERROR = 1.2533
 #: Offsets below this share of the step change no answer; nor do those below the resolution of the recordings, seconds.
@@ -135,8 +135,10 @@ def _dp_ties(graph: DependencyGraph) -> Iterator[Floats]:
         if grid.empty:
             continue
         ends = _ends(graph, grid)
-        late = ends - median(ends, (3,))[..., None]
-        yield median(late, (1,)).transpose(1, 0, 2)
+        # Compared with the mean of its group in each step, and with the middle worker over all steps: a median of the
+        # few members of a group would hide an offset behind their noise.
+        late = median(ends - nan_mean(ends, (3,))[..., None], (1,)).transpose(1, 0, 2)
+        yield late - median(median(late, (0,)), (1,))[None, :, None]
 
 
 def _agreed(ties: Sequence[Floats]) -> Floats:
@@ -148,7 +150,9 @@ def _agreed(ties: Sequence[Floats]) -> Floats:
     usual = np.asarray(median(late, (1,)))
     known = np.isfinite(usual)
     error = MEDIAN_ERROR * MAD_TO_SIGMA * median(np.abs(late - usual[:, None]), (1,)) / np.sqrt(late.shape[1])
-    error = np.where(known, error, np.inf)
+    # What an estimate is relative to, the middle worker, has an error, too.
+    of_middle = np.asarray(median(error, tuple(range(1, error.ndim)))).reshape(-1, *[1] * (error.ndim - 1))
+    error = np.where(known, np.hypot(error, np.nan_to_num(of_middle)), np.inf)
     steadiest = np.asarray(error.argmin(axis=0))[None]
     apart = np.abs(usual - np.take_along_axis(usual, steadiest, axis=0))
     near = ~known | (apart <= AGREEMENT_ERRORS * np.hypot(error, np.take_along_axis(error, steadiest, axis=0)))
@@ -257,12 +261,12 @@ def _first_starts(graph: DependencyGraph) -> Floats:
 
 
 def _step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Floats:
-    """When each step began, seconds: as recorded, else as if each followed the one before."""
+    """When each step began, seconds: as recorded, else as if all steps of the job took as long as these."""
     known = [step_starts.get(int(step)) for step in graph.steps]
     starts = np.array([np.nan if start is None else start for start in known])
     if np.isfinite(starts).all() and (np.diff(starts) > 0).all():
         return np.asarray(starts - starts[0], np.float64)
-    return np.asarray(np.arange(len(graph.steps)) * _step_length_s(graph), np.float64)
+    return np.asarray((graph.steps - graph.steps[0]) * _step_length_s(graph), np.float64)
 
 
 def _step_length_s(graph: DependencyGraph) -> float:
@@ -279,7 +283,7 @@ def _settled(samples: Floats, times: Floats, *, floor_s: float, dp_ranks_tied: b
     steps = len(samples)
     runs = np.array_split(np.arange(steps), max(1, min(RUNS, steps // STEPS_PER_RUN)))
     levels = np.stack([np.median(samples[run], axis=0) for run in runs])
-    centres = np.array([times[run].mean() for run in runs])
+    centres = np.array([np.median(times[run]) for run in runs])
     line = _line(levels, centres - times.mean())
     drift, offset = line.slope, line.level
     left = samples - offset - drift * (times - times.mean())[:, None, None]

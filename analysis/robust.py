@@ -47,3 +47,11 @@ def sampled(values: Floats) -> Floats:
     flat = values.reshape(-1)
     # An odd stride does not fall in step with axes of even length.
     return flat[:: max(1, len(flat) // SAMPLE) | 1]
+
+
+def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
+    """Mean over `axes`; nan are left out, and nan is the mean of nothing else."""
+    known = np.isfinite(values)
+    count = known.sum(axis=axes)
+    total = np.where(known, values, 0.0).sum(axis=axes)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.causes.compute_table import ComputeTable
-from tracekit.analysis.robust import MAD_TO_SIGMA, SAMPLE, lower_median, median, sampled
+from tracekit.analysis.robust import MAD_TO_SIGMA, SAMPLE, lower_median, median, nan_mean, sampled
 from tracekit.analysis.structure import Floats
 
 FORWARD, BACKWARD = 0, 1
@@ -193,7 +193,7 @@ def _wander(of_step: Floats) -> Floats:
     steps = of_step.shape[-2]
     if steps < FEWEST_STEPS:
         return np.zeros((*of_step.shape[:-2], of_step.shape[-1]))
-    runs = np.stack([_nanmean(run, (-2,)) for run in np.array_split(of_step, min(RUNS, steps), axis=-2)])
+    runs = np.stack([nan_mean(run, (-2,)) for run in np.array_split(of_step, min(RUNS, steps), axis=-2)])
     apart = median(np.abs(np.diff(runs, axis=0)), (0,))
     error: Floats = MAD_TO_SIGMA * apart / np.sqrt(2 * len(runs))
     return error
@@ -222,19 +222,12 @@ def _length_signature(relative: Floats, pause: Floats) -> tuple[float, float]:
     """Correlation of forwards and backwards within a DP rank and step, averaged over stages; spread of backwards."""
     logs = np.log(np.maximum(relative, 1e-12))
     logs = np.where(pause > 0, np.nan, logs)
-    over_stages: Any = _nanmean(logs, (1, 2))
+    over_stages: Any = nan_mean(logs, (1, 2))
     within = 0 if over_stages.shape[1] > 1 else 1
-    deviation = over_stages - np.expand_dims(_nanmean(over_stages, (within + 1,)), within + 1)
+    deviation = over_stages - np.expand_dims(nan_mean(over_stages, (within + 1,)), within + 1)
     forward, backward = deviation[FORWARD].ravel(), deviation[BACKWARD].ravel()
     known = np.isfinite(forward) & np.isfinite(backward)
     forward, backward = forward[known], backward[known]
     if len(forward) < 3 or forward.std() == 0 or backward.std() == 0:
         return 0.0, 0.0
     return float(np.corrcoef(forward, backward)[0, 1]), float(backward.std())
-
-
-def _nanmean(values: Floats, axes: tuple[int, ...]) -> Floats:
-    known = np.isfinite(values)
-    count = known.sum(axis=axes)
-    total = np.where(known, values, 0.0).sum(axis=axes)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -22,10 +22,12 @@ def trace_of(*causes, layout: Layout = SPEC.layout, **changes) -> Trace:
     return synthesize(replace(SPEC, causes=causes, layout=layout, **changes))
 
 
-def shifted(trace: Trace, worker: tuple[int, int], offset_s: float, drift_s: float = 0.0) -> Trace:
-    """The trace as a worker (dp_rank, pp_rank) records it whose clock is ahead; `drift_s`: more in each step."""
+def shifted(trace: Trace, worker: tuple[int, int], offset_s: float, drift: float = 0.0) -> Trace:
+    """The trace as a worker (dp_rank, pp_rank) records it whose clock is ahead, by `drift` more each second."""
     mine = (pl.col("dp_rank") == worker[0]) & (pl.col("pp_rank") == worker[1])
-    ahead = offset_s + drift_s * (pl.col("step") - pl.col("step").min())
+    first = min(trace.step_starts.values())
+    since = {step: start - first for step, start in trace.step_starts.items()}
+    ahead = offset_s + drift * pl.col("step").replace_strict(since, return_dtype=pl.Float64)
     return replace(trace, ops=trace.ops.with_columns(pl.when(mine).then(pl.col("start") + ahead).otherwise("start")))
 
 
@@ -67,9 +69,10 @@ def test_the_offset_and_its_error_are_stated():
 
 def test_a_drift_is_taken_out_of_a_long_trace():
     right = trace_of(steps=32)
-    wrong = shifted(right, (2, 1), 0.0, drift_s=0.001)
+    wrong = shifted(right, (2, 1), 0.0, drift=0.001)
     clocks = JobReplay.from_trace(wrong).clocks
     assert np.argwhere(clocks.drift).tolist() == [[1, 2]]
+    assert clocks.drift[1, 2] == pytest.approx(0.001, rel=0.02)
     assert slowdown_of(wrong) == pytest.approx(slowdown_of(right), rel=0.005)
 
 

@@ -16,7 +16,7 @@ def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:
     """The job with its computes times `factor`, which broadcasts to the grid of its `ComputeTable`."""
     draft = Draft.recorded(replay)
     Scale(ComputeTable.of(replay), factor).make(draft)
-    return JobReplay(replay.graph, replace(replay.durations, own=tuple(draft.own)))
+    return replace(replay, durations=replace(replay.durations, own=tuple(draft.own)))
 
 
 def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, factor: float) -> np.ndarray:

@@ -152,7 +152,7 @@ def checked_job(spec: SynthSpec) -> Iterator[Checked]:
     """The fixes of one job against the truth."""
     trace = synthesize(spec)
     replay = JobReplay.from_trace(trace)
-    facts = Facts.of(trace, replay, attribute(replay))
+    facts = Facts(trace, replay, attribute(replay))
     for fix in fixes_of(facts, causes_of(facts)):
         truth_s = truth_of(fix, spec, facts)
         if truth_s is not None:

@@ -74,7 +74,9 @@ def replay_of(layout: Layout, schedule: Schedule = Schedule.ONE_F_ONE_B) -> JobR
 )
 def test_one_lane_replays_the_ideal_job(layout, schedule):
     replay = replay_of(layout, schedule)
-    ideal = [replay.durations.ideal[kind] for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)]
+    kinds = replay.graph.blocks[0].template.kind
+    computes = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+    ideal = [replay.durations.ideal[0][kinds == kind.code][0] for kind in computes]
     chunk_s = np.broadcast_to(np.array(ideal)[:, None, None], (2, layout.pp, layout.vpp))
     assert OneLane.of(replay).step_s(chunk_s) == pytest.approx(replay.mean_step_time(IDEAL), rel=1e-12)
 
