@@ -20,7 +20,7 @@ import numpy as np
 from tracekit.analysis.graph import Block, DependencyGraph
 from tracekit.analysis.op_grid import OpGrid, op_grid, transfer_grid
 from tracekit.analysis.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.structure import Floats, Ints
 from tracekit.model import OpKind
 
 #: Collectives that all members leave together, over the DP ranks of a stage.
@@ -135,10 +135,12 @@ def _dp_ties(graph: DependencyGraph) -> Iterator[Floats]:
         if grid.empty:
             continue
         ends = _ends(graph, grid)
-        # Compared with the mean of its group in each step, and with the middle worker over all steps: a median of the
-        # few members of a group would hide an offset behind their noise.
+        # Compared with the mean of its group in each step, and with the middle worker of a run of steps: a median of
+        # the few members of a group in one step would hide an offset behind their noise.
         late = median(ends - nan_mean(ends, (3,))[..., None], (1,)).transpose(1, 0, 2)
-        yield late - median(median(late, (0,)), (1,))[None, :, None]
+        for run in _runs(len(late)):
+            late[run] -= median(median(late[run], (0,)), (1,))[None, :, None]
+        yield late
 
 
 def _agreed(ties: Sequence[Floats]) -> Floats:
@@ -281,7 +283,7 @@ def _settled(samples: Floats, times: Floats, *, floor_s: float, dp_ranks_tied: b
     `times`: when each step began, seconds, [steps]. Offsets below `floor_s` are left alone.
     """
     steps = len(samples)
-    runs = np.array_split(np.arange(steps), max(1, min(RUNS, steps // STEPS_PER_RUN)))
+    runs = _runs(steps)
     levels = np.stack([np.median(samples[run], axis=0) for run in runs])
     centres = np.array([np.median(times[run]) for run in runs])
     line = _line(levels, centres - times.mean())
@@ -303,6 +305,11 @@ def _settled(samples: Floats, times: Floats, *, floor_s: float, dp_ranks_tied: b
         dp_ranks_tied=dp_ranks_tied,
         stages_tied=stages_tied,
     )
+
+
+def _runs(steps: int) -> list[Ints]:
+    """The positions of the steps in runs of neighbours."""
+    return np.array_split(np.arange(steps), max(1, min(RUNS, steps // STEPS_PER_RUN)))
 
 
 @dataclass(frozen=True, slots=True)
