@@ -7,6 +7,7 @@ changed. What files count as foreign is asked of the library, kind by kind.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import socket
 import stat
@@ -23,6 +24,7 @@ from tests.handmade import run, slow_frame, slow_trace
 from tracekit.errors import FormatError, OutputError, StoreError
 from tracekit.job import Job, load
 from tracekit.store import Incoming, Store
+from tracekit.trace import TRACE_FILE
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,18 @@ def test_only_a_file_of_the_same_kind_is_replaced(kind: str, tmp_path: Path) -> 
         after = everything(folder)
         after.pop(f".{name}.lock", None)  # of a store: a DuckDB file is opened to see whose it is
         assert after == {path: seen for path, seen in before.items() if not path.endswith(".lock")}, file
+
+
+def test_a_parquet_file_damaged_anywhere_in_its_metadata_is_replaced_or_refused(tmp_path: Path) -> None:
+    """Whatever the damage, it is ours or foreign, and no error of the reader escapes."""
+    slow_trace().write_parquet(tmp_path / "out")
+    content = (tmp_path / "out").read_bytes()
+    seen = set()
+    for at in range(1, 800):
+        damaged = bytearray(content)
+        damaged[-at] ^= 0xFF
+        seen.add(TRACE_FILE.recognises(io.BytesIO(damaged)))
+    assert seen == {False, True}
 
 
 def test_an_unpacked_timeline_is_still_one(tmp_path: Path) -> None:

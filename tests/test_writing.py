@@ -109,17 +109,22 @@ with replacing(sys.argv[1], NOTE) as temporary:
 
 
 def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> None:
-    """Neither the file of a writer that lives, nor what only has such a name."""
+    """Neither the file of a writer that lives, or may live on another host, nor what only has such a name."""
     subprocess.run([sys.executable, "-c", KILLED, tmp_path / "out"], check=False)
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(TEMPORARY_PREFIX)
     os.mkfifo(tmp_path / f"{TEMPORARY_PREFIX}pipe")
     (tmp_path / f"{TEMPORARY_PREFIX}folder").mkdir()
-    kept = {f"{TEMPORARY_PREFIX}pipe", f"{TEMPORARY_PREFIX}folder"}
+    kept = {f"{TEMPORARY_PREFIX}{name}" for name in ("pipe", "folder", "host2")}
+    (tmp_path / f"{TEMPORARY_PREFIX}host2").touch()
+    abandoned = tmp_path / f"{TEMPORARY_PREFIX}host3"
+    abandoned.touch()
+    os.utime(abandoned, (0, 0))
     if os.geteuid() == 0:  # who is not root cannot give a file away
-        (tmp_path / f"{TEMPORARY_PREFIX}other").touch()
-        os.chown(tmp_path / f"{TEMPORARY_PREFIX}other", 12345, 12345)
-        kept.add(f"{TEMPORARY_PREFIX}other")
+        others = left.with_name(f"{left.name}x")
+        others.touch()
+        os.chown(others, 12345, 12345)
+        kept.add(others.name)
     with replacing(tmp_path / "one", NOTE) as living:
         with replacing(tmp_path / "two", NOTE) as temporary:
             temporary.write_text("note: two")

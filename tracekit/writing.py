@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,10 @@ import polars as pl
 
 from tracekit.errors import OutputError
 
-#: How the names of temporary files begin. Each is locked (flock) while its writer lives.
+#: How the names of temporary files begin; a digest of the host follows. Each is locked (flock) while its writer lives.
 TEMPORARY_PREFIX = ".tracekit.new-"
+#: Some shared file systems keep the locks of other hosts from us: what is so old there has no living writer, seconds.
+ABANDONED_S = 86_400.0
 _TYPES = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -56,7 +60,7 @@ def parquet_with(key: str) -> Callable[[BinaryIO], bool]:
 
         try:
             return key.encode() in (pq.read_metadata(file).metadata or {})
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, ValueError, MemoryError):  # whatever a damaged file leads to
             return False
 
     return recognises
@@ -190,9 +194,12 @@ def check_writable(path: Path, kind: Kind) -> None:
 
 def remove_left_over(folder: Path) -> None:
     """Remove this user's temporary files whose writers were killed; a living one holds a lock on its file."""
+    of_this_host = _prefix()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable and not readable
         for entry in entries:
-            if entry.name.startswith(TEMPORARY_PREFIX) and _is_own_file(entry):
+            if not entry.name.startswith(TEMPORARY_PREFIX) or not _is_own_file(entry):
+                continue
+            if entry.name.startswith(of_this_host) or time.time() - entry.stat().st_mtime > ABANDONED_S:
                 _remove_unless_locked(Path(entry.path))
 
 
@@ -203,6 +210,11 @@ def _is_own_file(entry: os.DirEntry[str]) -> bool:
     except OSError:  # gone meanwhile
         return False
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _prefix() -> str:
+    host = hashlib.blake2b(os.fsencode(os.uname().nodename), digest_size=4).hexdigest()
+    return f"{TEMPORARY_PREFIX}{host}-"
 
 
 def _remove_unless_locked(path: Path) -> None:
@@ -216,7 +228,7 @@ def _remove_unless_locked(path: Path) -> None:
 def _locked_temporary(folder: Path) -> tuple[BinaryIO, Path]:
     """A new temporary file and the open file that locks it."""
     while True:
-        handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=folder)
+        handle, name = tempfile.mkstemp(prefix=_prefix(), dir=folder)
         file = open(handle, "rb+")  # noqa: SIM115 - closed by the caller
         with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
             fcntl.flock(file, fcntl.LOCK_EX)
