@@ -36,7 +36,7 @@ from tracekit.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, default_store
 from tracekit.streams import say
 from tracekit.text import printable
-from tracekit.trace import Trace
+from tracekit.trace import TRACE_FILE, Trace
 from tracekit.writing import check_writable
 
 #: Steps per block of `--overhead`.
@@ -159,7 +159,7 @@ def _check_targets(options: CollectOptions) -> None:
     if options.segments is not None and launched_elsewhere(options.segments):
         return
     if options.out is not None:
-        check_writable(options.out)
+        check_writable(options.out, TRACE_FILE)
     if options.keep_in_store:
         Store(options.store or default_store()).check_new(options.name)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tracekit.writing import Kind, starting_with, write_text
+
 SITECUSTOMIZE = '''"""Arms tracekit's recorder, then runs the sitecustomize this file shadows."""
 
 import importlib.machinery
@@ -36,11 +38,15 @@ ENTRY_POINTS = "[torch.backends]\ntracekit_collect = tracekit.collectors.runtime
 
 
 def write_injection(directory: Path) -> Path:
-    """Write the folder below `directory` and return it."""
+    """Write the folder below `directory` and return it. Raises OSError, OutputError for foreign files."""
     folder = directory / "inject"
     info = folder / "tracekit_collect_hook-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
-    (info / "METADATA").write_text(METADATA, encoding="utf-8")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    for path, text in (
+        (folder / "sitecustomize.py", SITECUSTOMIZE),
+        (info / "METADATA", METADATA),
+        (info / "entry_points.txt", ENTRY_POINTS),
+    ):
+        # Launchers of several nodes share the folder: one finds what another has written.
+        write_text(path, text, Kind("the file that tracekit writes there", starting_with(text.encode())))
     return folder

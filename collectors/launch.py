@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tracekit.collectors.clock import EchoServer, append_sample, measure
 from tracekit.collectors.inject import write_injection
@@ -25,6 +26,7 @@ from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, ENV_RI
 from tracekit.collectors.segments import RUN_FILE, write_left_over
 from tracekit.collectors.signals import WATCHED, hold, release
 from tracekit.errors import OutputError
+from tracekit.writing import Kind, Place, write_text
 
 #: How often the launcher looks after the command, seconds.
 POLL_S = 0.5
@@ -34,6 +36,17 @@ CLOCK_PERIOD_S = 10.0
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 _CLOCK_FILE = "clock-server.json"
 _RUNNING = ".running"
+
+
+def _is_run_file(file: BinaryIO) -> bool:
+    try:
+        content = json.loads(file.read())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"command", "options"} <= content.keys()
+
+
+_RUN_KIND = Kind("the record of a run of `tracekit collect`", _is_run_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +70,9 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         run_file = directory / RUN_FILE
-        if run_file.exists() and json.loads(run_file.read_text(encoding="utf-8")).get("finished"):
+        if Place(run_file, _RUN_KIND).check() and json.loads(run_file.read_text(encoding="utf-8")).get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
-        run_file.write_text(json.dumps({"command": list(command), "options": options.to_dict()}), encoding="utf-8")
+        write_text(run_file, json.dumps({"command": list(command), "options": options.to_dict()}), _RUN_KIND)
         inject = write_injection(directory)
     except OSError as error:
         raise OutputError(
@@ -74,10 +87,10 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
 
 
 def finish_run(directory: Path) -> None:
-    """Mark the run as over, so that another one does not write into it."""
+    """Mark the run as over, so that another one does not write into it. Raises OutputError."""
     run_file = directory / RUN_FILE
     state = json.loads(run_file.read_text(encoding="utf-8"))
-    run_file.write_text(json.dumps({**state, "finished": True}), encoding="utf-8")
+    write_text(run_file, json.dumps({**state, "finished": True}), _RUN_KIND)
 
 
 def launched_elsewhere(directory: Path) -> bool:

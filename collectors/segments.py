@@ -34,7 +34,7 @@ from tracekit.collectors.runtime.words import (
 )
 from tracekit.errors import FormatError
 from tracekit.model import is_size
-from tracekit.writing import replacing
+from tracekit.writing import Kind, replacing, starting_with, write_text
 
 #: `RECORD` as numpy sees it.
 RECORD_DTYPE = np.dtype(
@@ -54,6 +54,8 @@ RECORD_DTYPE = np.dtype(
 )
 MANIFEST = "manifest.json"
 RUN_FILE = "run.json"
+_MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
+_SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
 #: A segment or the facts of a rank.
 _RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
 _ATTEMPT = re.compile(r"attempt-(\d+)$")
@@ -132,8 +134,7 @@ def write_manifest(directory: Path) -> dict[str, Any]:
     """List what the ranks of one attempt wrote in its manifest. Raises OutputError."""
     files = [path.name for path in sorted(directory.iterdir()) if _RANK_FILE.match(path.name)]
     manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
-    with replacing(directory / MANIFEST) as temporary:
-        Path(temporary).write_text(json.dumps(manifest), encoding="utf-8")
+    write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
     return manifest
 
 
@@ -141,8 +142,8 @@ def write_left_over(directory: Path, left: LeftOver) -> None:
     """Write what a rank did not live to write as a segment of its own. Raises OutputError."""
     path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
     head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
-    with replacing(path) as temporary:
-        Path(temporary).write_bytes(head + left.records)
+    with replacing(path, _SEGMENT_KIND) as temporary:
+        temporary.write_bytes(head + left.records)
 
 
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:

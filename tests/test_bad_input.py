@@ -523,13 +523,6 @@ def test_ctrl_c_while_writing_leaves_no_file(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_full_disk_on_export_is_said(slow_file: Path) -> None:
-    ran = run("export", slow_file, "-o", "/dev/full")
-    assert ran.code == 2
-    assert ran.message == "tracekit: /dev/full: cannot be written: No space left on device; choose another place"
-    assert Path("/dev/full").is_char_device()
-
-
 @pytest.mark.parametrize(
     ("arguments", "at_fault"),
     [

@@ -213,7 +213,7 @@ def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
 
 def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add([incoming(slow_trace((0,)))])
-    monkeypatch.setattr("tracekit.store.LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("tracekit.store_file.LOCK_TIMEOUT_S", 0.0)
     with store.path.with_name(f".{store.path.name}.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match="another process has been writing the store"):
@@ -223,7 +223,7 @@ def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not a DuckDB store; a trace file is given without --store"),
+        (b"", "not a DuckDB store"),
         (b"PAR1" * 100, "not a DuckDB store"),
         (b"\0" * 8 + b"DUCK" + b"\0" * 8000, "DuckDB cannot use the store"),
     ],
@@ -275,7 +275,7 @@ def test_any_file_name_is_a_file(name: str, tmp_path: Path, monkeypatch: pytest.
     ("path", "reason"),
     [
         (Path("/nowhere/jobs.duckdb"), "cannot be written: No such file or directory; choose another place"),
-        (Path("/proc"), "Is a directory"),
+        (Path("/proc"), "/proc: is a folder; name a file in it"),
         (Path("x" * 300), "File name too long"),
         (Path("half\udcff.duckdb"), "DuckDB needs a path in UTF-8; choose another --store"),
     ],
@@ -340,3 +340,46 @@ def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
     for number, (_, _, slowdowns) in enumerate(steps):
         wanted = report.by_worker_per_step.filter(pl.col("step") == (3, 8)[number])["slowdown"]
         assert slowdowns == pytest.approx(wanted.to_list(), rel=1e-6)
+
+
+def test_a_private_store_stays_private(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "a")])
+    store.path.chmod(0o600)
+    store.add([incoming(slow_trace((0,)), "b")])
+    assert store.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_changes_that_another_program_left_unfinished_are_not_lost(store: Store) -> None:
+    """DuckDB keeps them beside the file; a copy of the file alone would lack them."""
+    store.add([incoming(slow_trace((0,)), "a")])
+    before = store.path.read_bytes()
+    log = Path(f"{store.path}.wal")
+    log.write_bytes(b"changes")
+    with pytest.raises(StoreError, match=r"jobs.duckdb.wal: holds changes to the store"):
+        store.add([incoming(slow_trace((0,)), "b")], replace=True)
+    assert (store.path.read_bytes(), log.read_bytes()) == (before, b"changes")
+
+
+def test_a_store_that_another_program_changes_meanwhile_is_not_replaced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not know the lock."""
+    store.add([incoming(slow_trace((0,)), "a")])
+    add_one = Store._add
+
+    def changed(self: Store, connection: duckdb.DuckDBPyConnection, item: Incoming, replace: bool) -> None:
+        add_one(self, connection, item, replace)
+        with duckdb.connect(str(store.path)) as other:
+            other.execute("UPDATE job SET source = 'elsewhere'")
+
+    monkeypatch.setattr(Store, "_add", changed)
+    with pytest.raises(StoreError, match="another program has changed the store meanwhile; try again"):
+        store.add([incoming(slow_trace((0,)), "b")])
+    assert [(job.name, job.source) for job in store.jobs()] == [("a", "elsewhere")]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(store: Store) -> None:
+    store.path.with_name(".jobs.duckdb.lock").symlink_to("elsewhere")
+    with pytest.raises(StoreError, match=r"jobs\.duckdb: cannot be written: Too many levels of symbolic links"):
+        store.add([incoming(slow_trace((0,)))])
+    assert [path.name for path in store.path.parent.iterdir()] == [".jobs.duckdb.lock"]

@@ -8,17 +8,19 @@ args. Steps follow each other; a step begins at the same time in every replay, s
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import polars as pl
 
 from tracekit.model import KINDS, OpKind, Worker
-from tracekit.writing import replacing
+from tracekit.writing import Kind, replacing
 
 #: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
 MARK = "tracekit_timeline"
@@ -30,6 +32,7 @@ MOST_SLICES = 2_000_000
 #: Between two events, each of which is one line, and behind the last.
 SEPARATOR, END = ",\n", "\n]}\n"
 _ROWS_AT_ONCE = 100_000
+_BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": '
 _GAP_S = 1e-3
 
 #: The track an op kind is drawn on.
@@ -63,22 +66,26 @@ def write_chrome(
     ranks: Mapping[Worker, int],
     header: Mapping[str, Any],
 ) -> int:
-    """Write the timelines; returns how many slices. Raises OutputError; leaves no half-written file.
+    """Write the timelines; returns how many slices.
+
+    Raises OutputError; leaves no half-written file, and replaces none but another timeline of tracekit.
 
     `ranks`: the global rank of each worker. `header`: plain JSON data kept as `otherData`. With them goes what places a
     slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
     """
     starts = _step_starts(timelines)
     slices = 0
-    with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file:
+    with (
+        replacing(path, TIMELINE_FILE) as temporary,
+        gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file,
+    ):
         other = {
-            MARK: VERSION,
             **header,
             "timelines": [timeline.name for timeline in timelines],
             "workers": [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()],
             "step_starts_us": {str(step): start for step, start in starts.iter_rows()},
         }
-        file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n')
+        file.write(f'{_BEGINNING}{VERSION}, {json.dumps(other)[1:]}, "traceEvents": [\n')
         file.write(SEPARATOR.join(_track_names(timelines, ranks)))
         for number, timeline in enumerate(timelines):
             for lines in _slices(timeline.ops.join(starts, on="step", maintain_order="left"), number, tuple(ranks)):
@@ -87,6 +94,18 @@ def write_chrome(
             slices += timeline.ops.height
         file.write(END)
     return slices
+
+
+def is_timeline(file: BinaryIO) -> bool:
+    """Whether tracekit wrote this timeline; unpacked it still is one."""
+    head = file.read(4096)
+    with contextlib.suppress(zlib.error):
+        head = zlib.decompressobj(wbits=31).decompress(head, len(_BEGINNING))
+    return head.startswith(_BEGINNING.encode())
+
+
+#: What `write_chrome` replaces.
+TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 
 def _step_starts(timelines: tuple[Timeline, ...]) -> pl.DataFrame:

@@ -20,7 +20,7 @@ from tracekit import __version__
 from tracekit.arguments import Condition, parse_layers, parse_steps
 from tracekit.collectors.command import collect_command
 from tracekit.dashboards.command import dashboard_command
-from tracekit.errors import SelectionError, TracekitError
+from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.streams import hushed_panics, open_stderr, progress, say, silence_stdout
 from tracekit.text import printable, short
 
@@ -138,6 +138,11 @@ def whatif(
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
     condition = None if fail_on is None else Condition(fail_on)
+    if parquet_file is not None:
+        from tracekit.report import TABLE_FILE
+        from tracekit.writing import check_writable
+
+        check_writable(parquet_file, TABLE_FILE)
     with progress() as tell:
         tell("reading the trace")
         loaded = _load(trace, layout, store, job, method)
@@ -193,6 +198,7 @@ def import_(
     if name is not None and len(traces) > 1:
         raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
     opened = Store(store or default_store())
+    opened.check_new(None)
     incoming = []
     with progress() as tell:
         for path in traces:
@@ -282,7 +288,10 @@ def synth(
     """
     from tracekit.model import Layout
     from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
+    from tracekit.trace import TRACE_FILE
+    from tracekit.writing import check_writable
 
+    check_writable(out, TRACE_FILE)
     chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
     with progress() as tell:
         tell("simulating")
@@ -313,6 +322,12 @@ def export(
     trace: Path | None, layout: Path | None, store: Path | None, job: str | None, out: Path, steps: str | None
 ) -> None:
     """Write the recorded, original and ideal timeline for ui.perfetto.dev."""
+    from tracekit.chrome import TIMELINE_FILE
+    from tracekit.writing import check_writable
+
+    check_writable(out, TIMELINE_FILE)
+    if trace is not None and out.exists() and trace.exists() and out.samefile(trace):
+        raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
     with progress() as tell:
         tell("reading the trace")
         loaded = _load(trace, layout, store, job)

@@ -27,7 +27,7 @@ from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings
 from tracekit.model import Layout, Worker
 from tracekit.trace import Coverage
-from tracekit.writing import replacing
+from tracekit.writing import Kind, parquet_with, replacing, starting_with
 
 if TYPE_CHECKING:
     import pandas
@@ -50,6 +50,10 @@ JSON_TABLES = (
 #: Tables of one row per finding; in JSON these carry more than a table can.
 DIAGNOSIS_TABLES = ("causes", "fixes")
 TABLES = JSON_TABLES + DIAGNOSIS_TABLES
+#: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
+TABLE_KEY = "tracekit_table"
+#: What `write_parquet` replaces.
+TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with(TABLE_KEY))
 PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
 
 
@@ -362,7 +366,10 @@ class Report:
         )
 
     def write_csv(self, directory: str | os.PathLike[str]) -> None:
-        """Write every table as a CSV file into `directory`, made if missing. Raises OutputError."""
+        """Write every table as a CSV file into `directory`, made if missing.
+
+        Raises OutputError. A CSV file there is replaced only if its header is that of the same table.
+        """
         folder = Path(directory)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -370,13 +377,18 @@ class Report:
             raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another directory") from None
         with ExitStack() as files:  # all of them or, where one fails, none
             for name in TABLES + PER_STEP_TABLES:
-                with open(files.enter_context(replacing(folder / f"{name}.csv")), "wb") as file:
-                    self.table(name).write_csv(file)
+                table = self.table(name)
+                kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
+                with open(files.enter_context(replacing(folder / f"{name}.csv", kind)), "wb") as file:
+                    table.write_csv(file)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown). Raises OutputError."""
-        with replacing(path) as temporary, open(temporary, "wb") as file:
-            self.by_worker_per_step.write_parquet(file)
+        """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).
+
+        Raises OutputError. A file there is replaced only if this method wrote it.
+        """
+        with replacing(path, TABLE_FILE) as temporary, open(temporary, "wb") as file:
+            self.by_worker_per_step.write_parquet(file, metadata={TABLE_KEY: "by_worker_per_step"})
 
     def _contributions(
         self,

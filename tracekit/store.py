@@ -8,11 +8,9 @@ complete: readers never meet a writer, and an import that fails leaves the store
 from __future__ import annotations
 
 import difflib
-import fcntl
 import json
 import os
-import shutil
-import time
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +25,10 @@ import polars as pl
 from tracekit.errors import OutputError, StoreBusyError, StoreError
 from tracekit.findings import FIGURES, Findings, Unanalysed
 from tracekit.model import Layout
+from tracekit.store_file import STORE_FILE, is_duckdb, store_copy
 from tracekit.text import encodable, short
 from tracekit.trace import Trace
-from tracekit.writing import check_writable, replacing
+from tracekit.writing import check_writable
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 STORE_VERSION = 2
 #: Names the default store; without it the store is tracekit.duckdb in the working directory.
 STORE_VARIABLE = "TRACEKIT_STORE"
-#: How long a writer waits for another one.
-LOCK_TIMEOUT_S = 60.0
 #: Characters of a job's name; two of them fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300
 
@@ -98,15 +95,16 @@ class Store:
         """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
         if name is not None:
             self._check_name(name)
+        self._check_encodable()
+        try:
+            check_writable(self.path, STORE_FILE)
+        except OutputError as error:
+            raise StoreError(str(error)) from None
         if self._exists():
             with self.reading() as connection:
                 query = "SELECT job_id FROM job WHERE name = $name"
                 if connection.execute(query, {"name": name}).fetchall():
                     raise StoreError(f"{self.path}: job {short(str(name))!r} is there already; choose another --name")
-        try:
-            check_writable(self.path)
-        except OutputError as error:
-            raise StoreError(str(error)) from None
 
     def _check_name(self, name: str) -> None:
         if encodable(name) != name:
@@ -270,47 +268,20 @@ class Store:
     @contextmanager
     def _replacing(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection to a copy that becomes the store at the end, unless an error comes first."""
+        self._check_encodable()
         try:
-            with self._alone(), replacing(self.path) as copy:
-                new = not self._exists()
-                copy.unlink()
-                if not new:
-                    with self.reading():  # nobody else can change it meanwhile
-                        shutil.copyfile(self.path, copy)
-                with self._connected(copy, read_only=False) as connection:
-                    if new:
+            with store_copy(self.path) as copy:
+                if copy.replaces:
+                    with self.reading():
+                        copy.fill()
+                with self._connected(copy.path, read_only=False) as connection:
+                    if not copy.replaces:
                         connection.execute(files("tracekit").joinpath("schema.sql").read_text(encoding="utf-8"))
                     yield connection
+                    connection.execute("CHECKPOINT")  # closing would keep a failure to itself
+                copy.put()
         except OutputError as error:
             raise StoreError(str(error)) from None
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait until no other process writes this store. Raises StoreBusyError when that takes too long."""
-        self._exists()
-        target = Path(os.path.realpath(self.path))
-        try:
-            lock = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StoreError(
-                f"{self.path}: cannot be written: {error.strerror or error}; choose another place"
-            ) from None
-        try:
-            deadline = time.monotonic() + LOCK_TIMEOUT_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise StoreBusyError(
-                            f"{self.path}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
-                            " try again when it is done"
-                        ) from None
-                    time.sleep(0.05)
-            yield
-        finally:
-            os.close(lock)
 
     @contextmanager
     def _connected(self, path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -324,22 +295,24 @@ class Store:
         except duckdb.Error as error:
             raise self._error(error) from None
 
-    def _exists(self) -> bool:
+    def _check_encodable(self) -> None:
         if encodable(str(self.path)) != str(self.path):
             raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
+
+    def _exists(self) -> bool:
+        self._check_encodable()
         try:
             return self.path.exists()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
 
     def is_store(self) -> bool:
-        """Whether the file is a DuckDB database; no other file has its mark at byte 8. Raises StoreError."""
-        try:
-            with self.path.open("rb") as file:
-                head = file.read(12)
+        """Whether there is a DuckDB database. Raises StoreError where it cannot be read."""
+        try:  # without waiting for the writer of a pipe
+            with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+                return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
-        return head[8:12] == b"DUCK"
 
     def check(self) -> None:
         """Raise StoreError where there is no file, or one that is no DuckDB database."""

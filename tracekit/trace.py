@@ -22,11 +22,13 @@ from tracekit.columns import Source, checked_columns, distinct_steps, step_posit
 from tracekit.errors import FormatError, LayoutError, SelectionError
 from tracekit.model import Layout, Worker
 from tracekit.text import encodable
-from tracekit.writing import replacing
+from tracekit.writing import Kind, parquet_with, replacing
 
 SCHEMA_VERSION = 1
 #: Key of tracekit's JSON in the key-value metadata of a Parquet file.
 METADATA_KEY = "tracekit"
+#: What `write_parquet` replaces.
+TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,10 @@ class Trace:
         )
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the canonical Parquet file. Raises OutputError; never leaves half a file."""
+        """Write the canonical Parquet file, in the place of none but another one.
+
+        Raises OutputError; never leaves half a file.
+        """
         header = {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
@@ -139,7 +144,7 @@ class Trace:
             "step_starts": {str(step): start for step, start in self.step_starts.items()},
             "metadata": dict(self.metadata),
         }
-        with replacing(path) as temporary, open(temporary, "wb") as file:
+        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
             self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 

@@ -1,77 +1,246 @@
-"""How files are written: whole, or not at all.
+"""How files are written: whole or not at all, and never in the place of something that tracekit did not write.
 
-In: a path and whatever the caller writes. Out: the file, once all of it is there; an OutputError otherwise.
+In: a path, the kind of file that belongs there, and whatever the caller writes. Out: the file, once all of it is there;
+an OutputError otherwise. Only a new file, or one of the same kind that tracekit wrote, is put there: pipes, sockets,
+devices, folders, links and foreign files stay as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import os
+import stat
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import polars as pl
 
 from tracekit.errors import OutputError
 
+#: How the names of temporary files begin; a digest of the host follows. Each is locked (flock) while its writer lives.
+TEMPORARY_PREFIX = ".tracekit.new-"
+#: Some shared file systems keep the locks of other hosts from us: what is so old there has no living writer, seconds.
+ABANDONED_S = 86_400.0
+_TYPES = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
-class replacing:  # noqa: N801 - reads as a verb: with replacing(path) as temporary
-    """Context manager: a temporary path beside `path` that becomes `path` on success and vanishes otherwise.
 
-    A link is followed. What is no file, such as /dev/stdout or a pipe, is never replaced: it is written as it is.
-    Raises OutputError where the file cannot be written (directory missing, no permission, disk full).
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file that tracekit writes.
+
+    `name`: with its article, such as "a trace that tracekit wrote". `recognises`: whether an open file is of this kind.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.target = Path(os.path.realpath(path))
+    name: str
+    recognises: Callable[[BinaryIO], bool]
 
-    def __enter__(self) -> Path:
+
+def starting_with(beginning: bytes) -> Callable[[BinaryIO], bool]:
+    """Recognises files by their first bytes."""
+    return lambda file: file.read(len(beginning)) == beginning
+
+
+def parquet_with(key: str) -> Callable[[BinaryIO], bool]:
+    """Recognises Parquet files by a key in their metadata."""
+
+    def recognises(file: BinaryIO) -> bool:
+        import pyarrow as pa
+        import pyarrow.parquet as pq  # reads only the footer, and raises where polars panics
+
         try:
-            if self.path.exists() and not self.path.is_file() and not self.path.is_dir():
-                self.temporary = self.path
-                return self.path
-            handle, name = tempfile.mkstemp(prefix=".tracekit.", dir=self.target.parent)
+            return key.encode() in (pq.read_metadata(file).metadata or {})
+        except (pa.ArrowException, OSError, ValueError, MemoryError):  # whatever a damaged file leads to
+            return False
+
+    return recognises
+
+
+class Place:
+    """A path to write, and what may be replaced there."""
+
+    def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
+        self.path = Path(path)
+        self.kind = kind
+
+    def check(self) -> os.stat_result | None:
+        """What is there, None where nothing is. Raises OutputError unless it is a regular file of this kind."""
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise self.error(error) from None
-        os.close(handle)
-        self.temporary = Path(name)
-        return self.temporary
+        if stat.S_ISREG(found.st_mode):
+            return self._checked_file()
+        raise OutputError(f"{self.path}: {self._what_is_no_file(found)}")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if self.temporary != self.path:
-            self._settle(done=error is None)
-        if isinstance(error, OSError):
-            raise self.error(error) from None
-        if isinstance(error, pl.exceptions.PolarsError) and "IO error: " in str(error):
-            raise self.error(OSError(str(error).rpartition("IO error: ")[2])) from None
+    def put(self, temporary: Path) -> None:
+        """Let the complete file `temporary`, in the same folder, take the place; check it anew just before.
 
-    def _settle(self, *, done: bool) -> None:
-        """Let the temporary file take its place, or vanish."""
+        A file that is replaced hands on its permissions and, where that is allowed, its owner.
+        """
         try:
-            if done:
+            found = self.check()
+            if found is None:
                 mask = os.umask(0)
                 os.umask(mask)
-                self.temporary.chmod(0o666 & ~mask)
-                self.temporary.replace(self.target)
-        except OSError as failure:
-            raise self.error(failure) from None
-        finally:
-            self.temporary.unlink(missing_ok=True)
+                temporary.chmod(0o666 & ~mask)
+                if _linked(temporary, self.path):
+                    temporary.unlink()
+                    return
+                found = self.check()  # somebody was faster, or the file system has no hard links
+            if found is not None:
+                with contextlib.suppress(OSError):
+                    os.chown(temporary, found.st_uid, found.st_gid)
+                temporary.chmod(stat.S_IMODE(found.st_mode) & 0o777)
+            temporary.replace(self.path)
+        except OSError as error:
+            raise self.error(error) from None
 
     def error(self, error: OSError) -> OutputError:
         """What is said of `error`."""
         return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
 
+    def _checked_file(self) -> os.stat_result:
+        # Neither a link nor a pipe that takes its place meanwhile is followed or waited for.
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(handle, "rb") as file:
+                found = os.fstat(handle)
+                ours = stat.S_ISREG(found.st_mode) and self.kind.recognises(file)
+        except OSError as error:
+            raise self.error(error) from None
+        if not ours:
+            raise OutputError(
+                f"{self.path}: not {self.kind.name}, so it is not replaced; choose another place, or move it away"
+            )
+        return found
 
-def check_writable(path: Path) -> None:
+    def _what_is_no_file(self, found: os.stat_result) -> str:
+        """Why what is there is not replaced, and what to do."""
+        what = ""
+        if stat.S_ISLNK(found.st_mode):
+            what = f"is a link to {self.path.readlink()}"
+            with contextlib.suppress(OSError):
+                found = self.path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            return "is a folder; name a file in it"
+        if (special := _TYPES.get(stat.S_IFMT(found.st_mode))) is not None:
+            return f"is {special}; only a regular file is written, choose another place"
+        return f"{what}, which is not followed; name the file itself"
+
+
+class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as temporary
+    """Context manager: a temporary file beside `path` that becomes `path` on success and vanishes otherwise.
+
+    Write into it; another file in its place would lose its lock. What killed writers left in the folder is removed.
+    Raises OutputError where something else is in the way, or the file cannot be written (directory missing, no
+    permission, disk full).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
+        self.place = Place(path, kind)
+
+    def __enter__(self) -> Path:
+        self.place.check()
+        folder = self.place.path.parent
+        try:
+            remove_left_over(folder)
+            self._lock, self.temporary = _locked_temporary(folder)
+        except OSError as error:
+            raise self.place.error(error) from None
+        return self.temporary
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if error is None:
+                self.place.put(self.temporary)
+        finally:
+            self.temporary.unlink(missing_ok=True)
+            self._lock.close()
+        if isinstance(error, OSError):
+            raise self.place.error(error) from None
+        if isinstance(error, pl.exceptions.PolarsError) and "IO error: " in str(error):
+            raise self.place.error(OSError(str(error).rpartition("IO error: ")[2])) from None
+
+
+def write_text(path: Path, text: str, kind: Kind) -> None:
+    """Write a small text file. Raises OutputError."""
+    with replacing(path, kind) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def check_writable(path: Path, kind: Kind) -> None:
     """Raise the OutputError that writing `path` would end with, as far as that can be told before; writes nothing."""
-    place = replacing(path)
+    place = Place(path, kind)
+    place.check()
     try:
-        if path.is_dir():
-            raise OutputError(f"{path}: is a folder; name a file in it")
-        if path.exists() and not path.is_file():
-            return
-        with tempfile.TemporaryFile(dir=place.target.parent):
+        with tempfile.TemporaryFile(dir=path.parent):
             return
     except OSError as error:
         raise place.error(error) from None
+
+
+def remove_left_over(folder: Path) -> None:
+    """Remove this user's temporary files whose writers were killed; a living one holds a lock on its file."""
+    of_this_host = _prefix()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable and not readable
+        for entry in entries:
+            if not entry.name.startswith(TEMPORARY_PREFIX) or not _is_own_file(entry):
+                continue
+            if entry.name.startswith(of_this_host) or time.time() - entry.stat().st_mtime > ABANDONED_S:
+                _remove_unless_locked(Path(entry.path))
+
+
+def _is_own_file(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a regular file of the user who asks."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except OSError:  # gone meanwhile
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _prefix() -> str:
+    host = hashlib.blake2b(os.fsencode(os.uname().nodename), digest_size=4).hexdigest()
+    return f"{TEMPORARY_PREFIX}{host}-"
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with contextlib.suppress(OSError):  # locked, gone, or on a file system without locks: it stays
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _locked_temporary(folder: Path) -> tuple[BinaryIO, Path]:
+    """A new temporary file and the open file that locks it."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=_prefix(), dir=folder)
+        file = open(handle, "rb+")  # noqa: SIM115 - closed by the caller
+        with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return file, Path(name)
+        file.close()  # removed between its making and its locking
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Give the file a second name, unless that is taken; False where it is, or where links cannot be made."""
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+    except OSError:
+        return False
+    return True

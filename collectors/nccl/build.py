@@ -12,10 +12,11 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tracekit.errors import OutputError
-from tracekit.writing import replacing
+from tracekit.writing import Kind, replacing, starting_with
 
 SOURCES = ("plugin.c", "abi.h", "ring.h")
 #: Warnings are errors where the tests compile; a newer compiler's warnings must not cost a user the recording.
@@ -27,6 +28,8 @@ TIMEOUT_S = 60
 #: NCCL cuts longer paths off.
 LONGEST_PATH = 255
 
+#: Two processes may build at once; the second replaces what the first made.
+_LIBRARY = Kind("a shared library", starting_with(b"\x7fELF"))
 _HERE = Path(__file__).parent
 
 
@@ -47,17 +50,22 @@ def build_plugin(cache: Path | None = None) -> Path:
         raise OutputError("no C compiler (cc, gcc, clang) on the PATH to build the NCCL plugin with; install one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(library) as temporary:
-            _compile(compiler, Path(temporary))
+        with replacing(library, _LIBRARY) as temporary, tempfile.TemporaryDirectory(prefix="tracekit-") as scratch:
+            built = Path(scratch) / "plugin.so"  # a compiler replaces its output, which would lose the lock
+            _compile(compiler, built)
+            shutil.copyfile(built, temporary)
     except OSError as error:
         raise OutputError(f"{library}: cannot be written ({error.strerror or error}); set XDG_CACHE_HOME") from None
     return library
 
 
 def default_cache() -> Path:
-    """Where compiled plugins are kept."""
+    """Where compiled plugins are kept. Raises OutputError where the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tracekit"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "tracekit"
+    except RuntimeError:
+        raise OutputError("no home folder to keep the NCCL plugin in; set XDG_CACHE_HOME") from None
 
 
 def _compile(compiler: str, library: Path) -> None:

@@ -1,0 +1,276 @@
+"""Nothing but a file of the same kind that tracekit wrote is ever replaced, whatever command writes.
+
+Each writing command meets each thing in the way as a real process: one message, and not a byte, a time or a type has
+changed. What files count as foreign is asked of the library, kind by kind.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+
+from tests.handmade import run, slow_frame, slow_trace
+from tracekit.errors import FormatError, OutputError, StoreError
+from tracekit.job import Job, load
+from tracekit.store import Incoming, Store
+from tracekit.trace import TRACE_FILE
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A command that writes. `name`: of the file. `arguments`: with the path of the file."""
+
+    name: str
+    arguments: Callable[[Path], list[Any]]
+
+
+WRITING = {
+    "synth --out": Writing("out.parquet", lambda path: ["synth", "--out", path]),
+    "export --out": Writing("out.json.gz", lambda path: ["export", "slow.parquet", "--out", path]),
+    "whatif --parquet": Writing("out.parquet", lambda path: ["whatif", "slow.parquet", "--parquet", path]),
+    "whatif --csv": Writing("by_kind.csv", lambda path: ["whatif", "slow.parquet", "--csv", path.parent]),
+    "import --store": Writing("jobs.duckdb", lambda path: ["import", "slow.parquet", "--store", path]),
+    "collect --out": Writing("out.parquet", lambda path: ["collect", "--no-store", "--out", path, "touch", "started"]),
+    "collect --store": Writing("jobs.duckdb", lambda path: ["collect", "--store", path, "touch", "started"]),
+}
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(path))  # a socket's path is short
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+    (path / "inside").write_text("kept")
+
+
+def text(path: Path) -> None:
+    path.write_text("step,rank\n0,0\n")
+
+
+def link(path: Path) -> None:
+    """To a file that would be replaced, were it named."""
+    (path.parent.parent / "elsewhere").mkdir()
+    target = path.parent.parent / "elsewhere" / path.name
+    OWN[path.name](target)
+    path.symlink_to(target)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "nothing")
+
+
+THINGS = {
+    "pipe": (pipe, "is a pipe"),
+    "socket": (unix_socket, "is a socket"),
+    "folder": (folder, "is a folder; name a file in it"),
+    "text": (text, "move it away"),
+    "link": (link, "is a link to"),
+    "dangling link": (link_to_nothing, "is a link to"),
+}
+
+OWN: dict[str, Callable[[Path], object]] = {
+    "out.parquet": lambda path: slow_trace().write_parquet(path),
+    "out.json.gz": lambda path: Job(slow_trace()).export(path),
+    "by_kind.csv": lambda path: Job(slow_trace()).whatif().write_csv(path.parent),
+    "jobs.duckdb": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
+}
+
+
+def everything(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """What lies below `folder`, with its type, identity, time and content."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        at = path.lstat()
+        content: Any = None
+        if stat.S_ISREG(at.st_mode):
+            content = path.read_bytes()
+        elif stat.S_ISLNK(at.st_mode):
+            content = path.readlink()
+        time = None if stat.S_ISDIR(at.st_mode) else at.st_mtime_ns  # of a folder: probing whether it can be written
+        found[str(path.relative_to(folder))] = (at.st_mode, at.st_ino, time, content)
+    return found
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a trace in it and an empty one for what is written; the working directory."""
+    (tmp_path / "work" / "out").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    slow_trace().write_parquet("slow.parquet")
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("writing", WRITING)
+def test_what_is_in_the_way_is_refused_and_not_touched(writing: str, thing: str, work: Path) -> None:
+    written = WRITING[writing]
+    path = work / "out" / written.name
+    make, reason = THINGS[thing]
+    make(path)
+    before = everything(work)
+    ran = run(*written.arguments(path))
+    assert ran.code == 2, ran.err
+    assert ran.message.startswith(f"tracekit: {path}: ")
+    assert reason in ran.message
+    assert ran.out == ""
+    assert everything(work) == before
+
+
+@pytest.fixture
+def terminal() -> Iterator[str]:
+    """A device of this user's: even the tracekit that replaced devices could not have replaced this one."""
+    main, other = os.openpty()
+    yield os.ttyname(other)
+    os.close(other)
+    os.set_blocking(main, False)
+    with pytest.raises(OSError):  # nothing was written to it
+        os.read(main, 1)
+    os.close(main)
+
+
+@pytest.mark.parametrize("writing", [name for name, one in WRITING.items() if one.name != "by_kind.csv"])
+def test_a_device_is_refused_and_nothing_is_written_to_it(writing: str, terminal: str, work: Path) -> None:
+    """Formerly `--out` wrote into devices and pipes, such as /dev/stdout; only files are written now."""
+    before = everything(work)
+    ran = run(*WRITING[writing].arguments(Path(terminal)))
+    assert ran.code == 2, ran.err
+    assert f"{terminal}: is a device" in ran.message
+    assert everything(work) == before
+
+
+def test_standard_output_is_refused(work: Path) -> None:
+    """A link of the kernel's to a pipe that has no path."""
+    ran = run("synth", "--out", "/dev/stdout")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.message == ("tracekit: /dev/stdout: is a pipe; only a regular file is written, choose another place")
+
+
+def test_a_timeline_is_not_exported_over_itself(work: Path) -> None:
+    """It would lose the steps that are not asked for."""
+    Job(slow_trace()).export("timeline.json.gz")
+    before = everything(work)
+    ran = run("export", "timeline.json.gz", "--steps", "0", "--out", "./timeline.json.gz")
+    assert ran.code == 2
+    assert "is the trace to export" in ran.message
+    assert everything(work) == before
+
+
+def test_a_recording_replaces_no_file_of_another_run(work: Path) -> None:
+    """`--segments` names a folder that holds other things."""
+    (work / "out" / "run.json").write_text('{"command": "mine"}')
+    before = everything(work)
+    ran = run("collect", "--no-store", "--segments", "out", "touch", "started")
+    assert ran.code == 2
+    assert "run.json: not the record of a run of `tracekit collect`, so it is not replaced" in ran.message
+    assert everything(work) == before
+
+
+def foreign_parquet(path: Path) -> None:
+    slow_frame().write_parquet(path)
+
+
+def foreign_duckdb(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE job (name VARCHAR)")
+
+
+def cut(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """The first half of a file of ours."""
+
+    def half(path: Path) -> None:
+        make(path)
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+
+    return half
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "empty": Path.touch,
+    "text": text,
+    "JPEG": lambda path: path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(range(256)) * 20),
+    "Parquet of others": foreign_parquet,
+    "half a trace": cut(lambda path: slow_trace().write_parquet(path)),
+    "damaged Parquet": lambda path: path.write_bytes(b"PAR1" + b"\xff" * 100 + b"\x10\0\0\0PAR1"),
+    "DuckDB of others": foreign_duckdb,
+    "gzip of others": lambda path: path.write_bytes(gzip.compress(b'{"displayTimeUnit": "ms", "traceEvents": []}')),
+    "CSV of others": lambda path: path.write_text("kind,slowdown\ngc,1.0\n"),
+    "trace": lambda path: slow_trace().write_parquet(path),
+    "table": lambda path: Job(slow_trace()).whatif().write_parquet(path),
+    "timeline": lambda path: Job(slow_trace()).export(path),
+    "CSV table": lambda path: Job(slow_trace()).whatif().by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
+    "store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
+}
+#: What each way of writing may replace, and how the library writes it.
+KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "trace": ("out", lambda path: slow_trace().write_parquet(path)),
+    "table": ("out", lambda path: Job(slow_trace()).whatif().write_parquet(path)),
+    "timeline": ("out", lambda path: Job(slow_trace()).export(path)),
+    "CSV table": ("by_kind.csv", lambda path: Job(slow_trace()).whatif().write_csv(path.parent)),
+    "store": ("out", lambda path: Store(path).add([Incoming(slow_trace(), "new", "by hand")])),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_file_of_the_same_kind_is_replaced(kind: str, tmp_path: Path) -> None:
+    name, write = KINDS[kind]
+    for number, (file, make) in enumerate(FILES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        make(folder / name)
+        before = everything(folder)
+        if file == kind:
+            write(folder / name)
+            assert everything(folder)[name] != before[name]
+            continue
+        with pytest.raises((OutputError, StoreError)) as caught:
+            write(folder / name)
+        assert str(caught.value).startswith(f"{folder / name}: "), file
+        after = everything(folder)
+        after.pop(f".{name}.lock", None)  # of a store: a DuckDB file is opened to see whose it is
+        assert after == {path: seen for path, seen in before.items() if not path.endswith(".lock")}, file
+
+
+def test_a_parquet_file_damaged_anywhere_in_its_metadata_is_replaced_or_refused(tmp_path: Path) -> None:
+    """Whatever the damage, it is ours or foreign, and no error of the reader escapes."""
+    slow_trace().write_parquet(tmp_path / "out")
+    content = (tmp_path / "out").read_bytes()
+    seen = set()
+    for at in range(1, 800):
+        damaged = bytearray(content)
+        damaged[-at] ^= 0xFF
+        seen.add(TRACE_FILE.recognises(io.BytesIO(damaged)))
+    assert seen == {False, True}
+
+
+def test_an_unpacked_timeline_is_still_one(tmp_path: Path) -> None:
+    Job(slow_trace()).export(tmp_path / "out.json")
+    (tmp_path / "out.json").write_bytes(gzip.decompress((tmp_path / "out.json").read_bytes()))
+    Job(slow_trace()).export(tmp_path / "out.json")
+    assert gzip.decompress((tmp_path / "out.json").read_bytes()).endswith(b"]}\n")
+
+
+def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
+    """It says what it is, so that it is not taken for a trace, and can be read as any Parquet file."""
+    report = Job(slow_trace()).whatif()
+    report.write_parquet(tmp_path / "out.parquet")
+    assert pl.read_parquet(tmp_path / "out.parquet").equals(report.by_worker_per_step)
+    with pytest.raises(FormatError, match="no tracekit metadata inside"):
+        load(tmp_path / "out.parquet")

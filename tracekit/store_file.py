@@ -1,0 +1,142 @@
+"""The file of a store: its lock, the copy that a writer works on, and how that takes the store's place.
+
+In: the path of a store. Out: a copy to change, which becomes the store in one step, while no other writer is at work.
+Whatever ends a writer, the store is the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tracekit.errors import StoreBusyError, StoreError
+from tracekit.writing import Kind, Place
+
+#: How long a writer waits for another one.
+LOCK_TIMEOUT_S = 60.0
+#: How the names of copies begin; a digest of the store's name follows.
+COPY_PREFIX = ".tracekit.store-"
+
+
+def is_duckdb(file: BinaryIO) -> bool:
+    """Whether this is a DuckDB database; no other file has its mark at byte 8."""
+    return file.read(12)[8:] == b"DUCK"
+
+
+#: What a store may take the place of. Whether tracekit made it is known once DuckDB has opened it.
+STORE_FILE = Kind("a DuckDB store", is_duckdb)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCopy:
+    """A copy on its way to become the store. `path`: where it is to be; nothing is there yet.
+
+    `replaces`: whether there is a store already, which `fill` copies.
+    """
+
+    path: Path
+    replaces: bool
+    _place: Place
+    _found: tuple[int, ...]
+
+    def fill(self) -> None:
+        """Copy the store. Raises OSError."""
+        shutil.copyfile(self._place.path, self.path)
+
+    def put(self) -> None:
+        """Let the copy take the store's place. Raises StoreBusyError where another program changed it meanwhile."""
+        if _identity(self._place.check()) != self._found:
+            raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
+        self._place.put(self.path)
+
+
+@contextmanager
+def store_copy(path: Path) -> Iterator[StoreCopy]:
+    """A copy to work on, while no other process writes the store; without `put` it vanishes.
+
+    Raises OutputError or StoreError where something else is at `path` or it cannot be written, StoreBusyError where
+    another writer takes too long.
+    """
+    place = Place(path, STORE_FILE)
+    place.check()  # before a lock is put beside what is no store
+    try:
+        with _alone(path), _copy_path(path) as copy:
+            found = place.check()
+            _check_complete(path)
+            yield StoreCopy(copy, found is not None, place, _identity(found))
+    except OSError as error:
+        raise place.error(error) from None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process writes this store. Raises StoreBusyError when that takes too long."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    lock = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
+    try:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StoreBusyError(
+                        f"{path}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
+                        " try again when it is done"
+                    ) from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _copy_path(path: Path) -> Iterator[Path]:
+    """A name for a copy, which is removed at the end. Before, what killed writers of this store left is removed.
+
+    Nobody else writes the store now, so no other copy is in use.
+    """
+    digest = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
+    prefix = f"{COPY_PREFIX}{digest}-"
+    _remove_own(path.parent, prefix)
+    copy = path.with_name(f"{prefix}{secrets.token_hex(4)}")
+    try:
+        yield copy
+    finally:
+        _remove_own(path.parent, copy.name)
+
+
+def _remove_own(folder: Path, prefix: str) -> None:
+    """Remove what of this user's begins with `prefix` in a folder: copies, and what DuckDB puts beside them."""
+    with suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable and not readable
+        for entry in entries:
+            if entry.name.startswith(prefix) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    Path(entry.path).unlink()
+
+
+def _check_complete(path: Path) -> None:
+    """Raise StoreError where DuckDB would add the changes in another file to the store."""
+    log = f"{path}.wal"
+    if os.path.lexists(log):
+        raise StoreError(
+            f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
+            " DuckDB, or move this file away if there is no store"
+        )
+
+
+def _identity(found: os.stat_result | None) -> tuple[int, ...]:
+    """Which file this is, and whether it has changed."""
+    return () if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
