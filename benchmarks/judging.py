@@ -44,7 +44,7 @@ Where = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A cause of the report, and the truth that it is an answer to.
+    """A cause of the report, and the truths that it is an answer to: it may list several bad workers or links.
 
     `misplaced`: right kind, wrong place. `since`: the step from which on it is said to act, None: always.
     """
@@ -52,7 +52,7 @@ class Named:
     kind: str
     place: str
     saved_s: float
-    truth: Truth | None
+    truths: tuple[Truth, ...]
     misplaced: bool = False
     since: int | None = None
 
@@ -84,7 +84,7 @@ class Judgement:
     @property
     def found(self) -> tuple[Truth, ...]:
         """What had to be found and was."""
-        named = [cause.truth for cause in self.named]
+        named = [truth for cause in self.named for truth in cause.truths]
         return tuple(truth for truth in self.must if any(truth is other for other in named))
 
     @property
@@ -95,17 +95,20 @@ class Judgement:
     @property
     def right(self) -> tuple[Named, ...]:
         """Named causes that are there and matter."""
-        return tuple(cause for cause in self.named if any(cause.truth is truth for truth in self.must))
+        return tuple(
+            cause for cause in self.named if any(truth is other for truth in cause.truths for other in self.must)
+        )
 
     @property
     def wrong(self) -> tuple[Named, ...]:
         """Named causes that are not there, or not there where they were said to be."""
-        return tuple(cause for cause in self.named if cause.truth is None)
+        return tuple(cause for cause in self.named if not cause.truths)
 
     @property
     def cause_errors(self) -> list[float]:
-        """Error of the price of each cause that was rightly named, as a share of the step."""
-        return [abs(cause.saved_s - cause.truth.saved_s) / self.step_s for cause in self.right if cause.truth]
+        """Error of the price of each cause that was rightly named by itself, as a share of the step."""
+        alone = [cause for cause in self.right if len(cause.truths) == 1]
+        return [abs(cause.saved_s - cause.truths[0].saved_s) / self.step_s for cause in alone]
 
     @property
     def fix_errors(self) -> list[float]:
@@ -143,10 +146,9 @@ def must_find(found: tuple[Truth, ...], step_s: float) -> tuple[Truth, ...]:
 def _named(job: Job, found: tuple[Truth, ...], cause: Mapping[str, Any]) -> Named:
     kind, where = cause["kind"], cause["where"]
     candidates = [truth for truth in found if kind in ACCEPTED[truth.kind]]
-    fits = [truth for truth in candidates if _place_is_right(job, truth, candidates, where, kind)]
-    truth = fits[0] if fits else None
-    misplaced = bool(candidates) and truth is None
-    return Named(kind, cause["where_text"], float(cause["saved_s"]), truth, misplaced, cause.get("since_step"))
+    fits = tuple(truth for truth in candidates if _place_is_right(job, truth, candidates, where, kind))
+    misplaced = bool(candidates) and not fits
+    return Named(kind, cause["where_text"], float(cause["saved_s"]), fits, misplaced, cause.get("since_step"))
 
 
 def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, kind: str) -> bool:

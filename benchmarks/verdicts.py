@@ -201,7 +201,7 @@ def _described(one: Judgement) -> str:
     lines += [
         f"  named  {cause.saved_s / one.step_s:7.2%}  {cause.kind} at {cause.place}"
         f"{'' if cause.since is None else f' since step {cause.since}'}"
-        f"{'' if cause.truth else ' (misplaced)' if cause.misplaced else ' (wrong)'}"
+        f"{'' if cause.truths else ' (misplaced)' if cause.misplaced else ' (wrong)'}"
         for cause in one.named
     ]
     lines += [

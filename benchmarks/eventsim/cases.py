@@ -36,6 +36,7 @@ FLAT = ((2, 1, 1, 8), (4, 1, 1, 8), (8, 1, 1, 8), (8, 1, 1, 4), (16, 1, 1, 2))
 SHALLOW = ((4, 2, 1, 8), (8, 2, 1, 4), (6, 2, 1, 8), (2, 2, 1, 8), (4, 2, 2, 8), (16, 2, 1, 2))
 DEEP = ((4, 4, 1, 8), (2, 4, 1, 8), (3, 3, 1, 8), (8, 4, 1, 4), (2, 8, 1, 8), (4, 8, 1, 4), (4, 4, 2, 8), (2, 4, 2, 4))
 ONE_LANE = ((1, 4, 1, 8), (1, 8, 1, 4))
+ONE_WORKER = ((1, 1, 1, 8),)
 PIPELINES = SHALLOW + DEEP
 ANY = FLAT + PIPELINES
 SHARED_HOSTS = tuple(shape for shape in ANY if shape[3] < 8 and shape[0] >= 4)
@@ -91,6 +92,7 @@ CASES: dict[str, Case] = {
     "P7": Case((recipes.bad_worker(1.6),), shapes=((4, 1, 1, 8), (8, 1, 1, 8), (4, 2, 1, 8), (4, 4, 1, 8)),
                finish=recipes.unrecorded),
     "P8": Case((recipes.checkpoints,), steps=(15, 30)),
+    "P8-recorded": Case((recipes.recorded_checkpoints,), steps=(15, 30)),
     "P8-late-data": Case((recipes.checkpoints, recipes.late_data), steps=(15, 30)),
     "P9": Case((recipes.process_pauses,)),
     "P10": Case((recipes.slow_first_microbatch,)),
@@ -125,8 +127,8 @@ CASES: dict[str, Case] = {
     "two": _mixed(2),
     "three": _mixed(3),
     "four": _mixed(4),
-    "healthy": Case(shapes=ANY + ONE_LANE, steps=(3, 40)),
-    "healthy-noisy": Case(shapes=ANY + ONE_LANE, steps=(6, 40), finish=recipes.noisy),
+    "healthy": Case(shapes=ANY + ONE_LANE + ONE_WORKER, steps=(3, 40)),
+    "healthy-noisy": Case(shapes=ANY + ONE_LANE + ONE_WORKER, steps=(6, 40), finish=recipes.noisy),
 }  # fmt: skip
 
 
@@ -145,16 +147,17 @@ def _healthy_job(rng: np.random.Generator, case: Case, name: str) -> Job:
     dp, pp, vpp, tp = case.shapes[rng.integers(len(case.shapes))]
     microbatches = int(rng.choice([4, 6, 8, 12, 16, 32] if vpp == 1 else [pp, 2 * pp, 4 * pp]))
     microbatches = max(microbatches, pp if pp > 2 else 4)
-    ops = dp * pp * ((6 if pp > 1 else 2) * microbatches * vpp + 8)
+    while case.steps[0] * _ops_in_step(dp, pp, vpp, microbatches) > MOST_OPS and microbatches % (2 * pp) == 0:
+        microbatches //= 2
     steps = int(rng.integers(case.steps[0], case.steps[1] + 1))
-    steps = max(min(steps, MOST_OPS // ops), case.steps[0])
+    steps = max(min(steps, MOST_OPS // _ops_in_step(dp, pp, vpp, microbatches)), case.steps[0])
     shape = Shape(dp=dp, pp=pp, vpp=vpp, tp=tp, microbatches=microbatches, steps=steps)
     plain = Schedule.ONE_F_ONE_B if rng.random() < 0.8 else Schedule.GPIPE
     compute = _compute(rng)
     return Job(
         shape=shape,
         schedule=Schedule.INTERLEAVED if vpp > 1 else plain,
-        posting=_posting(rng, case.postings),
+        posting=_posting(rng, case.postings, vpp),
         overlap_dp=bool(rng.integers(2)),
         compute=compute,
         network=_network(rng, shape, compute),
@@ -171,13 +174,18 @@ def _healthy_job(rng: np.random.Generator, case: Case, name: str) -> Job:
     )
 
 
-def _posting(rng: np.random.Generator, allowed: tuple[Posting, ...]) -> Posting:
-    """Mostly what real jobs do."""
+def _ops_in_step(dp: int, pp: int, vpp: int, microbatches: int) -> int:
+    """About how many ops a step records."""
+    return dp * pp * ((6 if pp > 1 else 2) * microbatches * vpp + 8)
+
+
+def _posting(rng: np.random.Generator, allowed: tuple[Posting, ...], vpp: int) -> Posting:
+    """Mostly what real jobs do: batches, but with virtual stages transfers that overlap computes."""
     usual = {
-        Posting.BATCHED: 0.4,
+        Posting.BATCHED: 0.2 if vpp > 1 else 0.4,
         Posting.ANY_DIRECTION: 0.25,
         Posting.SAME_DIRECTION: 0.25,
-        Posting.EARLY: 0.1,
+        Posting.EARLY: 0.3 if vpp > 1 else 0.1,
     }
     weight = np.array([usual[posting] for posting in allowed])
     return allowed[int(rng.choice(len(allowed), p=weight / weight.sum()))]

@@ -37,7 +37,7 @@ class When:
     def mask(self, steps: int) -> Bools:
         """The steps in which it acts, [steps]."""
         at = np.arange(steps)
-        hit = (at >= self.since) & (at < (self.until or steps)) & (at % self.every == self.phase)
+        hit: Bools = (at >= self.since) & (at < (self.until or steps)) & (at % self.every == self.phase)
         if self.burst:
             runs = np.random.default_rng(self.seed).random(steps // self.burst_steps + 1) < self.burst
             runs[1 + self.seed % max(len(runs) - 2, 1)] = True  # a cause acts at least once

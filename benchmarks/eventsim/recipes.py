@@ -152,11 +152,11 @@ def slow_first_microbatch(rng: Rng, job: Job) -> Cause:
 
 
 def wander(sd: float) -> Maker:
-    """Workers that wander slowly."""
+    """Workers that wander, from within a few microbatches to over several steps."""
 
     def make(rng: Rng, job: Job) -> Cause:
-        del job
-        return Wander(_seed(rng), sd)
+        memory_steps = max(float(rng.choice([0.1, 0.3, 1.0, 4.0])), 1 / job.shape.microbatches)
+        return Wander(_seed(rng), sd, memory_steps)
 
     return make
 
@@ -202,6 +202,11 @@ def slow_launches(rng: Rng, job: Job) -> Cause:
 def checkpoints(rng: Rng, job: Job) -> Cause:
     del job
     return Checkpoints(phase=int(rng.integers(5)), at_start=bool(rng.integers(2)))
+
+
+def recorded_checkpoints(rng: Rng, job: Job) -> Cause:
+    del job
+    return Checkpoints(phase=int(rng.integers(5)), recorded=True)
 
 
 def late_data(rng: Rng, job: Job) -> Cause:
@@ -257,7 +262,8 @@ def episodes(rng: Rng, job: Job) -> Cause:
 
 def clock_offset(rng: Rng, job: Job) -> Cause:
     offset_s = float(rng.choice([-1, 1])) * float(rng.uniform(0.004, 0.015))
-    return ClockOffset(_cell(rng, job), offset_s)
+    drift = float(rng.choice([0.0, 5e-5])) if job.shape.steps >= 12 else 0.0
+    return ClockOffset(_cell(rng, job), offset_s, drift)
 
 
 def busy_network(factor: float) -> Callable[[Rng, Job], Job]:
@@ -301,6 +307,7 @@ _ORDINARY: tuple[Maker, ...] = (
     bad_worker(1.6),
     bad_worker(1.8, every_third),
     slow_backward,
+    older_half,
     skewed_data,
     unequal_sequences,
     loss(0.5),

@@ -7,6 +7,7 @@ records is on its own clock and rounded to microseconds; what truth is made of i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ def simulate(job: Job) -> SimulatedJob:
     return SimulatedJob(_trace(job, ran), ran.step_s)
 
 
+@lru_cache(maxsize=4)
 def run(job: Job) -> Run:
     """Run a job, step after step; a rank begins a step when it has ended the one before."""
     graph = build(job, gc_slots=needs_gc(job), checkpoint_slots=needs_checkpoint(job))

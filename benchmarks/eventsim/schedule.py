@@ -67,7 +67,7 @@ def sends(shape: Shape, stage: int, compute: Compute) -> bool:
 def program(job: Job, stage: int) -> tuple[Item, ...]:
     """What a stage does in a step, up to its last backward."""
     items = _batched(job, stage) if job.posting is Posting.BATCHED else _separate(job, stage)
-    kept = []
+    kept: list[Item] = []
     for item in items:
         if isinstance(item, Transfer):
             sent = tuple(compute for compute in item.sends if sends(job.shape, stage, compute))

@@ -111,13 +111,15 @@ class CongestionEpisodes(Cause):
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset(Cause):
-    """One worker's clock is ahead (below 0: behind); nothing is slow."""
+    """One worker's clock is ahead (below 0: behind), and gains `drift` seconds a second; nothing is slow."""
 
     worker: Cell
     offset_s: float = 0.012
+    drift: float = 0.0
 
     def apply(self, world: World) -> None:
         world.offset_s[self.worker] += self.offset_s
+        world.drift[self.worker] += self.drift
 
     def cells(self, job: Job) -> frozenset[Cell]:
         del job

@@ -160,7 +160,8 @@ def _deal(world: World) -> None:
     cost = workload(world)
     steps, dp, microbatches = cost.shape
     for step in range(steps):
-        load, dealt = np.zeros(dp), [[] for _ in range(dp)]
+        load = np.zeros(dp)
+        dealt: list[list[int]] = [[] for _ in range(dp)]
         for at in np.argsort(-cost[step].ravel(), kind="stable"):
             room = [rank for rank in range(dp) if len(dealt[rank]) < microbatches]
             rank = min(room, key=lambda rank: load[rank])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,14 @@ def test_another_place_or_another_kind_is_wrong_and_the_worker_missed(slow_job, 
     one = judge(slow_job, tuple(truths(slow_job)), said((kind, where, 0.01)))
     assert [(cause.kind, cause.misplaced) for cause in one.wrong] == [(kind, misplaced)]
     assert [truth.kind for truth in one.missed] == ["bad-worker"]
+
+
+def test_one_answer_may_list_several_workers():
+    slow = tuple(SlowWorkers(frozenset({(dp, 0)}), 1.5) for dp in (1, 2))
+    job = exact(shape=Shape(dp=4, pp=2, microbatches=4, steps=2), causes=slow)
+    found = tuple(replace(truth, saved_s=1.0) for truth in truths(job))
+    one = judge(job, found, said(("bad-worker", at((1, 0), (2, 0)), 1.0)))
+    assert (len(one.found), one.wrong, one.missed) == (2, (), ())
 
 
 def test_a_fix_is_priced_against_the_job_that_ran_with_it():
