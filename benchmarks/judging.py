@@ -6,7 +6,7 @@ rules may change inside as they like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ ACCEPTED: dict[TruthKind, frozenset[str]] = {
 BLAMES_NOBODY = frozenset({"healthy", "unexplained", "too-little-trace", "random-variation"})
 
 Where = Mapping[str, Any]
+Fix = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def judge(job: Job, found: tuple[Truth, ...], report: Mapping[str, Any]) -> Judg
         slowdown=report["slowdown"],
         trusted=report["trust"]["trustworthy"],
         named=named,
-        fixes=tuple(priced for fix in report["fixes"] if (priced := _priced(job, fix)) is not None),
+        fixes=tuple(priced for fix in report["fixes"] if (priced := _priced(job, fix, report["fixes"])) is not None),
         must=must_find(found, step_s),
     )
 
@@ -206,27 +207,27 @@ def _cells_of_host(job: Job, host: str) -> frozenset[Cell]:
     return frozenset(cell for cell in job.shape.cells if f"host-{job.shape.host(*cell):04d}" == host)
 
 
-def _compressed(job: Job, fix: Mapping[str, Any]) -> Job:
+def _compressed(job: Job, fix: Fix) -> Job:
     return replace(job, dp_bytes=job.dp_bytes / fix["details"]["ratio"])
 
 
-def _collected_together(job: Job, fix: Mapping[str, Any]) -> Job:
+def _collected_together(job: Job, fix: Fix) -> Job:
     extra_s = fix["details"]["pause_s"] / fix["details"]["every_steps"]
     return replace(without_kinds(job, TruthKind.PYTHON_GC), extra_step_s=extra_s)
 
 
-def _layers_moved(job: Job, fix: Mapping[str, Any]) -> Job:
+def _layers_moved(job: Job, fix: Fix) -> Job:
     now, then = fix["details"]["layers_now"], fix["details"]["layers_then"]
     return replace(job, layer_factor=tuple(after / before for before, after in zip(now, then, strict=True)))
 
 
-def _links_repaired(job: Job, fix: Mapping[str, Any]) -> Job:
+def _links_repaired(job: Job, fix: Fix) -> Job:
     links = fix["where"]["links"]
     return with_links_repaired(job, frozenset((link["dp_rank"], link["pp_rank"]) for link in links))
 
 
-#: The job after a fix, where the simulator can make it.
-FIXED: dict[str, Callable[[Job, Mapping[str, Any]], Job]] = {
+#: The job after a fix, where the simulator can make it; a combination makes its parts one after the other.
+FIXED: dict[str, Callable[[Job, Fix], Job]] = {
     "replace-workers": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
     "drain-host": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
     "repair-link": _links_repaired,
@@ -241,9 +242,17 @@ FIXED: dict[str, Callable[[Job, Mapping[str, Any]], Job]] = {
 }
 
 
-def _priced(job: Job, fix: Mapping[str, Any]) -> PricedFix | None:
+def _priced(job: Job, fix: Fix, others: Sequence[Fix]) -> PricedFix | None:
     """The fix with its true price; None where none was promised, or the simulator cannot make it."""
-    if fix["bound"] or fix["withheld"] is not None or fix["kind"] not in FIXED:
+    if fix["bound"] or fix["withheld"] is not None:
         return None
-    after = FIXED[fix["kind"]](job, fix)
+    parts = [fix]
+    if fix["kind"] == "combination":
+        titles = [(part["kind"], part["title"]) for part in fix["details"]["sequence"]]
+        parts = [other for other in others if (other["kind"], other["title"]) in titles]
+    if any(part["kind"] not in FIXED for part in parts):
+        return None
+    after = job
+    for part in parts:
+        after = FIXED[part["kind"]](after, part)
     return PricedFix(fix["kind"], fix["title"], float(fix["saved_s"]), mean_step_s(job) - mean_step_s(after))

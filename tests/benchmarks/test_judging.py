@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.eventsim.causes import SkewedData, SlowWorkers
-from benchmarks.eventsim.model import Shape
+from benchmarks.eventsim.model import Network, Shape
 from benchmarks.eventsim.truth import mean_step_s, truths, without
 from benchmarks.judging import ACCEPTED, judge
 from benchmarks.verdicts import report
@@ -85,6 +85,19 @@ def test_a_fix_is_priced_against_the_job_that_ran_with_it():
     replaced, balanced = one.fixes
     assert replaced.truth_s == pytest.approx(0.0)  # its data stays as long, on whatever machine
     assert balanced.truth_s > 0.02
+
+
+def test_a_combination_is_priced_with_all_its_parts_made(slow_job):
+    report_of_two = said(fixes=(("replace-workers", at((2, 0)), 0.1), ("compress-dp-communication", NOWHERE, 0.1)))
+    report_of_two["fixes"][1]["details"] = {"ratio": 2}
+    sequence = [{"kind": fix["kind"], "title": fix["title"]} for fix in report_of_two["fixes"]]
+    both = report_of_two["fixes"][0] | {"kind": "combination", "title": "both", "details": {"sequence": sequence}}
+    report_of_two["fixes"].append(both)
+    job = replace(slow_job, network=Network(nic=1e9, parameter_bytes=1e7))
+    one = judge(job, tuple(truths(job)), report_of_two)
+    replaced, compressed, together = one.fixes
+    assert compressed.truth_s > 0.001
+    assert together.truth_s == pytest.approx(replaced.truth_s + compressed.truth_s, abs=1e-4)
 
 
 def test_misses_are_listed_with_the_command_that_shows_them():
