@@ -156,7 +156,10 @@ def workload(world: World) -> Floats:
 
 
 def _deal(world: World) -> None:
-    """Deal each step's microbatches anew: the largest first, to the DP rank with least work that has room."""
+    """Deal each step's microbatches anew: the largest first, to the DP rank with least work that has room.
+
+    A DP rank runs them in the order in which it gets them.
+    """
     cost = workload(world)
     steps, dp, microbatches = cost.shape
     for step in range(steps):
@@ -167,7 +170,7 @@ def _deal(world: World) -> None:
             rank = min(room, key=lambda rank: load[rank])
             dealt[rank].append(int(at))
             load[rank] += cost[step].flat[at]
-        new = np.array([sorted(rank, key=lambda at: at % microbatches) for rank in dealt])
+        new = np.array(dealt)
         world.tokens[step] = world.tokens[step].ravel()[new]
         world.attention[step] = world.attention[step].ravel()[new]
 
