@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
     "P11": Case((recipes.slow_nic(6, "sending"),), shapes=PIPELINES),
     "P12": Case((recipes.older_half,), shapes=tuple(shape for shape in ANY if shape[0] >= 4)),
     "P13": Case((recipes.slow_steps,), steps=(3, 4)),
-    "P14": Case((recipes.wander(0.03),), shapes=FLAT, steps=(16, 40)),
+    "P14": Case((recipes.wander(0.03, 0.05, 0.07),), shapes=FLAT, steps=(16, 40)),
     "P15": Case((recipes.wander(0.015),), shapes=PIPELINES, steps=(12, 24)),
     "P16-optimizer": Case((recipes.slow_optimizer,)),
     "P16-data": Case((recipes.late_data,)),

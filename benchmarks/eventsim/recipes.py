@@ -151,12 +151,12 @@ def slow_first_microbatch(rng: Rng, job: Job) -> Cause:
     return SlowFirstMicrobatch(1 + share * (job.shape.microbatches + job.shape.pp - 1) / job.shape.pp)
 
 
-def wander(sd: float) -> Maker:
-    """Workers that wander, from within a few microbatches to over several steps."""
+def wander(*sds: float) -> Maker:
+    """Workers that wander by one of these shares, from within a few microbatches to over several steps."""
 
     def make(rng: Rng, job: Job) -> Cause:
         memory_steps = max(float(rng.choice([0.1, 0.3, 1.0, 4.0])), 1 / job.shape.microbatches)
-        return Wander(_seed(rng), sd, memory_steps)
+        return Wander(_seed(rng), float(rng.choice(sds)), memory_steps)
 
     return make
 
