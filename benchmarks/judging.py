@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.eventsim.causes import Checkpoints
 from benchmarks.eventsim.model import FIRST_STEP, Cell, Job
 from benchmarks.eventsim.truth import (
     Truth,
@@ -47,7 +48,8 @@ Fix = Mapping[str, Any]
 class Named:
     """A cause of the report, and the truths that it is an answer to: it may list several bad workers or links.
 
-    `misplaced`: right kind, wrong place. `since`: the step from which on it is said to act, None: always.
+    `misplaced`: right kind, wrong place. `timing`: since when and how often it is said to act;
+    `mistimed`: not so.
     """
 
     kind: str
@@ -55,7 +57,8 @@ class Named:
     saved_s: float
     truths: tuple[Truth, ...]
     misplaced: bool = False
-    since: int | None = None
+    timing: str = ""
+    mistimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,26 @@ def _named(job: Job, found: tuple[Truth, ...], cause: Mapping[str, Any]) -> Name
     candidates = [truth for truth in found if kind in ACCEPTED[truth.kind]]
     fits = tuple(truth for truth in candidates if _place_is_right(job, truth, candidates, where, kind))
     misplaced = bool(candidates) and not fits
-    return Named(kind, cause["where_text"], float(cause["saved_s"]), fits, misplaced, cause.get("since_step"))
+    mistimed = bool(fits) and not any(_when_is_right(truth, cause) for truth in fits)
+    return Named(kind, cause["where_text"], float(cause["saved_s"]), fits, misplaced, _timing(cause), mistimed)
+
+
+def _when_is_right(truth: Truth, cause: Mapping[str, Any]) -> bool:
+    """Whether a cause is said to act when it does: since a step, every n-th, or always."""
+    since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
+    every = truth.cause.every if isinstance(truth.cause, Checkpoints) else truth.when.every
+    if truth.kind is TruthKind.SLOW_STEPS or truth.when.burst:  # the steps are the place; bursts have no one word yet
+        return True
+    if every > 1:
+        return bool(period == every)
+    began = FIRST_STEP if since is None else since
+    return period is None and abs(began - FIRST_STEP - truth.when.since) <= (1 if truth.when.since else 0)
+
+
+def _timing(cause: Mapping[str, Any]) -> str:
+    since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
+    said = ([] if since is None else [f"since step {since}"]) + ([] if period is None else [f"every {period} steps"])
+    return ", ".join(said)
 
 
 def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, kind: str) -> bool:

@@ -133,6 +133,7 @@ def report(judged: Iterable[Judgement]) -> str:
 def _totals(total: Totals) -> str:
     blameless = sum(case_of(one) in BLAMELESS for one in total.judged)
     fixes = total.fix_errors
+    right = [cause for one in total.judged for cause in one.right]
     return "\n".join(
         [
             f"- Jobs: {len(total.judged)}; without a report: {sum(one.problem is not None for one in total.judged)}",
@@ -141,6 +142,7 @@ def _totals(total: Totals) -> str:
                 " wrong)"
             ),
             f"- Recall: **{_ratio(total.found, total.must)}** ({total.found} of {total.must})",
+            f"- Right about when it acts: {sum(not cause.mistimed for cause in right)} of {len(right)} rightly named",
             f"- Blamed although nobody is at fault: **{total.blamed}** of {blameless} jobs",
             (
                 f"- Price of a cause rightly named: median {_quantile(total.cause_errors, 0.5)}, 95 % within"
@@ -177,6 +179,9 @@ def _miss(one: Judgement) -> str | None:
     parts += [f"missed {truth.kind} ({truth.saved_s / one.step_s:.0%})" for truth in one.missed]
     parts += [f"{'misplaced' if cause.misplaced else 'wrong'} {cause.kind} at {cause.place}" for cause in one.wrong]
     parts += [
+        f"{cause.kind} at {cause.place} mistimed: {cause.timing or 'always'}" for cause in one.right if cause.mistimed
+    ]
+    parts += [
         f"{fix.kind} priced {fix.promised_s / one.step_s:.1%}, truth {fix.truth_s / one.step_s:.1%}"
         for fix in one.fixes
         if abs(fix.promised_s - fix.truth_s) > 0.03 * one.step_s
@@ -200,7 +205,7 @@ def _described(one: Judgement) -> str:
     lines += [f"  truth  {truth.saved_s / one.step_s:7.2%}  {truth.kind}  {truth.cause}" for truth in one.truths]
     lines += [
         f"  named  {cause.saved_s / one.step_s:7.2%}  {cause.kind} at {cause.place}"
-        f"{'' if cause.since is None else f' since step {cause.since}'}"
+        f"{f', {cause.timing}' if cause.timing else ''}{' (mistimed)' if cause.mistimed else ''}"
         f"{'' if cause.truths else ' (misplaced)' if cause.misplaced else ' (wrong)'}"
         for cause in one.named
     ]

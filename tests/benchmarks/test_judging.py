@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.eventsim.causes import SkewedData, SlowWorkers
+from benchmarks.eventsim.causes import SkewedData, SlowWorkers, When
 from benchmarks.eventsim.model import Network, Shape
 from benchmarks.eventsim.truth import mean_step_s, truths, without
 from benchmarks.judging import ACCEPTED, judge
@@ -76,6 +76,24 @@ def test_one_answer_may_list_several_workers():
     found = tuple(replace(truth, saved_s=1.0) for truth in truths(job))
     one = judge(job, found, said(("bad-worker", at((1, 0), (2, 0)), 1.0)))
     assert (len(one.found), one.wrong, one.missed) == (2, (), ())
+
+
+@pytest.mark.parametrize(
+    ("when", "since", "period", "mistimed"),
+    [
+        (When(), None, None, False),
+        (When(), 101, None, True),
+        (When(since=2), 102, None, False),
+        (When(since=2), None, None, True),
+        (When(every=2), None, 2, False),
+        (When(every=2), None, None, True),
+    ],
+)
+def test_when_a_cause_acts_is_judged(slow_job, when, since, period, mistimed):
+    job = replace(slow_job, causes=(replace(slow_job.causes[0], when=when),))
+    report_of_one = said(("bad-worker", at((2, 0)), 0.01))
+    report_of_one["causes"][0] |= {"since_step": since, "time": {"period": period}}
+    assert [cause.mistimed for cause in judge(job, tuple(truths(job)), report_of_one).named] == [mistimed]
 
 
 def test_a_fix_is_priced_against_the_job_that_ran_with_it():
