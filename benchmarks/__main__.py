@@ -2,6 +2,7 @@
 
 python -m benchmarks            all
 python -m benchmarks core       one section, the others stay as they are
+python -m benchmarks eventsim --seed 1 --case P3    chosen jobs of one simulator, printed only
 """
 
 import re
@@ -13,18 +14,23 @@ from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
-SECTIONS = ("core", "causes", "collect", "device", "gpu", "nccl", "dashboard", "killed")
+SECTIONS = ("core", "causes", "eventsim", "collect", "device", "gpu", "nccl", "dashboard", "killed")
+#: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.
+MODULES = {"eventsim": "verdicts"}
 TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["eventsim"] and len(sys.argv) > 2:
+        import_module("benchmarks.verdicts").main(sys.argv[2:])
+        return
     wanted = sys.argv[1:] or SECTIONS
     if unknown := set(wanted) - set(SECTIONS):
         sys.exit(f"unknown section {unknown.pop()!r}; there are {', '.join(SECTIONS)}")
     text = RESULTS.read_text() if RESULTS.exists() else ""
     kept = dict(re.findall(r"<!-- section (\w+) -->\n(.*?)(?=<!-- section|\Z)", text, re.DOTALL))
     for name in wanted:
-        body = import_module(f"benchmarks.{name}").section()
+        body = import_module(f"benchmarks.{MODULES.get(name, name)}").section()
         if body is None:  # it cannot run here, and has said why: what was measured elsewhere stays
             continue
         print(body)

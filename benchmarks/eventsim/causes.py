@@ -1,0 +1,324 @@
+"""What can be wrong with a job's workers, data and hosts. `troubles` has the network and the clocks.
+
+In: a `World` as drawn. Out: the same with a cause's effect on it. A cause that draws has a seed of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.eventsim.engine import Stops
+from benchmarks.eventsim.graph import Source
+from benchmarks.eventsim.model import Cell, Job
+from benchmarks.eventsim.world import World, walk
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """In which steps a cause acts: from `since` to before `until` (counted from 0), every `every`-th, in bursts.
+
+    `burst`: chance that a run of `burst_steps` steps is hit; 0 means no bursts but all steps.
+    """
+
+    since: int = 0
+    until: int | None = None
+    every: int = 1
+    phase: int = 0
+    burst: float = 0.0
+    burst_steps: int = 2
+    seed: int = 0
+
+    def mask(self, steps: int) -> Bools:
+        """The steps in which it acts, [steps]."""
+        at = np.arange(steps)
+        hit: Bools = (at >= self.since) & (at < (self.until or steps)) & (at % self.every == self.phase)
+        if self.burst:
+            runs = np.random.default_rng(self.seed).random(steps // self.burst_steps + 1) < self.burst
+            runs[1 + self.seed % max(len(runs) - 2, 1)] = True  # a cause acts at least once
+            hit &= np.repeat(runs, self.burst_steps)[:steps]
+        return hit
+
+
+ALWAYS = When()
+
+
+class Part(StrEnum):
+    """Which of a worker's computes are slow."""
+
+    ALL = "all"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something wrong with a job."""
+
+    def apply(self, world: World) -> None:
+        """Put the cause into a run's costs."""
+        raise NotImplementedError
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        """The workers it sits on, none where it sits on no worker."""
+        del job
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SlowWorkers(Cause):
+    """Some workers compute `factor` times as long: one bad worker, a host, or the older GPUs of a job."""
+
+    workers: frozenset[Cell]
+    factor: float = 1.5
+    when: When = ALWAYS
+    part: Part = Part.ALL
+
+    def apply(self, world: World) -> None:
+        steps = self.when.mask(world.job.shape.steps)
+        for dp, pp in self.workers:
+            if self.part in (Part.ALL, Part.FORWARD):
+                world.forward[steps, dp, pp] *= self.factor
+            if self.part in (Part.ALL, Part.BACKWARD):
+                world.backward[steps, dp, pp] *= self.factor
+            if self.part in (Part.ALL, Part.OPTIMIZER):
+                world.optimizer[steps, dp, pp] *= self.factor
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        del job
+        return self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSteps(Cause):
+    """Every worker computes `factor` times as long in some steps."""
+
+    factor: float = 1.6
+    when: When = ALWAYS
+
+    def apply(self, world: World) -> None:
+        steps = self.when.mask(world.job.shape.steps)
+        world.forward[steps] *= self.factor
+        world.backward[steps] *= self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class SkewedData(Cause):
+    """One DP rank gets sequences `factor` times as long as the others; the job's tokens stay as many."""
+
+    dp: int
+    factor: float = 2.0
+
+    def apply(self, world: World) -> None:
+        for field, factor in ((world.tokens, self.factor), (world.attention, self.factor**2)):
+            field[:, self.dp] *= factor
+            field[...] /= 1 + (factor - 1) / world.job.shape.dp
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalSequences(Cause):
+    """Microbatches of documents with a long-tailed length.
+
+    `packed`: each is filled to the same tokens, attention differs; else it holds `documents`, and both differ.
+    """
+
+    seed: int
+    packed: bool = True
+    sigma: float = 1.4
+    documents: int = 8
+
+    def apply(self, world: World) -> None:
+        rng = np.random.default_rng(self.seed)
+        shape = world.tokens.shape
+        if self.packed:
+            lengths = np.minimum(rng.lognormal(0, self.sigma, (*shape, 400)), 40.0)
+            before = np.cumsum(lengths, axis=-1) - lengths
+            lengths = np.clip(40.0 - before, 0.0, lengths)  # the last document is cut where the budget ends
+            attention = (lengths**2).sum(axis=-1)
+        else:
+            lengths = rng.lognormal(0, self.sigma, (*shape, self.documents))
+            world.tokens *= lengths.sum(axis=-1) / lengths.sum(axis=-1).mean()
+            attention = (lengths**2).sum(axis=-1)
+        world.attention *= attention / attention.mean()
+
+
+@dataclass(frozen=True, slots=True)
+class HeavyStage(Cause):
+    """A stage costs `share` of an average stage more: by layers, or by a constant part such as the loss.
+
+    `layers`: transformer layers, which also cost what their sequences cost; else a constant, or, with `by_tokens`,
+    a cost per token without attention.
+    """
+
+    stage: int
+    share: float = 0.5
+    layers: bool = False
+    by_tokens: bool = False
+
+    def apply(self, world: World) -> None:
+        chunk = 0 if self.stage == 0 else -1
+        if self.layers:
+            world.layers[self.stage, chunk] += self.share
+        elif self.by_tokens:
+            world.constant_scales[self.stage, chunk] += self.share * world.job.compute.forward_s
+        else:
+            world.constant_s[self.stage, chunk] += self.share * world.job.compute.forward_s
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFirstMicrobatch(Cause):
+    """The first microbatch of each step is slow on every rank: caches, autotuning, allocation."""
+
+    factor: float = 2.0
+
+    def apply(self, world: World) -> None:
+        world.forward[..., 0] *= self.factor
+        world.backward[..., 0] *= self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Wander(Cause):
+    """Every worker's speed walks slowly (AR(1)): nobody's fault, but it costs."""
+
+    seed: int
+    sd: float = 0.03
+    memory_steps: float = 2.0
+
+    def apply(self, world: World) -> None:
+        shape = world.job.shape
+        factor = walk(shape.steps, (shape.dp, shape.pp), shape.microbatches, self.sd, self.memory_steps, self.seed)
+        world.forward *= factor
+        world.backward *= factor
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPauses(Cause):
+    """A share of all computes, forward and backward, on any worker, is stopped for `pause_s`."""
+
+    seed: int
+    rate: float = 0.01
+    pause_s: float = 0.05
+
+    def apply(self, world: World) -> None:
+        rng = np.random.default_rng(self.seed)
+        for field in (world.forward_s, world.backward_s):
+            field[...] += np.where(rng.random(field.shape) < self.rate, self.pause_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedProcess(Cause):
+    """One process is stopped for `length_s` every `period_s` (SIGSTOP, a busy neighbour): all that it does waits."""
+
+    worker: Cell
+    period_s: float = 0.12
+    length_s: float = 0.03
+
+    def apply(self, world: World) -> None:
+        number = self.worker[0] * world.job.shape.pp + self.worker[1]
+        world.stops[number] = Stops(self.period_s, self.length_s)
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        del job
+        return frozenset({self.worker})
+
+
+@dataclass(frozen=True, slots=True)
+class GcPauses(Cause):
+    """Python collects garbage during a forward: on a share of worker-steps, or on one worker in each step.
+
+    `recorded`: as a gc op before the forward; else the forward is that much longer.
+    """
+
+    seed: int
+    rate: float = 0.1
+    pause_s: float = 0.2
+    recorded: bool = True
+    worker: Cell | None = None
+
+    def apply(self, world: World) -> None:
+        shape, rng = world.job.shape, np.random.default_rng(self.seed)
+        cells = world.optimizer.shape
+        hit, number = rng.random(cells) < self.rate, rng.integers(shape.computes, size=cells)
+        if self.worker is not None:
+            hit = np.zeros_like(hit)
+            hit[:, self.worker[0], self.worker[1]] = True
+        field = world.gc_s if self.recorded else world.forward_s
+        for step, dp, pp in np.argwhere(hit):
+            chunk, microbatch = divmod(int(number[step, dp, pp]), shape.microbatches)
+            field[step, dp, pp, chunk, microbatch] += self.pause_s
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        del job
+        return frozenset() if self.worker is None else frozenset({self.worker})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints(Cause):
+    """Every rank stops for `stall_s` every few steps. `at_start`: when the step has begun, else between two steps."""
+
+    every: int = 5
+    stall_s: float = 1.0
+    phase: int = 2
+    at_start: bool = True
+    recorded: bool = False
+
+    def apply(self, world: World) -> None:
+        steps = np.arange(world.job.shape.steps) % self.every == self.phase
+        if self.at_start:
+            world.checkpoint_s[steps] += self.stall_s
+            if not self.recorded:
+                world.hidden.add(Source.CHECKPOINT)
+        else:
+            world.pause_s[steps] += self.stall_s
+
+
+@dataclass(frozen=True, slots=True)
+class LateData(Cause):
+    """Loading a step's data takes `delay_s` longer (give or take a fifth), on some DP ranks (none named: on all)."""
+
+    seed: int
+    delay_s: float = 0.3
+    dp_ranks: frozenset[int] = frozenset()
+
+    def apply(self, world: World) -> None:
+        delay = self.delay_s * np.random.default_rng(self.seed).uniform(0.8, 1.2, world.data_s.shape)
+        for dp in self.dp_ranks or range(world.job.shape.dp):
+            world.data_s[:, dp] += delay[:, dp]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowHostThread(Cause):
+    """The host thread of some workers (none named: all) takes `extra_s` longer to launch each compute.
+
+    `backward_only`: user code sleeps between forward and backward.
+    """
+
+    workers: frozenset[Cell] = frozenset()
+    extra_s: float = 0.01
+    backward_only: bool = False
+
+    def apply(self, world: World) -> None:
+        for dp, pp in self.workers or world.job.shape.cells:
+            world.launch_backward_s[:, dp, pp] += self.extra_s
+            if not self.backward_only:
+                world.launch_forward_s[:, dp, pp] += self.extra_s
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        del job
+        return self.workers
+
+
+def needs_gc(job: Job) -> bool:
+    """Whether the job records collections, so that its graph needs a place for them."""
+    return any(isinstance(cause, GcPauses) and cause.recorded for cause in job.causes)
+
+
+def needs_checkpoint(job: Job) -> bool:
+    """Whether the job stalls inside its steps."""
+    return any(isinstance(cause, Checkpoints) and cause.at_start for cause in job.causes)

@@ -1,0 +1,126 @@
+"""What can be wrong with a job's network and clocks.
+
+In: a `World` as drawn. Out: the same with a cause's effect on it, as in `causes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from benchmarks.eventsim.causes import ALWAYS, Cause, When
+from benchmarks.eventsim.model import Cell, Job
+from benchmarks.eventsim.world import World
+
+
+class Way(StrEnum):
+    """Which way a link is slow, or which side of a network card."""
+
+    BOTH = "both"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SENDING = "sending"
+    RECEIVING = "receiving"
+
+
+class Traffic(StrEnum):
+    """Which transfers meet congestion."""
+
+    ALL = "all"
+    P2P = "p2p"
+    COLLECTIVES = "collectives"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink(Cause):
+    """The connection of stage `stage` to the next one, on one DP rank, has a `factor`-th of its bandwidth."""
+
+    dp: int
+    stage: int
+    factor: float = 12.0
+    way: Way = Way.BOTH
+    when: When = ALWAYS
+
+    def apply(self, world: World) -> None:
+        steps = self.when.mask(world.job.shape.steps)
+        for forward in (True, False):
+            if self.way in (Way.BOTH, Way.FORWARD if forward else Way.BACKWARD):
+                world.bandwidth[steps, world.topology.wire(self.dp, self.stage, forward=forward)] /= self.factor
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        return frozenset({(self.dp, self.stage), (self.dp, (self.stage + 1) % job.shape.pp)})
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNic(Cause):
+    """The network card of a host has a `factor`-th of its bandwidth, for transfers and collectives alike."""
+
+    host: int
+    factor: float = 5.0
+    way: Way = Way.BOTH
+    when: When = ALWAYS
+
+    def apply(self, world: World) -> None:
+        steps = self.when.mask(world.job.shape.steps)
+        if self.way in (Way.BOTH, Way.SENDING):
+            world.bandwidth[steps, world.topology.sending(self.host)] /= self.factor
+        if self.way in (Way.BOTH, Way.RECEIVING):
+            world.bandwidth[steps, world.topology.receiving(self.host)] /= self.factor
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        return job.shape.cells_of_host(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Congestion(Cause):
+    """A share of transfers, anywhere, takes `factor` times as long."""
+
+    seed: int
+    rate: float = 0.03
+    factor: float = 12.0
+    traffic: Traffic = Traffic.ALL
+
+    def apply(self, world: World) -> None:
+        hit = np.random.default_rng(self.seed).random(world.p2p.shape) < self.rate
+        stretch = np.where(hit, self.factor, 1.0)
+        if self.traffic is not Traffic.COLLECTIVES:
+            world.p2p *= stretch
+        if self.traffic is not Traffic.P2P:
+            world.collectives *= stretch
+
+
+@dataclass(frozen=True, slots=True)
+class CongestionEpisodes(Cause):
+    """In some steps all transfers that start within `length_s` take `factor` times as long."""
+
+    seed: int
+    rate: float = 0.3
+    length_s: float = 0.2
+    factor: float = 10.0
+
+    def apply(self, world: World) -> None:
+        rng, job = np.random.default_rng(self.seed), world.job
+        usual_s = 3.5 * job.compute.forward_s * (job.shape.microbatches + job.shape.pp - 1)
+        hit, begin = rng.random(job.shape.steps) < self.rate, rng.random(job.shape.steps) * usual_s
+        hit[rng.integers(job.shape.steps)] = True
+        for step in np.flatnonzero(hit):
+            world.episodes[step].append((float(begin[step]), self.length_s, self.factor))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset(Cause):
+    """One worker's clock is ahead (below 0: behind), and gains `drift` seconds a second; nothing is slow."""
+
+    worker: Cell
+    offset_s: float = 0.012
+    drift: float = 0.0
+
+    def apply(self, world: World) -> None:
+        world.offset_s[self.worker] += self.offset_s
+        world.drift[self.worker] += self.drift
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        del job
+        return frozenset({self.worker})

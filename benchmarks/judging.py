@@ -1,0 +1,280 @@
+"""Whether a diagnosis of an event-simulated job is right: its causes, their places, and the prices of its fixes.
+
+In: a job of `benchmarks.eventsim`, its truths, and a report's JSON. Out: a `Judgement`. Only the JSON is read, so that
+rules may change inside as they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.eventsim.causes import Checkpoints
+from benchmarks.eventsim.model import FIRST_STEP, Cell, Job
+from benchmarks.eventsim.truth import (
+    Truth,
+    TruthKind,
+    mean_step_s,
+    with_cards_repaired,
+    with_data_in_time,
+    with_links_repaired,
+    with_workers_replaced,
+    without_kinds,
+)
+
+#: A cause that costs this share of the step must be found.
+MUST_FIND_SHARE = 0.05
+#: Which kinds of tracekit's causes are a right answer to what is wrong. Most have the same name.
+#: Proposed names, which no rule gives yet: slow-rank-group, slow-optimizer, unrecorded-worker-late, data-skew,
+#: position-effect, random-variation, process-pauses, checkpoint-stalls.
+ACCEPTED: dict[TruthKind, frozenset[str]] = {
+    kind: frozenset({kind.value})
+    | {
+        TruthKind.BAD_WORKER: {"slow-host"},  # of a host with one worker; the place is checked
+        TruthKind.SLOW_RANK_GROUP: {"slow-host", "bad-worker"},  # any label that names exactly these workers
+        TruthKind.SLOW_HOST: {"slow-rank-group"},
+    }.get(kind, frozenset())
+    for kind in TruthKind
+}
+#: Say that nothing is wrong, that nobody is to blame, or that too little is known: never a wrong accusation.
+BLAMES_NOBODY = frozenset({"healthy", "unexplained", "too-little-trace", "random-variation"})
+
+Where = Mapping[str, Any]
+Fix = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A cause of the report, and the truths that it is an answer to: it may list several bad workers or links.
+
+    `misplaced`: right kind, wrong place. `timing`: since when and how often it is said to act;
+    `mistimed`: not so.
+    """
+
+    kind: str
+    place: str
+    saved_s: float
+    truths: tuple[Truth, ...]
+    misplaced: bool = False
+    timing: str = ""
+    mistimed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PricedFix:
+    """A fix of the report: seconds a step that it promises, and what the job simulated with the fix saves."""
+
+    kind: str
+    title: str
+    promised_s: float
+    truth_s: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One job, judged. `problem`: why there is no report, None where there is one. Shares are of the mean step."""
+
+    job: Job
+    step_s: float
+    truths: tuple[Truth, ...]
+    slowdown: float = 1.0
+    trusted: bool = False
+    named: tuple[Named, ...] = ()
+    fixes: tuple[PricedFix, ...] = ()
+    problem: str | None = None
+    must: tuple[Truth, ...] = field(default=())
+
+    @property
+    def found(self) -> tuple[Truth, ...]:
+        """What had to be found and was."""
+        named = [truth for cause in self.named for truth in cause.truths]
+        return tuple(truth for truth in self.must if any(truth is other for other in named))
+
+    @property
+    def missed(self) -> tuple[Truth, ...]:
+        """What had to be found and was not."""
+        return tuple(truth for truth in self.must if not any(truth is other for other in self.found))
+
+    @property
+    def right(self) -> tuple[Named, ...]:
+        """Named causes that are there and matter."""
+        return tuple(
+            cause for cause in self.named if any(truth is other for truth in cause.truths for other in self.must)
+        )
+
+    @property
+    def wrong(self) -> tuple[Named, ...]:
+        """Named causes that are not there, or not there where they were said to be."""
+        return tuple(cause for cause in self.named if not cause.truths)
+
+    @property
+    def cause_errors(self) -> list[float]:
+        """Error of the price of each cause that was rightly named by itself, as a share of the step."""
+        alone = [cause for cause in self.right if len(cause.truths) == 1]
+        return [abs(cause.saved_s - cause.truths[0].saved_s) / self.step_s for cause in alone]
+
+    @property
+    def fix_errors(self) -> list[float]:
+        """Error of the price of each fix, as a share of the step."""
+        return [abs(fix.promised_s - fix.truth_s) / self.step_s for fix in self.fixes]
+
+
+def judge(job: Job, found: tuple[Truth, ...], report: Mapping[str, Any]) -> Judgement:
+    """Compare a report's JSON with the truth."""
+    step_s = mean_step_s(job)
+    named = tuple(
+        _named(job, found, cause) for cause in report["causes"] if cause["kind"] not in BLAMES_NOBODY
+    ) + tuple(
+        _named(job, found, cause)
+        for cause in report["causes"]
+        if cause["kind"] == "random-variation" and any(truth.kind is TruthKind.RANDOM_VARIATION for truth in found)
+    )
+    return Judgement(
+        job=job,
+        step_s=step_s,
+        truths=found,
+        slowdown=report["slowdown"],
+        trusted=report["trust"]["trustworthy"],
+        named=named,
+        fixes=tuple(priced for fix in report["fixes"] if (priced := _priced(job, fix, report["fixes"])) is not None),
+        must=must_find(found, step_s),
+    )
+
+
+def must_find(found: tuple[Truth, ...], step_s: float) -> tuple[Truth, ...]:
+    """What costs so much that it has to be named."""
+    return tuple(truth for truth in found if truth.saved_s >= MUST_FIND_SHARE * step_s)
+
+
+def _named(job: Job, found: tuple[Truth, ...], cause: Mapping[str, Any]) -> Named:
+    kind, where = cause["kind"], cause["where"]
+    candidates = [truth for truth in found if kind in ACCEPTED[truth.kind]]
+    fits = tuple(truth for truth in candidates if _place_is_right(job, truth, candidates, where, kind))
+    misplaced = bool(candidates) and not fits
+    mistimed = bool(fits) and not any(_when_is_right(truth, cause) for truth in fits)
+    return Named(kind, cause["where_text"], float(cause["saved_s"]), fits, misplaced, _timing(cause), mistimed)
+
+
+def _when_is_right(truth: Truth, cause: Mapping[str, Any]) -> bool:
+    """Whether a cause is said to act when it does: since a step, every n-th, or always."""
+    since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
+    every = truth.cause.every if isinstance(truth.cause, Checkpoints) else truth.when.every
+    if truth.kind is TruthKind.SLOW_STEPS or truth.when.burst:  # the steps are the place; bursts have no one word yet
+        return True
+    if every > 1:
+        return bool(period == every)
+    began = FIRST_STEP if since is None else since
+    return period is None and abs(began - FIRST_STEP - truth.when.since) <= (1 if truth.when.since else 0)
+
+
+def _timing(cause: Mapping[str, Any]) -> str:
+    since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
+    said = ([] if since is None else [f"since step {since}"]) + ([] if period is None else [f"every {period} steps"])
+    return ", ".join(said)
+
+
+def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, kind: str) -> bool:
+    """Whether a named place is that of a truth; one answer may list the places of several of its kind."""
+    match truth.kind:
+        case TruthKind.SLOW_LINK:
+            named = {(link["dp_rank"], link["pp_rank"]) for link in where["links"]}
+            return truth.link in named and named <= {other.link for other in others}
+        case TruthKind.STAGE_IMBALANCE:
+            named_stages = set(where["pp_ranks"])
+            return truth.stages <= named_stages <= frozenset().union(*(other.stages for other in others))
+        case TruthKind.DATA_SKEW:
+            return set(where["dp_ranks"]) == truth.dp_ranks
+        case TruthKind.LATE_DATA:
+            everybody = frozenset(range(job.shape.dp))
+            return (set(where["dp_ranks"]) or everybody) == (truth.dp_ranks or everybody)
+        case TruthKind.SLOW_STEPS:
+            steps = FIRST_STEP + truth.when.mask(job.shape.steps).nonzero()[0]
+            return list(where["steps"]) == steps.tolist()
+        case TruthKind.UNRECORDED_WORKER_LATE:
+            return True
+        case _:
+            return _workers_are_right(job, truth, others, where, kind)
+
+
+def _workers_are_right(job: Job, truth: Truth, others: list[Truth], where: Where, kind: str) -> bool:
+    """Whether the workers of a place are those of the truth."""
+    cells = _cells(job, where)
+    if not truth.cells:  # everywhere: naming some workers accuses them
+        return not cells or truth.kind in (TruthKind.PYTHON_GC, TruthKind.CONGESTION)
+    if truth.kind is TruthKind.SLOW_RANK_GROUP or kind == "slow-host":
+        return cells == truth.cells
+    if truth.kind is TruthKind.PYTHON_GC and not cells:
+        return True
+    if truth.kind is TruthKind.SLOW_NIC:  # one worker of the host names its card
+        return bool(cells & truth.cells) and cells <= frozenset().union(*(other.cells for other in others))
+    return truth.cells <= cells <= frozenset().union(*(other.cells for other in others))
+
+
+def _cells(job: Job, where: Where) -> frozenset[Cell]:
+    """The workers that a place names, by themselves or by host, DP rank or stage."""
+    if where["workers"]:
+        return frozenset((worker["dp_rank"], worker["pp_rank"]) for worker in where["workers"])
+    if where["host"]:
+        return _cells_of_host(job, where["host"])
+    dp_ranks, stages = set(where["dp_ranks"]), set(where["pp_ranks"])
+    if not dp_ranks and not stages:
+        return frozenset()
+    return frozenset(
+        cell for cell in job.shape.cells if (not dp_ranks or cell[0] in dp_ranks) and (not stages or cell[1] in stages)
+    )
+
+
+def _cells_of_host(job: Job, host: str) -> frozenset[Cell]:
+    return frozenset(cell for cell in job.shape.cells if f"host-{job.shape.host(*cell):04d}" == host)
+
+
+def _compressed(job: Job, fix: Fix) -> Job:
+    return replace(job, dp_bytes=job.dp_bytes / fix["details"]["ratio"])
+
+
+def _collected_together(job: Job, fix: Fix) -> Job:
+    extra_s = fix["details"]["pause_s"] / fix["details"]["every_steps"]
+    return replace(without_kinds(job, TruthKind.PYTHON_GC), extra_step_s=extra_s)
+
+
+def _layers_moved(job: Job, fix: Fix) -> Job:
+    now, then = fix["details"]["layers_now"], fix["details"]["layers_then"]
+    return replace(job, layer_factor=tuple(after / before for before, after in zip(now, then, strict=True)))
+
+
+def _links_repaired(job: Job, fix: Fix) -> Job:
+    links = fix["where"]["links"]
+    return with_links_repaired(job, frozenset((link["dp_rank"], link["pp_rank"]) for link in links))
+
+
+#: The job after a fix, where the simulator can make it; a combination makes its parts one after the other.
+FIXED: dict[str, Callable[[Job, Fix], Job]] = {
+    "replace-workers": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
+    "drain-host": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
+    "repair-link": _links_repaired,
+    "repair-nic": lambda job, fix: with_cards_repaired(job, _cells(job, fix["where"])),
+    "calm-network": lambda job, _: without_kinds(job, TruthKind.CONGESTION),
+    "prefetch-data": lambda job, fix: with_data_in_time(job, frozenset(fix["where"]["dp_ranks"])),
+    "steady-steps": lambda job, _: without_kinds(job, TruthKind.SLOW_STEPS),
+    "planned-gc": _collected_together,
+    "balance-sequences": lambda job, _: replace(job, balanced=True),
+    "compress-dp-communication": _compressed,
+    "repartition-stages": _layers_moved,
+}
+
+
+def _priced(job: Job, fix: Fix, others: Sequence[Fix]) -> PricedFix | None:
+    """The fix with its true price; None where none was promised, or the simulator cannot make it."""
+    if fix["bound"] or fix["withheld"] is not None:
+        return None
+    parts = [fix]
+    if fix["kind"] == "combination":
+        titles = [(part["kind"], part["title"]) for part in fix["details"]["sequence"]]
+        parts = [other for other in others if (other["kind"], other["title"]) in titles]
+    if any(part["kind"] not in FIXED for part in parts):
+        return None
+    after = job
+    for part in parts:
+        after = FIXED[part["kind"]](after, part)
+    return PricedFix(fix["kind"], fix["title"], float(fix["saved_s"]), mean_step_s(job) - mean_step_s(after))

@@ -1,0 +1,247 @@
+"""The event-driven simulator against times worked out by hand."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import benchmarks.eventsim
+from benchmarks.eventsim import CASES, draw_job, simulate, truths
+from benchmarks.eventsim.causes import Checkpoints, GcPauses, SlowWorkers, UnequalSequences, When
+from benchmarks.eventsim.engine import Stops
+from benchmarks.eventsim.graph import Flow
+from benchmarks.eventsim.model import (
+    ComputeCost,
+    HostCost,
+    Job,
+    Network,
+    Noise,
+    Posting,
+    Queueing,
+    Recording,
+    Schedule,
+    Shape,
+)
+from benchmarks.eventsim.network import SharedNetwork
+from benchmarks.eventsim.troubles import ClockOffset, Congestion, SlowLink
+from benchmarks.eventsim.truth import TruthKind, mean_step_s, with_workers_replaced, without
+
+FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.010, 0.020, 0.004
+#: A network that takes no time: what is left are the computes.
+NO_NETWORK = Network(
+    latency_s=0, activation_bytes=0, parameter_bytes=0, separate_bytes=0, embedding_bytes=0
+)  # fmt: skip
+STILL = Noise(op=0, worker=0, transfer=0)
+IDLE_HOST = HostCost(launch_s=0, data_load_s=0, between_steps_s=0, layernorm_s=0, clip_s=0)
+
+
+def exact(**changes) -> Job:
+    """A job without noise whose host and network take no time."""
+    given = {
+        "shape": Shape(dp=1, pp=1, microbatches=4, steps=2),
+        "compute": ComputeCost(forward_s=FORWARD_S, backward_ratio=2.0, optimizer_s=OPTIMIZER_S),
+        "network": NO_NETWORK,
+        "host": IDLE_HOST,
+        "noise": STILL,
+        "recording": Recording(offset_s=0, drift=0),
+    }
+    return Job(**(given | changes))
+
+
+def ops(job: Job, kind: str, **place: int) -> pl.DataFrame:
+    frame = simulate(job).trace.ops.filter(pl.col("kind") == kind)
+    for name, value in place.items():
+        frame = frame.filter(pl.col(name) == value)
+    return frame.sort("step", "seq").with_columns(end=pl.col("start") + pl.col("duration"))
+
+
+def test_it_shares_nothing_with_the_analysis_or_the_other_simulator():
+    allowed = {"numpy", "polars"} | set(sys.stdlib_module_names)
+    for path in Path(benchmarks.eventsim.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {name.name.partition(".")[0] for name in node.names} <= allowed, path
+            elif isinstance(node, ast.ImportFrom) and node.module == "tracekit":
+                assert {name.name for name in node.names} <= {"Layout", "Trace"}, path
+            elif isinstance(node, ast.ImportFrom) and not node.module.startswith("benchmarks.eventsim"):
+                assert node.module.partition(".")[0] in allowed, path
+
+
+def test_one_worker_computes_one_after_the_other():
+    assert simulate(exact()).step_s == pytest.approx([4 * (FORWARD_S + BACKWARD_S) + OPTIMIZER_S] * 2)
+
+
+@pytest.mark.parametrize("posting", Posting)
+@pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 8), (3, 2)])
+def test_a_pipeline_takes_microbatches_and_bubble(posting, pp, microbatches):
+    job = exact(shape=Shape(dp=1, pp=pp, microbatches=microbatches, steps=1), posting=posting)
+    expected = (microbatches + pp - 1) * (FORWARD_S + BACKWARD_S) + OPTIMIZER_S
+    assert simulate(job).step_s == pytest.approx([expected])
+
+
+def test_virtual_stages_shrink_the_bubble():
+    shape = Shape(dp=1, pp=4, vpp=2, microbatches=8, steps=1)
+    job = exact(shape=shape, schedule=Schedule.INTERLEAVED)
+    expected = (8 + 3 / 2) * (FORWARD_S + BACKWARD_S) + OPTIMIZER_S
+    assert simulate(job).step_s == pytest.approx([expected])
+
+
+def test_a_ring_moves_its_bytes_over_its_slowest_card():
+    network = replace(NO_NETWORK, nic=1e9, parameter_bytes=4e9, latency_s=0.01)
+    job = exact(shape=Shape(dp=4, pp=1, steps=1), network=network)
+    for kind in ("params-all-gather", "grads-reduce-scatter"):
+        assert ops(job, kind)["duration"].to_list() == pytest.approx([3.0 + 3 * 0.01] * 4)
+
+
+def ends(queueing: Queueing, arrivals: list[tuple[float, float, bool]]) -> list[float]:
+    """When flows of (arrival, size, collective) end that share a card of 10 bytes per second."""
+    network = SharedNetwork([10.0], queueing)
+    flows = {node: Flow(node, size, (0,), 0.0, collective) for node, (_, size, collective) in enumerate(arrivals)}
+    events = [(at, node, 0) for node, (at, _, _) in enumerate(arrivals)]
+    ended, started = {}, set()
+    while events:
+        events.sort()
+        now, node, version = events.pop(0)
+        if node not in started:
+            started.add(node)
+            events += network.start(node, flows[node], flows[node].size, now)
+        elif network.is_current(node, version):
+            ended[node] = now
+            events += network.finish(node, flows[node], now)
+    return [ended[node] for node in flows]
+
+
+def test_a_card_divides_its_bandwidth():
+    # The first is alone for 0.5 s, both share from then on: its other 5 bytes take 1 s.
+    assert ends(Queueing.FAIR, [(0.0, 10.0, False), (0.5, 10.0, False)]) == pytest.approx([1.5, 2.0])
+
+
+def test_a_card_with_a_queue_serves_one_after_the_other_beside_a_collective():
+    assert ends(Queueing.FIFO, [(0.0, 10.0, False), (0.5, 10.0, False)]) == pytest.approx([1.0, 2.0])
+    # The collective and the first transfer share; the second transfer gets its share when the first is through.
+    assert ends(Queueing.FIFO, [(0.0, 10.0, True), (0.0, 5.0, False), (0.1, 5.0, False)]) == pytest.approx([2, 1, 2])
+
+
+def test_a_stopped_process_makes_up_for_its_stops():
+    stops = Stops(period_s=1.0, length_s=0.25)
+    assert stops.end(0.3, 0.2) == pytest.approx(0.5)
+    assert stops.end(0.1, 0.5) == pytest.approx(0.75)  # starts when the stop is over
+    assert stops.end(0.5, 1.0) == pytest.approx(1.75)  # 0.5 s until the next stop, the rest after it
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("posting", Posting)
+def test_every_schedule_runs_with_every_posting_rule(schedule, posting):
+    vpp = 2 if schedule is Schedule.INTERLEAVED else 1
+    for pp, overlap_dp in itertools.product((1, 2, 4), (False, True)):
+        shape = Shape(dp=2, pp=pp, vpp=vpp, microbatches=4, steps=1)
+        trace = simulate(Job(shape=shape, schedule=schedule, posting=posting, overlap_dp=overlap_dp)).trace
+        counts = dict(trace.ops["kind"].value_counts().iter_rows())
+        transfers = 2 * 4 * (pp * vpp - 1) if pp > 1 else 0
+        assert [counts.get(f"{way}-{end}", 0) for way in ("forward", "backward") for end in ("send", "recv")] == [
+            transfers
+        ] * 4
+
+
+def test_receives_are_posted_as_the_rule_says():
+    job = exact(
+        shape=Shape(dp=1, pp=2, microbatches=6, steps=1),
+        network=replace(NO_NETWORK, activation_bytes=1e9, nic=1e12),
+    )
+    seen = {}
+    for posting in Posting:
+        there = replace(job, posting=posting)
+        recvs = ops(there, "forward-recv", pp_rank=1)["start"].to_numpy()[1:]
+        previous = ops(there, "forward-recv", pp_rank=1)["end"].to_numpy()[:-1]
+        forwards = ops(there, "forward-compute", pp_rank=1)["end"].to_numpy()[:-1]
+        backwards = ops(there, "backward-compute", pp_rank=1)["end"].to_numpy()[:-1]
+        seen[posting] = [np.allclose(recvs, ends) for ends in (previous, forwards, backwards)]
+    assert seen == {
+        Posting.EARLY: [True, False, False],
+        Posting.SAME_DIRECTION: [False, True, False],
+        Posting.ANY_DIRECTION: [False, False, True],
+        Posting.BATCHED: [False, False, True],
+    }
+
+
+def test_a_batch_starts_and_ends_together():
+    shape = Shape(dp=1, pp=4, microbatches=8, steps=1)
+    job = Job(shape=shape, posting=Posting.BATCHED, causes=(SlowLink(0, 1, 20.0),))
+    sends, recvs = (ops(job, kind, pp_rank=1) for kind in ("forward-send", "backward-recv"))
+    together = sends[2:].select("start", "end").to_numpy() == recvs[:6].select("start", "end").to_numpy()
+    assert together.all()
+
+
+def test_equal_jobs_run_equally():
+    job = draw_job(5, "four")
+    job = replace(job, shape=replace(job.shape, microbatches=job.shape.pp, steps=4))
+    one, other = simulate(job), simulate(replace(job))
+    assert one.trace.ops.equals(other.trace.ops)
+    assert mean_step_s(without(job)) == one.step_s.mean()
+
+
+def test_a_job_without_a_cause_draws_the_same_for_everything_else():
+    shape = Shape(dp=3, pp=1, microbatches=4, steps=3)
+    causes = (SlowWorkers(frozenset({(1, 0)}), 1.5), Congestion(3), GcPauses(4, recorded=False), UnequalSequences(5))
+    job = Job(shape=shape, causes=causes)
+    with_it, without_it = (ops(one, "backward-compute") for one in (job, without(job, causes[0])))
+    factor = (with_it["duration"] / without_it["duration"]).to_numpy()
+    slow = (with_it["dp_rank"] == 1).to_numpy()
+    assert factor[slow] == pytest.approx(1.5, abs=1e-3)
+    assert factor[~slow] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_truth_of_a_slow_worker_is_its_extra_work():
+    slow = SlowWorkers(frozenset({(0, 0)}), 1.5, When(every=2))
+    job = exact(shape=Shape(dp=2, pp=1, microbatches=4, steps=4), causes=(slow,))
+    (truth,) = truths(job)
+    extra_s = 0.5 * (4 * (FORWARD_S + BACKWARD_S) + OPTIMIZER_S)
+    assert (truth.kind, truth.cells) == (TruthKind.BAD_WORKER, {(0, 0)})
+    assert truth.saved_s == pytest.approx(extra_s / 2)  # it is slow in every other step
+    assert mean_step_s(with_workers_replaced(job, frozenset({(0, 0)}))) == pytest.approx(
+        mean_step_s(without(job, slow))
+    )
+    assert mean_step_s(with_workers_replaced(job, frozenset({(1, 0)}))) == pytest.approx(mean_step_s(job))
+
+
+def test_dealing_microbatches_evenly_keeps_them_all_and_saves_time():
+    shape = Shape(dp=4, pp=1, microbatches=6, steps=3)
+    job = exact(shape=shape, causes=(UnequalSequences(9),))
+    balanced = replace(job, balanced=True)
+    before, after = (np.sort(ops(one, "forward-compute", step=101)["duration"]) for one in (job, balanced))
+    assert before == pytest.approx(after, abs=2e-6)
+    assert mean_step_s(balanced) < mean_step_s(job)
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_checkpoint_stalls_every_rank_and_leaves_no_op(at_start):
+    job = exact(shape=Shape(dp=2, pp=1, steps=5), causes=(Checkpoints(every=5, stall_s=1.0, at_start=at_start),))
+    simulated = simulate(job)
+    assert simulated.step_s[2] - simulated.step_s[0] == pytest.approx(1.0)
+    assert "checkpoint" not in simulated.trace.ops["kind"].unique().cast(pl.String).to_list()
+    assert np.diff(list(simulated.trace.step_starts.values())) == pytest.approx(simulated.step_s[:-1], abs=2e-6)
+
+
+def test_clocks_and_missing_ranks_change_the_recording_only():
+    job = exact(shape=Shape(dp=2, pp=1, steps=2))
+    ahead = replace(job, causes=(ClockOffset((1, 0), 0.5),))
+    hidden = replace(job, recording=replace(job.recording, unrecorded=frozenset({(0, 0)})))
+    assert simulate(ahead).step_s.tolist() == simulate(hidden).step_s.tolist() == simulate(job).step_s.tolist()
+    shift = ops(ahead, "optimizer", dp_rank=1)["start"] - ops(job, "optimizer", dp_rank=1)["start"]
+    assert shift.to_list() == pytest.approx([0.5] * 2)
+    assert simulate(hidden).trace.ops["dp_rank"].unique().to_list() == [1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_draws_the_same_job_from_the_same_seed(case):
+    jobs = [draw_job(seed, case) for seed in (1, 2, 3)]
+    assert jobs == [draw_job(seed, case) for seed in (1, 2, 3)]
+    assert len(set(jobs)) == 3
+    assert all(job.shape.steps >= CASES[case].steps[0] for job in jobs)
