@@ -128,20 +128,21 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     ]
     rows = []
     for fix in report["fixes"]:
+        confidence = fix.get("confidence")
+        cells = [html.Td("-" if confidence is None else f"{min(confidence, 0.99):.0%}", className="number")]
         if fix["withheld"] is not None:
-            cells = ["-", f"not promised: {fix['withheld']}", "-"]
+            cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
         else:
             error = f" ± {seconds(fix['error_s'])}" if fix["error_s"] else ""
             saves = seconds(fix["saved_s"]) + error
-            cells = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
-        confidence = fix.get("confidence")
-        cells.insert(0, "-" if confidence is None else f"{min(confidence, 0.99):.0%}")
+            figures = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
+            cells += [html.Td(figure, className="number") for figure in figures]
         rows.append(
             html.Tr(
                 [
                     html.Td(_title(fix)),
                     html.Td(short(fix["where_text"]), className="short"),
-                    *(html.Td(cell, className="number") for cell in cells),
+                    *cells,
                 ]
             )
         )
