@@ -135,18 +135,18 @@ def _of_causes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
         if where["workers"]:
             yield from _workers(where)
         elif cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
-            yield Suggestion("Forwards without pauses", Asked("kind=forward-compute"))
+            yield Suggestion("All forwards ideal", Asked("kind=forward-compute"))
         elif cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
-            yield Suggestion("Data in time", Asked("kind=data-load"))
+            yield Suggestion("Data loading ideal", Asked("kind=data-load"))
         elif where["links"]:
             yield from (_link(link) for link in where["links"][:2])
         elif where["pp_ranks"]:
             stages = ",".join(map(str, where["pp_ranks"]))
-            yield Suggestion(f"Balance stage {stages}", Asked(f"stage={stages} and compute"))
+            yield Suggestion(f"Computes of stage {stages} ideal", Asked(f"stage={stages} and compute"))
         elif cause["kind"] == CauseKind.SEQUENCE_LENGTH_IMBALANCE:
-            yield Suggestion("Equal sequences", Asked("kind=forward-compute,backward-compute"))
+            yield Suggestion("Forwards and backwards ideal", Asked("kind=forward-compute,backward-compute"))
         elif where["steps"] and len(where["steps"]) <= 40:
-            yield Suggestion("Without the slow steps", Asked(f"step={','.join(map(str, where['steps']))}"))
+            yield Suggestion("Slow steps ideal", Asked(f"step={','.join(map(str, where['steps']))}"))
 
 
 def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
@@ -156,24 +156,27 @@ def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
             yield from _workers(fix["where"])
         elif fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
             share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
-            title = "Data-parallel communication hidden" if share == 0 else fix["title"]
+            title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
             yield Suggestion(title, Asked(f"kind={','.join(sorted(collectives))}", Ask.SCALE, share))
 
 
 def _workers(where: Mapping[str, Any]) -> Iterator[Suggestion]:
-    """Replace the workers of a place, unless they are too many to be named."""
+    """The workers of a place ideal, unless they are too many to be named.
+
+    No fix: that makes them as fast as their peers, and has another price.
+    """
     workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
     if not 0 < len(workers) <= MOST_WORKERS:
         return
-    named = f"worker ({workers[0]})" if len(workers) == 1 else f"{len(workers)} workers"
-    place = short(where["host"]) if where["host"] else named
-    yield Suggestion(f"Replace {place}", Asked(" or ".join(f"worker={worker}" for worker in workers)))
+    named = f"Worker ({workers[0]})" if len(workers) == 1 else f"{len(workers)} workers"
+    place = f"Workers of {short(where['host'])}" if where["host"] else named
+    yield Suggestion(f"{place} ideal", Asked(" or ".join(f"worker={worker}" for worker in workers)))
 
 
 def _link(link: Mapping[str, int]) -> Suggestion:
     stages = f"{link['pp_rank']},{link['next_pp_rank']}"
     return Suggestion(
-        f"Repair the link of stage {link['pp_rank']} to {link['next_pp_rank']} on DP rank {link['dp_rank']}",
+        f"Link of stage {link['pp_rank']} to {link['next_pp_rank']} on DP rank {link['dp_rank']} ideal",
         Asked(f"dp_rank={link['dp_rank']} and stage={stages} and kind=forward-pp-comm,backward-pp-comm"),
     )
 
@@ -182,7 +185,7 @@ def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
     slowest = report["by_worker"][0] if report["by_worker"] else None
     if slowest is not None and slowest["slowdown"] > 1.01:
         worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
-        yield Suggestion(f"Slowest worker ({worker})", Asked(f"worker={worker}"))
+        yield Suggestion(f"Worker ({worker}) ideal", Asked(f"worker={worker}"))
     kinds = [row["kind"] for row in report["by_kind"]]
     if kinds:
         yield Suggestion(f"Ideal {kinds[0]}", Asked(f"kind={kinds[0]}"))

@@ -61,8 +61,8 @@ class Side:
 
     @property
     def lost_gpu_hours_per_day(self) -> float:
-        """The waste at this rate."""
-        return self.waste * self.layout["world_size"] * 24
+        """The waste at this rate; nothing is lost where the ideal job would be slower."""
+        return max(self.waste, 0.0) * self.layout["world_size"] * 24
 
     @property
     def sizes(self) -> str:
@@ -227,6 +227,9 @@ def verdict(before: Side, after: Side) -> Verdict:
         what = f"S is {change.after:.3f} instead of {change.before:.3f}, {abs(change.difference):.3f}"
         lead, words = "The layouts differ, so step times do not compare. By S: ", ("lower", "higher")
         spread = _between(change, lambda value: f"{value:+.3f}")
+        if distrusted := _distrusted(before, after):
+            unknown = f"Unknown: the layouts differ, so only S compares, and {distrusted}"
+            return Verdict(Outcome.UNKNOWN, unknown, _notes(before, after))
     how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
     outcome, sentence = _outcome(change, what, words, how)
     return Verdict(outcome, lead + sentence, _notes(before, after))
@@ -258,10 +261,15 @@ def _notes(before: Side, after: Side) -> tuple[str, ...]:
             f"A step has {before.ops_per_step:,.0f} ops before and {after.ops_per_step:,.0f} after: it may not be the"
             " same work."
         )
-    distrusted = " and ".join(name for name, side in (("before", before), ("after", after)) if not side.trustworthy)
-    if distrusted:
-        notes.append(f"S is not to be trusted on the side {distrusted}: the replay does not explain the recording.")
+    if distrusted := _distrusted(before, after):
+        notes.append(f"{distrusted[:1].upper()}{distrusted[1:]}")
     return tuple(notes)
+
+
+def _distrusted(before: Side, after: Side) -> str:
+    """That S of a side is not to be trusted; empty where both are."""
+    sides = " and ".join(name for name, side in (("before", before), ("after", after)) if not side.trustworthy)
+    return f"S is not to be trusted on the side {sides}: the replay does not explain the recording." if sides else ""
 
 
 def causes_of_jobs(before: Mapping[str, Any], after: Mapping[str, Any]) -> CauseChange:

@@ -20,6 +20,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.context import viewer
+from tracekit.dashboards.sentences import Tone
 from tracekit.dashboards.theme import DARK
 from tracekit.dashboards.words import GLOSSARY
 from tracekit.errors import TracekitError
@@ -62,9 +63,10 @@ def term(word: str, shown: str | None = None) -> Component:
     )
 
 
-def badge(shown: Children, *, slow: bool, loud: bool) -> Component:
-    """A word of judgement: orange or green, `loud` on full colour; both can be read in both themes."""
-    return html.Span(shown, className=f"badge {'slow' if slow else 'fine'}{' loud' if loud else ''}")
+def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
+    """A word of judgement in the colour of its tone, `loud` on full colour; all can be read in both themes."""
+    colour = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
+    return html.Span(shown, className=f"badge {colour}{' loud' if loud else ''}")
 
 
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name

@@ -32,7 +32,7 @@ class JobFigures(Collector):
     """The figures of all jobs at the time of asking."""
 
     def __init__(self, jobs: pl.DataFrame, now_s: float) -> None:
-        self._jobs = jobs.with_columns(lost_gpus=pl.col("lost_gpu_hours_per_day") / 24)
+        self._jobs = jobs.with_columns(lost_gpus=pl.col("lost_gpu_hours_per_day").clip(0) / 24)
         self._now_s = now_s
 
     def collect(self) -> Iterable[Metric]:

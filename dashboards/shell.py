@@ -21,6 +21,7 @@ from tracekit.dashboards.callbacks import TROUBLE
 from tracekit.dashboards.components import attributes, badge, guarded, href, note, problem, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.queries import Results, Stored
+from tracekit.dashboards.sentences import Tone, headline
 from tracekit.dashboards.theme import DARK
 from tracekit.text import short
 
@@ -105,13 +106,8 @@ def job_head(stored: Stored, active: str) -> Component:
     """Which job this is, and the way to its other pages."""
     badges: list[Any] = []
     if stored.report is not None:
-        slow = stored.report["straggling"]
-        badges = [
-            badge(
-                f"{'straggling' if slow else 'no straggler'}, S = {stored.report['slowdown']:.3f}", slow=slow, loud=slow
-            ),
-            trust_badge(stored.report),
-        ]
+        verdict = headline(stored.report)
+        badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
     tabs = [
         html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
         if tab.path == active
@@ -130,7 +126,8 @@ def job_head(stored: Stored, active: str) -> Component:
 def trust_badge(report: dict[str, Any]) -> Component:
     """Whether to believe the figures."""
     trusted = report["trust"]["trustworthy"]
-    return badge(term("trust", "trustworthy" if trusted else "not trustworthy"), slow=not trusted, loud=not trusted)
+    shown = term("trust", "trustworthy" if trusted else "not trustworthy")
+    return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
 
 
 def frame() -> Component:

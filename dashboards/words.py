@@ -11,9 +11,11 @@ GLOSSARY: Final[dict[str, str]] = {
     "approx": "The published approximation of S_w: the smaller of S of its DP rank and S of its stage, each alone.",
     "summed excess": "S_w - 1 summed over the workers of the host: what they cost together, as if it added up.",
     "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",
-    "If fixed": "Change of the step time if only this set of ops were ideal and all else as it ran (removed).",
+    "If ideal": "Change of the step time if only this set of ops were ideal and all else as it ran, both without launch"
+    " delays (removed). A fix is priced otherwise: as fast as its peers, with launch delays.",
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
     "waste": "1 - 1/S: the share of the GPU time that stragglers cost.",
+    "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
     "GPU-hours lost": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
     "recorded": "Mean step time as recorded in the trace.",
     "original": "Mean step time of the replay without launch delays.",
@@ -31,6 +33,8 @@ GLOSSARY: Final[dict[str, str]] = {
     "step": "One optimizer update.",
     "cause": "Why the job is slow: a signature found in the trace, with the evidence for it.",
     "fix": "What to do about it; its price is the step time of a replay, with its error.",
+    "assumes": "What the price takes for granted and the trace does not show.",
+    "sure": "How sure the cause is that the fix is for, from the weakest figure of its evidence; no probability.",
     "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
     "coverage": "Which ranks and steps of the job were traced.",
 }

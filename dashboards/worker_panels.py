@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.components import attributes, figure_parts, href, note, term
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.workers import worker_over_steps
-from tracekit.dashboards.sentences import believed, host_words
+from tracekit.dashboards.sentences import host_words
 from tracekit.dashboards.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.dashboards.worker_view import comma
 from tracekit.text import short
@@ -81,21 +81,21 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
     facts = {
         "Exact S_w": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
-        "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
+        "Place": f"{found.place(cell):,} of {count:,}, the largest S_w first",
         "Rank": "unknown" if rank is None else str(rank),
         "Host": "unknown" if host is None else short(host),
-        "Slow": f"S_w of {WORTH_NAMING:.2f} or more in {slow:,} of {len(found.steps):,} steps",
+        f"S_w >= {WORTH_NAMING:.2f}": f"in {slow:,} of {len(found.steps):,} steps",
     }
     starts = results().step_starts(job)
     step = None if position is None else int(found.steps[position])
     links = [
         dcc.Link("Timeline of this worker", href=href("/timeline", job=job, worker=comma(worker), step=step)),
-        dcc.Link("What if it were fixed?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")),
+        dcc.Link("What if it were ideal?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")),
     ]
     table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
-        html.H3([f"Worker {worker}", html.Span("the slowest one" if default else "", className="note")]),
+        html.H3([f"Worker {worker}", html.Span("the largest S_w" if default else "", className="note")]),
         html.Div(
             [
                 html.Table(html.Tbody(body), className="plain tight"),
@@ -118,12 +118,11 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
 
 
 def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[Component]:
-    """Which host to drain: all known hosts by their worst worker. Nothing is drained of a job on one host."""
+    """All known hosts by their largest S_w, and whether the diagnosis says to drain one; none of a job on one host."""
     if found.only_host is not None:
         return [note(f"The job runs on one host, {short(found.only_host)}.")]
     loads = found.host_loads()
-    words = host_words(loads)
-    said = html.P(believed(report, words) if loads else words, className="verdict")
+    said = html.P(host_words(report, found), className="verdict")
     if not loads:
         return [
             said,
@@ -145,7 +144,7 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
     heads = [
         html.Th("Host"),
         html.Th("Workers", className="number"),
-        html.Th("Worst S_w", className="number"),
+        html.Th("Largest S_w", className="number"),
         html.Th("Worker"),
         html.Th(term("summed excess"), className="number"),
     ]
@@ -154,7 +153,7 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
         said,
         html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight"),
         note(
-            f"{more:,} more hosts are no worse. Choose a host to mark its workers on the map."
+            f"{more:,} more hosts have no larger S_w. Choose a host to mark its workers on the map."
             if more > 0
             else "Choose a host to mark its workers on the map."
         ),

@@ -121,6 +121,12 @@ class Report:
         """S = T(original) / T(ideal)."""
         return self.attribution.slowdown
 
+    @property
+    def rate_assumption(self) -> str:
+        """What every figure of GPU-hours a day takes for granted."""
+        gpus, steps = self.layout.world_size, len(self.attribution.steps)
+        return f"GPU-hours a day: {gpus:,} GPUs running all day as in the {steps:,} traced steps"
+
     @cached_property
     def by_kind(self) -> pl.DataFrame:
         """S and waste per op kind, worst first, with what idealising it alone would give.
@@ -260,6 +266,9 @@ class Report:
             "error_s": pl.Float64,
             "bound": pl.Boolean,
             "withheld": pl.String,
+            "assumes": pl.String,
+            "cause": pl.String,
+            "confidence": pl.Float64,
         }
         rows = [fix.to_dict() for fix in self.diagnosis.fixes]
         return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
@@ -338,8 +347,9 @@ class Report:
             "slowdown": found.slowdown,
             "waste": found.waste,
             "straggling": found.straggling,
-            "wasted_gpu_hours": found.wasted_gpu_hours,
-            "wasted_gpu_hours_per_day": found.wasted_gpu_hours_per_day,
+            "wasted_gpu_hours": max(found.wasted_gpu_hours, 0.0),
+            "wasted_gpu_hours_per_day": max(found.wasted_gpu_hours_per_day, 0.0),
+            "assumptions": [self.rate_assumption],
             "m_w": found.m_w.removal,
             "m_s": found.m_s.removal,
             "slowest_workers": [

@@ -28,6 +28,11 @@ from tracekit.store import StoredJob
 from tracekit.text import cost, printable, seconds, short
 from tracekit.trace import Trace
 
+#: What the answer to a question is about, beside the prices of fixes.
+IDEAL_MEANS = (
+    "Ideal: the mean of its kind over the job (a transfer: the median), without launch delays. A fix answers another"
+    " question: as fast as its peers, with launch delays."
+)
 #: Rows of a table that names culprits.
 _TOP = 8
 #: From this share of the loss on, workers or a stage count as the culprit.
@@ -250,14 +255,14 @@ def _coverage(report: Report) -> str:
 
 
 def _kinds(report: Report) -> Table:
-    table = _table("Op kind", "S alone", "if fixed")
+    table = _table("Op kind", "S alone", "if ideal")
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
         table.add_row(row["kind"], _slowdown(row["slowdown"]), _saving(row["saved_s"]))
     return table
 
 
 def _stages(report: Report) -> Table:
-    table = _table("Stage", "S alone", "if fixed")
+    table = _table("Stage", "S alone", "if ideal")
     for row in _worst(report.by_pp_rank).iter_rows(named=True):
         table.add_row(str(row["pp_rank"]), _slowdown(row["slowdown"]), _saving(row["saved_s"]))
     return table
@@ -285,6 +290,7 @@ def _worst(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _questions(report: Report) -> RenderableType:
     table = _table("What if", "step time", "saved per step", "GPU-hours a day")
+    table.caption, table.caption_justify = IDEAL_MEANS, "left"
     for asked in report.questions_asked:
         table.add_row(
             Text(printable(asked.question)),
@@ -319,16 +325,20 @@ def _fixes(report: Report) -> RenderableType:
     fixes = report.diagnosis.fixes
     if not fixes:
         return Text("Fixes: none that would save 1 % of the step")
-    table = _table("Fix", "step then", "saves", "GPU-hours a day")
+    table = _table("Fix", "sure", "step then", "saves", "GPU-hours a day")
+    table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
     for fix in fixes:
         title = Text(fix.title)
-        if fix.bound:
-            title.append(" (at most)", style="dim")
+        sure = "-" if fix.confidence is None else f"{min(fix.confidence, 0.99):.0%}"
+        remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
+        if remarks:
+            title.append(f" ({'; '.join(remarks)})", style="dim")
         if fix.withheld is not None:
-            table.add_row(title.append(f": no promise, {fix.withheld}", style="dim"), "", "", "")
+            table.add_row(title.append(f": no promise, {fix.withheld}", style="dim"), sure, "", "", "")
             continue
         table.add_row(
             title,
+            sure,
             seconds(fix.new_step_s),
             seconds(fix.saved_s) + (f" \u00b1 {seconds(fix.error_s)}" if fix.error_s > 0 else ""),
             f"{fix.saved_gpu_hours_per_day:,.1f}",

@@ -34,7 +34,7 @@ def general_plans(facts: Facts) -> Iterator[Plan]:
             f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
             Where(),
             Scale(facts.collectives, np.full((1, 1, 1, 1), 1 / COMPRESSION)),
-            details={"ratio": COMPRESSION, "assumes": "transfer time in proportion to bytes"},
+            details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
         )
     profile = facts.profile
     if profile is not None and facts.stages > 1:
@@ -49,5 +49,5 @@ def general_plans(facts: Facts) -> Iterator[Plan]:
             None,
             step_times=facts.unchanged - saved_s,
             bound=True,
-            details={"bubble_s": 2 * saved_s, "assumes": "compute in proportion to microbatch size"},
+            details={"bubble_s": 2 * saved_s, "assumes": "compute time follows size"},
         )

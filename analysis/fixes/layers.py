@@ -1,6 +1,8 @@
-"""Fixes that move layers between stages.
+"""Fixes that move layers, or work, between stages.
 
-In: `Facts` and `Cause`s. Out: `Plan`s, with the best integer split and the one in which the loss layer is alone.
+In: `Facts` and `Cause`s. Out: `Plan`s. Where the layers of each stage are known: the best integer split, with the one
+in which the loss layer is alone. Where they are not, a split would be a guess: the plan says how much work each stage
+should have, which holds whatever the layers are.
 """
 
 from __future__ import annotations
@@ -15,48 +17,82 @@ from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.workers import worker_factor
 from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.fixes.partition import (
-    ASSUMED_LAYERS,
-    OneLane,
-    StageModel,
-    best_split,
-    stage_model,
-    with_slowness,
-)
+from tracekit.analysis.fixes.partition import OneLane, StageModel, best_split, stage_model, with_slowness, work_shares
 from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.structure import Floats
 from tracekit.errors import SelectionError
+
+#: Stages that give up at least this share of what the stage gives that gives most are named.
+NAMED_SHARE = 0.5
+#: Moving less than this share of a stage's work is not worth a plan.
+SMALLEST_MOVE = 0.01
+SAME_LAYERS = "all layers cost the same"
+ANY_AMOUNT = "work moves in any amount: --layers gives a split"
 
 
 def layer_plans(facts: Facts, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
-    """A better split of the layers where a stage has more work, and one that spares a slow worker's stage."""
+    """A better share of the work where a stage has more of it, and one that spares a slow worker's stage."""
     profile = facts.profile
     if profile is None or facts.stages < 2:
         return
-    kinds = {cause.kind for cause in causes}
-    if not kinds & {CauseKind.STAGE_IMBALANCE, CauseKind.BAD_WORKER}:
+    by_kind = {cause.kind: cause for cause in reversed(causes)}  # of several alike the dearest
+    uneven, slow = by_kind.get(CauseKind.STAGE_IMBALANCE), by_kind.get(CauseKind.BAD_WORKER)
+    if uneven is None and slow is None:
         return
     known = layers or _from_metadata(facts)
-    if known is not None and len(known) != facts.stages:
+    if known is None:
+        yield from _work_moved(facts, uneven, slow)
+        return
+    if len(known) != facts.stages:
         raise SelectionError(f"layers {known}: expected {facts.stages} counts, one per stage")
-    model = stage_model(profile.base_s, known or (ASSUMED_LAYERS,) * facts.stages)
-    lane = OneLane.of(facts.replay)
-    if CauseKind.STAGE_IMBALANCE in kinds:
-        yield from _repartitioned(facts, model, lane, assumed=known is None)
-    if CauseKind.BAD_WORKER in kinds:
-        yield from _spared(facts, model, lane, assumed=known is None)
+    model, lane = stage_model(profile.base_s, known), OneLane.of(facts.replay)
+    if uneven is not None:
+        yield from _repartitioned(facts, model, lane, uneven)
+    if slow is not None:
+        yield from _spared(facts, model, lane, slow)
 
 
-def _repartitioned(facts: Facts, model: StageModel, lane: OneLane, *, assumed: bool) -> Iterator[Plan]:
+def _work_moved(facts: Facts, uneven: Cause | None, slow: Cause | None) -> Iterator[Plan]:
+    """How much work each stage should have, without a word about layers that nobody stated."""
+    if uneven is not None:
+        yield from _shares(facts, np.ones(facts.stages), uneven, FixKind.REPARTITION)
+    if slow is not None:
+        yield from _shares(facts, _slowness(facts), slow, FixKind.SHIFT_WORK)
+
+
+def _shares(facts: Facts, slowness: Floats, cause: Cause, kind: FixKind) -> Iterator[Plan]:
+    """Work moved until no stage is behind, as if none of it had to stay where it is (embedding, loss) or whole."""
+    profile = facts.profile
+    assert profile is not None
+    work_s = profile.stage_s.sum(axis=1)
+    factor = work_shares(work_s, slowness) / work_s
+    less = 1 - factor
+    if not np.isfinite(factor).all() or less.max() < SMALLEST_MOVE:
+        return
+    giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
+    named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
+    moved = f"about {less[giving].mean():.0%} less work, the others more"
+    keeps = "Keep the slow worker, give" if kind is FixKind.SHIFT_WORK else "Give"
+    details = {
+        "work_now": (work_s / work_s.mean()).tolist(),
+        "work_then": (work_s * factor / work_s.mean()).tolist(),
+        "assumes": ANY_AMOUNT,
+    }
+    change = Scale(facts.table, factor[None, :, None, None, None, None])
+    yield Plan(kind, f"{keeps} {named} {moved}", Where(), change, details=details, cause=cause)
+
+
+def _repartitioned(facts: Facts, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
     best = best_split(model, lane)
     if best == model.layers:
         return
-    details = _details(model, best, assumed=assumed)
+    details = _details(model, best)
     alone = _loss_alone(model, lane)
     if alone is not None:
         details["loss_alone"] = alone
     change = Scale(facts.table, model.factor(best)[:, :, :, None, None, None])
     title = f"Split the layers {','.join(map(str, best))} over the stages"
-    yield Plan(FixKind.REPARTITION, title, Where(), change, details=details)
+    yield Plan(FixKind.REPARTITION, title, Where(), change, details=details, cause=cause)
 
 
 def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
@@ -70,28 +106,32 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
     return {"layers": list(split), "step_over_now": lane.step_s(model.chunk_s(split)) / now_s}
 
 
-def _spared(facts: Facts, model: StageModel, lane: OneLane, *, assumed: bool) -> Iterator[Plan]:
+def _spared(facts: Facts, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
     """Fewer layers for the stage of a slow worker that cannot be replaced."""
-    profile = facts.profile
-    assert profile is not None
-    slowness = np.maximum(worker_factor(facts, profile).max(axis=1), 1.0)
-    slow = with_slowness(model, slowness)
-    best = best_split(slow, lane)
+    best = best_split(with_slowness(model, _slowness(facts)), lane)
     if best == model.layers:
         return
     change = Scale(facts.table, model.factor(best)[:, :, :, None, None, None])
     title = f"Keep the slow worker, split the layers {','.join(map(str, best))} over the stages"
-    yield Plan(FixKind.SHIFT_WORK, title, Where(), change, details=_details(model, best, assumed=assumed))
+    yield Plan(FixKind.SHIFT_WORK, title, Where(), change, details=_details(model, best), cause=cause)
 
 
-def _details(model: StageModel, best: tuple[int, ...], *, assumed: bool) -> dict[str, Any]:
+def _slowness(facts: Facts) -> Floats:
+    """How much slower the slowest worker of each stage is than its peers, [stages], at least 1."""
+    assert facts.profile is not None
+    slowness: Floats = np.maximum(worker_factor(facts, facts.profile).max(axis=1), 1.0)
+    return slowness
+
+
+def _details(model: StageModel, best: tuple[int, ...]) -> dict[str, Any]:
     return {
         "layers_now": list(model.layers),
         "layers_then": list(best),
-        "layers_assumed": assumed,
+        "layers_assumed": False,
         "layer_s": float(model.layer_s.sum()),
         "embedding_s": float(model.extra_s[:, 0].sum()),
         "loss_s": float(model.extra_s[:, -1].sum()),
+        "assumes": SAME_LAYERS,
     }
 
 

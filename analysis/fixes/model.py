@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from tracekit.analysis.causes.changes import Change
-from tracekit.analysis.causes.model import Where
+from tracekit.analysis.causes.model import CauseKind, Where
 
 
 class FixKind(StrEnum):
@@ -43,6 +43,7 @@ class Fix:
     `new_step_s`: mean recorded step after it; `saved_s`: mean seconds saved a step, +- `error_s` (replay error and
     the scatter of the saving over the steps). `bound`: the fix cannot save more; how much of it is reached is open.
     `withheld`: why no saving is promised, None where one is; the figures are then left out of `to_dict`.
+    `cause`: the cause it is for and `confidence` in that cause, 0 to 1; None for what any job could try.
     `details`: the plan as plain data.
     """
 
@@ -57,6 +58,14 @@ class Fix:
     withheld: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     change: Change | None = field(default=None, repr=False, compare=False)
+    cause: CauseKind | None = None
+    confidence: float | None = None
+
+    @property
+    def assumes(self) -> str | None:
+        """What the price takes for granted and the trace does not show; None where nothing is."""
+        assumed = self.details.get("assumes")
+        return None if assumed is None else str(assumed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""
@@ -72,5 +81,8 @@ class Fix:
             "error_s": self.error_s,
             "bound": self.bound,
             "withheld": self.withheld,
+            "assumes": self.assumes,
+            "cause": None if self.cause is None else str(self.cause),
+            "confidence": self.confidence,
             "details": dict(self.details),
         }

@@ -19,8 +19,6 @@ from tracekit.model import OpKind
 
 #: Extra cost of an end stage below this share of a stage is noise.
 SMALLEST_EXTRA = 0.02
-#: Layers per stage to assume where nobody says.
-ASSUMED_LAYERS = 8
 MOVES = 200
 
 
@@ -99,6 +97,17 @@ class OneLane:
         costs = self.rows.copy()
         costs[rows] = chunk_s[kind, stage, np.minimum(chunk, chunk_s.shape[2] - 1)]
         return float(replay_lanes(self.template, np.array([0, 1]), Costs.of_constant(costs))[0])
+
+
+def work_shares(work_s: Floats, slowness: Floats) -> Floats:
+    """The same work over stages so that all take as long, seconds [stages].
+
+    `work_s`: a microbatch's work of each stage on a healthy worker, seconds [stages]; `slowness`: how much longer its
+    slowest worker takes, [stages].
+    """
+    speed = 1 / slowness
+    shares: Floats = work_s.sum() * speed / speed.sum()
+    return shares
 
 
 def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[int, ...]:

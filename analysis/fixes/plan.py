@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracekit.analysis.causes.changes import Change
-from tracekit.analysis.causes.model import Where
+from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.structure import Floats
 
@@ -19,7 +19,8 @@ from tracekit.analysis.structure import Floats
 class Plan:
     """One thing to do. `step_times`: known step times with it, [steps]; None: to be replayed from `change`.
 
-    `extra_s`: seconds it adds to each step. `bound`: it cannot save more than the replay says.
+    `extra_s`: seconds it adds to each step. `bound`: it cannot save more than the replay says. `cause`: the one it is
+    for, None for what any job could try. `details["assumes"]`: what the price takes for granted, in a few words.
     """
 
     kind: FixKind
@@ -30,3 +31,4 @@ class Plan:
     extra_s: float = 0.0
     bound: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+    cause: Cause | None = None

@@ -7,7 +7,7 @@ its error, and none where launch delays that no cause explains make up more than
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,11 @@ _DIRECT = {
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data: no wait before the first forward"),
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "No launch delays and host work between ops"),
 }
+#: What their prices take for granted where the title does not say it.
+_ASSUMED = {
+    FixKind.CALM_NETWORK: "all of them go",
+    FixKind.HIDE_LAUNCHES: "all of them go",
+}
 #: Fixes that exclude each other: of a combination at most one of them is part.
 _EXCLUSIVE = ({FixKind.REPLACE_WORKERS, FixKind.DRAIN_HOST, FixKind.SHIFT_WORK},)
 
@@ -58,9 +63,10 @@ def price_fixes(
     *,
     layers: tuple[int, ...] | None = None,
 ) -> tuple[Fix, ...]:
-    """The fixes that would pay, best first, and last their combination.
+    """The fixes that would pay: those for a cause, then what any job could try, each best first; last the combination.
 
-    `layers`: transformer layers per stage; by default those of the trace's metadata, else equal ones are assumed.
+    `layers`: transformer layers per stage; by default those of the trace's metadata. Where neither tells them,
+    fixes say how much work to move and name no split.
     Raises SelectionError where their number differs from that of the stages.
     """
     return fixes_of(Facts(trace, replay, attribution), causes, layers=layers)
@@ -77,8 +83,9 @@ def fixes_of(facts: Facts, causes: Sequence[Cause], *, layers: tuple[int, ...] |
     ]
     fixes = [pricer.price(plan) for plan in plans]
     paying = [fix for fix in fixes if fix.saved_s >= SMALLEST_SAVING_SHARE * facts.attribution.recorded_s]
-    paying.sort(key=lambda fix: (fix.bound, -fix.saved_s))
+    paying.sort(key=lambda fix: -fix.saved_s)
     combination = _combination(pricer, [fix for fix in paying if not fix.bound and fix.change is not None])
+    paying.sort(key=lambda fix: (fix.cause is None, fix.bound))
     return (*paying, *combination)
 
 
@@ -131,6 +138,8 @@ class _Pricer:
             withheld=reason,
             details=plan.details,
             change=plan.change,
+            cause=None if plan.cause is None else plan.cause.kind,
+            confidence=None if plan.cause is None else plan.cause.confidence,
         )
 
 
@@ -141,7 +150,8 @@ def _cause_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
             continue
         if cause.kind in _DIRECT:
             kind, title = _DIRECT[cause.kind]
-            yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s)
+            details = {"assumes": _ASSUMED[kind]} if kind in _ASSUMED else {}
+            yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s, details=details, cause=cause)
         elif cause.kind is CauseKind.PYTHON_GC:
             yield _planned_gc(facts, cause)
         elif cause.kind is CauseKind.SEQUENCE_LENGTH_IMBALANCE:
@@ -165,7 +175,13 @@ def _planned_gc(facts: Facts, cause: Cause) -> Plan:
         cause.change,
         step_times=cause.without_s,
         extra_s=pause_s / every,
-        details={"pause_s": pause_s, "every_steps": every, "sweep": sweep},
+        details={
+            "pause_s": pause_s,
+            "every_steps": every,
+            "sweep": sweep,
+            "assumes": "pauses as long as now",
+        },
+        cause=cause,
     )
 
 
@@ -197,7 +213,9 @@ def _balanced(facts: Facts, cause: Cause) -> Plan:
             "busiest_over_mean_now": float((load.max(axis=1) / load.mean(axis=1)).mean()),
             "busiest_over_mean_then": float((dealt.sum(axis=0).max(axis=1) / load.mean(axis=1)).mean()),
             "bound_step_s": bound_s + offset,
+            "assumes": "same cost on any DP rank",
         },
+        cause=cause,
     )
 
 
@@ -230,9 +248,18 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix]) -> Iterator[Fix]:
             details={
                 "sequence": sequence,
                 "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
+                "assumes": _all_assumed(taken),
             },
         )
-        yield pricer.price(plan)
+        # As sure as its least sure part; a part for no cause has nothing to be sure of.
+        sure = [fix.confidence for fix in taken if fix.confidence is not None]
+        yield replace(pricer.price(plan), confidence=min(sure, default=None))
+
+
+def _all_assumed(fixes: Sequence[Fix]) -> str | None:
+    """What any of them takes for granted, each once."""
+    assumed = dict.fromkeys(fix.assumes for fix in fixes if fix.assumes is not None)
+    return "; ".join(assumed) or None
 
 
 def _times(facts: Facts, fixes: Sequence[Fix]) -> Floats:

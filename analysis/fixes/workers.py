@@ -18,6 +18,8 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.model import Worker
 
+#: What a healthy worker is like: the trace knows no better one than its peers.
+LIKE_PEERS = "as fast as its peers"
 #: The smallest set of workers is sought whose repair brings the slowdown under this.
 TARGET_SLOWDOWN = 1.05
 _Item = TypeVar("_Item")
@@ -30,15 +32,23 @@ def worker_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
         host = cause.kind is CauseKind.SLOW_HOST
         title = f"Drain {cause.where.host}" if host else f"Replace {cause.where}"
         kind = FixKind.DRAIN_HOST if host else FixKind.REPLACE_WORKERS
-        yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s)
+        yield Plan(
+            kind,
+            title,
+            cause.where,
+            cause.change,
+            step_times=cause.without_s,
+            details={"assumes": LIKE_PEERS},
+            cause=cause,
+        )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
-        yield from _fewest(facts, workers)
+        yield from _fewest(facts, workers, min(slow, key=lambda cause: cause.confidence))
     if len(workers) == 1:
-        yield from _shifted(facts, workers[0])
+        yield from _shifted(facts, workers[0], slow[0])
 
 
-def _fewest(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Plan]:
+def _fewest(facts: Facts, workers: tuple[Worker, ...], cause: Cause) -> Iterator[Plan]:
     """The fewest of the slow workers whose repair brings the slowdown under the target."""
     ranked = sorted(workers, key=lambda worker: -_exact(facts, worker))
     target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
@@ -54,6 +64,8 @@ def _fewest(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Plan]:
         f"Replace {Where(workers=tuple(sorted(chosen)))}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         Where(workers=tuple(sorted(chosen))),
         as_fast_as_peers(facts, chosen),
+        details={"assumes": LIKE_PEERS},
+        cause=cause,
     )
 
 
@@ -79,7 +91,7 @@ def fewest_that_suffice(
     return tuple(chosen)
 
 
-def _shifted(facts: Facts, worker: Worker) -> Iterator[Plan]:
+def _shifted(facts: Facts, worker: Worker, cause: Cause) -> Iterator[Plan]:
     """Fewer microbatches for the slow worker's DP rank, the rest spread over the others."""
     profile = facts.profile
     microbatches, dp_ranks = facts.table.shape[3], len(facts.dp_ranks)
@@ -106,7 +118,12 @@ def _shifted(facts: Facts, worker: Worker) -> Iterator[Plan]:
                 change,
                 step_times=times,
                 bound=True,
-                details={"microbatches_moved": moved, "slowness": factor},
+                details={
+                    "microbatches_moved": moved,
+                    "slowness": factor,
+                    "assumes": "equal microbatches",
+                },
+                cause=cause,
             )
         )
     if plans:

@@ -38,7 +38,7 @@ def estimates(found: Estimates, theme: Theme, *, x: str, lying: bool = False) ->
     )
     series = (
         ("alone", found.alone_s, theme.accent),
-        ("if fixed", found.fixed_s, theme.ideal),
+        ("if ideal", found.fixed_s, theme.ideal),
         ("launch delays", found.late_s, theme.dimmed),
     )
     for name, values, colour in series:

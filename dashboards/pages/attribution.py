@@ -13,7 +13,7 @@ from tracekit.dashboards.components import figure_parts, href, note, panel, term
 from tracekit.dashboards.context import viewer
 from tracekit.dashboards.figures.attribution import Estimates, correlations, estimates
 from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.sentences import believed, correlation_words, verdict
+from tracekit.dashboards.sentences import believed, correlation_words, diagnosis_words, kinds_words
 from tracekit.dashboards.shell import job_page
 
 
@@ -25,19 +25,20 @@ def build(stored: Stored, **_: str) -> list[Component]:
     by_kind = _estimates(report, kinds, "kind", "kind")
     by_stage = _estimates(report, stages, "pp_rank", "stage")
     by_dp_rank = _estimates(report, dp_ranks, "dp_rank", "dp_rank")
-    dear = "If fixed takes a replay for each of them: left out for a job this large."
+    dear = "If ideal takes a replay for each of them: left out for a job this large."
     said = [note(dear)] if all(value is None for value in by_dp_rank.fixed_s) else []
     return [
         panel(
             "Compute or communication",
-            html.P(believed(report, verdict(report)), className="verdict"),
+            html.P(diagnosis_words(report), className="verdict"),
+            html.P(believed(report, kinds_words(report))),
             html.P(
                 [
                     "Two estimates, because stragglers hide each other. ",
                     term("S alone", "Alone"),
                     ": what the set adds to the ideal step. ",
-                    term("If fixed"),
-                    ": what the step as it ran loses without it. Beside them what its ",
+                    term("If ideal"),
+                    ": how much shorter the step as it ran gets when the set is ideal. Beside them what its ",
                     term("launch delays"),
                     " add. A click on a bar asks the what-if of it.",
                 ],
@@ -87,12 +88,12 @@ def _panel(
     name = f"by_{column}"
     worst = max(range(len(found.names)), key=lambda at: found.alone_s[at] or 0.0)
     link = dcc.Link(
-        f"What if {what} {found.names[worst]} were fixed?",
+        f"What if {what} {found.names[worst]} were ideal?",
         href=href("/whatif", job=stored.name, select=found.selections[worst]),
     )
     parts = figure_parts(
         estimates(found, viewer().theme, x=what, lying=lying),
-        label=f"What each {what} costs a step, alone and if fixed; the largest is {found.names[worst]}",
+        label=f"What each {what} costs a step, alone and if ideal; the largest is {found.names[worst]}",
         table=table,
         csv=href(f"/download/{name}.csv", job=stored.name),
         id=f"attribution-{column}",
@@ -107,7 +108,7 @@ def _correlation(report: dict[str, Any]) -> Component:
     title = "Forward and backward of the same microbatch"
     if all(value is None for value in values):
         return panel(title, note("Their durations do not vary, so there is nothing to correlate."))
-    said = believed(report, correlation_words(stages, values))
+    said = believed(report, correlation_words(report))
     parts = figure_parts(
         correlations(stages, values, viewer().theme),
         label=said,

@@ -17,7 +17,8 @@ from tracekit.dashboards.compare import CauseChange, Change, Outcome, Side, chan
 from tracekit.dashboards.components import badge, figure_panel, figure_parts, href, inline_csv, note, panel, term
 from tracekit.dashboards.context import viewer
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
-from tracekit.text import seconds, short
+from tracekit.dashboards.sentences import Tone, sure
+from tracekit.text import cost, seconds, short
 
 #: Workers listed, and rows of the table beside a map.
 MOST_WORKERS, MAP_ROWS = 20, 200
@@ -30,7 +31,7 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
     found = verdict(before, after)
     clear = found.outcome in (Outcome.BETTER, Outcome.WORSE)
     outcome = (
-        badge(str(found.outcome), slow=found.outcome is Outcome.WORSE, loud=True)
+        badge(str(found.outcome), Tone.BAD if found.outcome is Outcome.WORSE else Tone.GOOD, loud=True)
         if clear
         else html.Span(str(found.outcome), className="badge")
     )
@@ -165,7 +166,7 @@ def causes_panel(change: CauseChange, staying: str) -> Component:
         ("New", [_cause(cause, "costs") for cause in change.new], "No cause is new."),
         (
             staying,
-            [_cause(now, f"cost {seconds(was['saved_s'])}, now", was=was) for was, now in change.staying],
+            [_cause(now, "costs", was=was) for was, now in change.staying],
             "No other cause.",
         ),
     )
@@ -182,9 +183,15 @@ def causes_panel(change: CauseChange, staying: str) -> Component:
 
 
 def _cause(cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None) -> Component:
-    cost = f"costs {seconds(cause['saved_s'])} a step" if was is cause else f"{word} {seconds(cause['saved_s'])} a step"
+    words = cost(cause["saved_s"], cause["alone_s"])
+    if was is None:
+        words = words.replace("costs", word, 1)
+    elif was is not cause:
+        words = f"{cost(was['saved_s'], was['alone_s']).replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause["since_step"] is None else f", since step {cause['since_step']}"
-    return html.Li([html.B(cause["title"]), f", {short(cause['where_text'])}{since}: {cost}"])
+    return html.Li(
+        [html.B(cause["title"]), f", {short(cause['where_text'])}{since}: {words}, {sure(cause['confidence'])}"]
+    )
 
 
 def worker_panels(

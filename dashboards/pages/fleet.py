@@ -13,10 +13,8 @@ from tracekit.dashboards.components import attributes, figure_panel, grid, note,
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.fleet import waste_cdf
 from tracekit.dashboards.shell import page
+from tracekit.dashboards.words import GLOSSARY
 from tracekit.text import short
-
-#: Kinds of cause that say that there is none.
-NO_CAUSE = ("healthy", "unexplained")
 
 
 def build(q: str = "", **_: str) -> list[Component]:
@@ -82,7 +80,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
             "shown": short(row["name"]),
             "slowdown": row["slowdown"],
             "lost": max(row["lost_gpu_hours_per_day"], 0.0),
-            "waste": max(row["waste"], 0.0),
+            "waste": row["waste"],
             "gpus": row["world_size"],
             "causes": [
                 kind.replace("-", " ") + (f": {short(place)}" if place != "whole job" else "")
@@ -98,14 +96,20 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
     whole = {"function": "d3.format(',')(params.value)"}
     columns: list[dict[str, Any]] = [
         {"field": "shown", "headerName": "Job", "cellRenderer": "JobLink", "flex": 2, "minWidth": 180},
-        {"field": "lost", "headerName": "GPU-hours lost a day", "valueFormatter": one, "type": "rightAligned"},
+        {
+            "field": "lost",
+            "headerName": "GPU-hours lost a day",
+            "headerTooltip": GLOSSARY["GPU-hours lost"],
+            "valueFormatter": one,
+            "type": "rightAligned",
+        },
         {
             "field": "slowdown",
             "headerName": "S",
             "valueFormatter": three,
             "type": "rightAligned",
             "maxWidth": 100,
-            "cellClassRules": {"slow": "params.value >= 1.1"},
+            "cellClassRules": {"slow": "params.value >= 1.1 && params.data.trust === 'yes'"},
         },
         {
             "field": "waste",
@@ -148,7 +152,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         label="Jobs ranked by GPU-hours lost",
         options={"quickFilterText": q, "rowHeight": 36},
     )
-    return panel("Jobs, dearest first", shown, extra=[search, html.A("CSV", href="/download/jobs.csv", download="")])
+    return panel("Jobs by GPU-hours lost", shown, extra=[search, html.A("CSV", href="/download/jobs.csv", download="")])
 
 
 def _waste(trusted: pl.DataFrame) -> Component:

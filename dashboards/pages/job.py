@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import polars as pl
@@ -11,8 +12,8 @@ from dash.development.base_component import Component
 from tracekit.dashboards.components import figure_panel, href, note, panel, term
 from tracekit.dashboards.context import viewer
 from tracekit.dashboards.figures.job import step_times
-from tracekit.dashboards.pages.fleet import NO_CAUSE
 from tracekit.dashboards.queries import Stored
+from tracekit.dashboards.sentences import NO_CAUSE, advice_words, advised, headline, sure
 from tracekit.dashboards.shell import job_page
 from tracekit.text import cost, seconds, short
 
@@ -24,7 +25,7 @@ def build(stored: Stored, **_: str) -> list[Component]:
     return [
         _verdict(report),
         panel("Causes", _causes(report, stored.name)),
-        panel("Fixes", _fixes(report)),
+        panel("Fixes", *_fixes(report)),
         html.Div(
             [html.Div(_step_times(report), className="half"), html.Div(_about(stored, report), className="half")],
             className="row",
@@ -32,29 +33,14 @@ def build(stored: Stored, **_: str) -> list[Component]:
     ]
 
 
-def sentence(report: dict[str, Any]) -> str:
-    """The verdict in one sentence."""
-    times = report["step_time_s"]
-    if not report["straggling"]:
-        return f"No straggler: S = {report['slowdown']:.3f}, below 1.1."
-    cost = times["original"] - times["ideal"]
-    first = report["causes"][0]
-    why = "" if first["kind"] in NO_CAUSE else f" First cause: {_lower(first['title'])}, {first['where_text']}."
-    return (
-        f"Stragglers cost {seconds(cost)} of every {seconds(times['original'])} step, {report['waste']:.1%} of the GPU"
-        f" time: {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day.{why}"
-    )
-
-
-def _lower(title: str) -> str:
-    return title[:1].lower() + title[1:]
-
-
 def _verdict(report: dict[str, Any]) -> Component:
     trust, coverage = report["trust"], report["coverage"]
-    lines: list[Any] = [html.P(sentence(report), className="verdict")]
+    lines: list[Any] = [html.P(headline(report).sentence, className="verdict")]
+    lines += [html.P(words) for words in advice_words(report)]
     if not trust["trustworthy"]:
-        lines.append(html.P(["Do not trust these figures: ", "; ".join(trust["reasons"])], className="warning"))
+        lines.append(
+            html.P(["Do not trust S and what follows from it: ", "; ".join(trust["reasons"])], className="warning")
+        )
     missing = coverage["workers_expected"] - coverage["workers_traced"]
     if missing or coverage["dropped"]:
         lines.append(
@@ -85,10 +71,12 @@ def _verdict(report: dict[str, Any]) -> Component:
 
 
 def _causes(report: dict[str, Any], name: str) -> Component:
-    return html.Ol([html.Li(_cause(cause, name)) for cause in report["causes"]], className="causes")
+    remedies = advised(report)
+    return html.Ol([html.Li(_cause(cause, name, remedies)) for cause in report["causes"]], className="causes")
 
 
-def _cause(cause: dict[str, Any], name: str) -> list[Any]:
+def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> list[Any]:
+    """`advised_kinds`: the kinds of cause for which a fix is promised; only they get a remedy."""
     since = "all along" if cause["since_step"] is None else f"since step {cause['since_step']}"
     found = cause["kind"] not in NO_CAUSE
     head: list[Any] = [html.B(cause["title"])]
@@ -96,7 +84,7 @@ def _cause(cause: dict[str, Any], name: str) -> list[Any]:
         head += [
             f"  {short(cause['where_text'])}, {since}: ",
             html.B(cost(cause["saved_s"], cause["alone_s"])),
-            f", {min(cause['confidence'], 0.99):.0%} sure",
+            f", {sure(cause['confidence'])}",
         ]
     evidence = [
         html.Li(
@@ -112,7 +100,7 @@ def _cause(cause: dict[str, Any], name: str) -> list[Any]:
         ("Usual remedy", "suggested_fix"),
         ("Wrong if", "refuted_by"),
     ):
-        if cause[key]:
+        if cause[key] and (key != "suggested_fix" or cause["kind"] in advised_kinds):
             parts.append(html.Div([html.Span(f"{label}: ", className="label"), cause[key]]))
     if found:
         parts.append(dcc.Link("Show on the worker map", href=_map(cause["where"], name)))
@@ -126,37 +114,51 @@ def _map(where: dict[str, Any], name: str) -> str:
     return href("/workers", job=name, worker=worker, host=where["host"] or None)
 
 
-def _fixes(report: dict[str, Any]) -> Component:
+def _fixes(report: dict[str, Any]) -> list[Component]:
+    """Fixes for a named cause first, then what any job could try."""
     if not report["fixes"]:
-        return note("Nothing to fix.")
-    heads = ["Fix", "Where", "Step then", "Saves a step", "GPU-hours a day"]
+        return [note("Nothing to fix.")]
+    heads: list[Any] = [
+        ("Fix", ""),
+        ("Where", ""),
+        (term("sure", "Sure"), "number"),
+        (["Step then, ", term("recorded")], "number"),
+        ("Saves a step", "number"),
+        (term("GPU-hours a day"), "number"),
+    ]
     rows = []
     for fix in report["fixes"]:
+        confidence = fix.get("confidence")
+        cells = [html.Td("-" if confidence is None else f"{min(confidence, 0.99):.0%}", className="number")]
         if fix["withheld"] is not None:
-            cells = ["-", f"not promised: {fix['withheld']}", "-"]
+            cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
         else:
             error = f" ± {seconds(fix['error_s'])}" if fix["error_s"] else ""
             saves = seconds(fix["saved_s"]) + error
-            cells = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
-        title: list[Any] = [fix["title"]]
-        if fix["bound"]:
-            title += [" (", term("at most"), ")"]
+            figures = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
+            cells += [html.Td(figure, className="number") for figure in figures]
         rows.append(
             html.Tr(
                 [
-                    html.Td(title),
+                    html.Td(_title(fix)),
                     html.Td(short(fix["where_text"]), className="short"),
-                    *(html.Td(cell, className="number") for cell in cells),
+                    *cells,
                 ]
             )
         )
-    return html.Table(
-        [
-            html.Thead(html.Tr([html.Th(head, className="number" if at > 1 else "") for at, head in enumerate(heads)])),
-            html.Tbody(rows),
-        ],
-        className="plain",
-    )
+    head = html.Thead(html.Tr([html.Th(shown, className=style) for shown, style in heads]))
+    said = [*report.get("assumptions", []), "A fix without a confidence is for no named cause: any job could try it"]
+    return [html.Table([head, html.Tbody(rows)], className="plain"), note(f"{'. '.join(said)}.")]
+
+
+def _title(fix: dict[str, Any]) -> list[Any]:
+    """What to do, whether it is a bound, and what its price takes for granted."""
+    title: list[Any] = [fix["title"]]
+    if fix["bound"]:
+        title += [" (", term("at most"), ")"]
+    if assumed := fix.get("assumes"):
+        title.append(html.Div([term("assumes"), f" {assumed}"], className="note"))
+    return title
 
 
 def _step_times(report: dict[str, Any]) -> Component:
@@ -182,6 +184,8 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         "Imported": who.moment(stored.imported_at),
         "Source": short(stored.source),
     }
+    if isinstance(source := stored.metadata.get("layout_source"), str):
+        rows["Layout known by"] = short(source)
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
     links = [
         html.A(f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name), download="")

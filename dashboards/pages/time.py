@@ -16,7 +16,7 @@ from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.time import step_slowdown, step_times, step_workers
 from tracekit.dashboards.figures.workers import colour_top
 from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.sentences import believed, time_words
+from tracekit.dashboards.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.shell import job_page
 from tracekit.text import seconds, short
 
@@ -38,7 +38,12 @@ def build(stored: Stored, rows: str = "worst", **_: str) -> list[Component]:
     said = [] if rows in ROWS else [note(f"{short(rows)!r} is no choice of rows: the slowest workers are shown.")]
     return [
         *said,
-        panel("Since when", html.P(words, className="verdict"), *([_statistic(pattern)] if by_step.height > 1 else [])),
+        panel(
+            "Since when",
+            html.P(diagnosis_words(report), className="verdict"),
+            html.P(words),
+            *([_statistic(pattern)] if by_step.height > 1 else []),
+        ),
         html.Div(
             [
                 html.Div(

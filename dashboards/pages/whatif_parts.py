@@ -95,12 +95,13 @@ def sentence(report: dict[str, Any], asked: Asked, answer: Answer) -> str:
     how = f"With {asked}" if asked.ask is Ask.IDEALISE else f"If {asked}"
     if not answer.clear:
         return (
-            f"{how}, a step takes {seconds(answer.step_time_s)} instead of {seconds(original)}: a difference within"
+            f"{how}, a step without launch delays takes {seconds(answer.step_time_s)} instead of {seconds(original)}: a"
+            " difference within"
             " its error, so nothing is promised."
         )
     word = "less" if answer.saved_s > 0 else "more"
     return (
-        f"{how}, a step takes {seconds(answer.step_time_s)} instead of {seconds(original)}:"
+        f"{how}, a step without launch delays takes {seconds(answer.step_time_s)} instead of {seconds(original)}:"
         f" {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / original:.1%}) {word}."
     )
 
@@ -125,10 +126,22 @@ def _answered(report: dict[str, Any], asked: Asked, answer: Answer) -> list[Any]
         [
             "The error is the ",
             term("replay error"),
-            f" ({trust['replay_error']:.2%}) and the scatter over {report['job']['steps']:,} steps (95 %).",
+            f" ({trust['replay_error']:.2%}) and the scatter over {report['job']['steps']:,} steps (95 %). ",
+            *_question_words(asked),
         ]
     )
     return [*said, html.Div(cards, className="figures"), footing]
+
+
+def _question_words(asked: Asked) -> list[Any]:
+    """Which question was answered, beside that of a fix."""
+    if asked.ask is Ask.SCALE:
+        return []
+    return [
+        "Ideal: what the op takes on average over the job (a transfer: in the median), launch delays left out. A ",
+        term("fix"),
+        " on the page Job answers another question: as fast as its peers, launch delays as they are.",
+    ]
 
 
 def kept_panel(report: dict[str, Any], seen: Seen) -> Component:

@@ -29,7 +29,7 @@ from tracekit.dashboards.components import attributes, figure_parts, guarded, hr
 from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
 from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.sentences import believed, listed, space_words
+from tracekit.dashboards.sentences import advice_words, believed, diagnosis_words, listed, space_words
 from tracekit.dashboards.shell import job_page
 from tracekit.dashboards.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.dashboards.worker_panels import LISTED, detail, hosts, slowest
@@ -49,26 +49,28 @@ def build(
     found, report = results().worker_map(stored.name), stored.report
     assert report is not None
     view = read_view(found, step, worker, host)
-    pattern = html.P(believed(report, space_words(report["patterns"]["space"], found)), className="verdict")
+    pattern = [
+        html.P(diagnosis_words(report), className="verdict"),
+        *(html.P(words) for words in advice_words(report)),
+        html.P(believed(report, space_words(report["patterns"]["space"], found))),
+    ]
     listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")
     one = html.Div(_detail(stored.name, found, view), id="workers-detail")
     draining = html.Div(hosts(found, view.host, report), id="workers-hosts")
     return [
         html.Div(_said(view), id="workers-said", role="status"),
-        panel("Which workers are slow", pattern, *_missing(report)),
+        panel("Which workers are slow", *pattern, *_missing(report)),
         html.Div(
             [
                 html.Div(_map_panel(stored, found, view), className="twothirds"),
-                html.Div(panel("Slowest workers", listing), className="third"),
+                html.Div(panel("Workers by S_w", listing), className="third"),
             ],
             className="row",
         ),
         html.Div(
             [
                 html.Div(panel("One worker among its peers", one), className="half"),
-                html.Div(
-                    panel("Which host to drain" if found.only_host is None else "Host", draining), className="half"
-                ),
+                html.Div(panel("Hosts" if found.only_host is None else "Host", draining), className="half"),
             ],
             className="row",
         ),

@@ -82,15 +82,17 @@ def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
 
 def test_the_first_suggestion_is_the_first_cause() -> None:
     report = tracekit.load(SAMPLES / "slow_worker.parquet").whatif().to_dict()
-    assert suggestions(report)[0].title == "Replace worker (1,2)"
+    assert suggestions(report)[0].title == "Worker (1,2) ideal"
     assert suggestions(report)[0].asked == Asked("worker=1,2")
 
 
 def test_fixes_of_the_network_are_suggested_as_factors_of_its_kinds() -> None:
     report = tracekit.load(SAMPLES / "healthy.parquet").whatif().to_dict()
     asked = {suggestion.title: suggestion.asked for suggestion in suggestions(report)}
-    assert asked["Halve data-parallel bytes"] == Asked("kind=grads-reduce-scatter,params-all-gather", Ask.SCALE, 0.5)
-    assert asked["Data-parallel communication hidden"].factor == 0
+    assert asked["Data-parallel transfers take 0.5 of the time"] == Asked(
+        "kind=grads-reduce-scatter,params-all-gather", Ask.SCALE, 0.5
+    )
+    assert asked["Data-parallel transfers take no time"].factor == 0
 
 
 def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
@@ -100,7 +102,7 @@ def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
     report = {"causes": [cause], "fixes": [], "by_kind": [], "by_worker": [], "by_pp_rank": []}
     assert all("worker=" not in suggestion.asked.selection for suggestion in suggestions(report))
     where["workers"], where["host"] = workers[:2], "host-7"
-    assert suggestions(report)[0].title == "Replace host-7"
+    assert suggestions(report)[0].title == "Workers of host-7 ideal"
     assert suggestions(report)[0].asked == Asked("worker=0,0 or worker=0,1")
 
 

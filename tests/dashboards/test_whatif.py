@@ -127,7 +127,7 @@ def test_scaling_by_a_factor_is_the_replay_of_the_library(visit: Visit) -> None:
 
 def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) -> None:
     page = visit(address())
-    page.click("text=Replace worker (1,2)")
+    page.click("text=Worker (1,2) ideal")
     check_answer(page, asked_on_the_command_line(serving.store, "--fix", "worker=1,2"))
     assert page.input_value("#whatif-select") == "worker=1,2"
     page.click("text=Communication twice as fast")
@@ -139,7 +139,7 @@ def test_the_controls_follow_what_is_suggested_and_typed(visit: Visit) -> None:
     page = visit(address())
     page.fill("#whatif-stages", "3")
     expect(page.locator("#whatif-select")).to_have_value("stage=3")
-    page.click("text=Replace worker (1,2)")
+    page.click("text=Worker (1,2) ideal")
     expect(page.locator("#whatif-workers")).to_have_value("1,2")
     expect(page.locator("#whatif-stages")).to_have_value("")
     expect(page.locator("#whatif-select")).to_have_value("worker=1,2")
@@ -160,7 +160,7 @@ def test_the_controls_follow_what_is_suggested_and_typed(visit: Visit) -> None:
 
 def test_kept_scenarios_survive_in_another_browser_and_can_be_removed(visit: Visit) -> None:
     page = visit(address())
-    for suggestion in ("Replace worker (1,2)", "Communication twice as fast", "Only the last stage slow"):
+    for suggestion in ("Worker (1,2) ideal", "Communication twice as fast", "Only the last stage slow"):
         page.click(f"text={suggestion}")
         page.locator(".scenarios tr.current").wait_for()
         page.click("text=Keep beside others")
@@ -297,7 +297,7 @@ def test_a_click_while_something_is_replayed_is_not_lost(visit: Visit, monkeypat
     _answer_clicks_last(page)
     page.click("text=Keep beside others")
     expect(page.locator(".scenarios button")).to_have_count(2)
-    page.click("text=Replace worker (1,2)")
+    page.click("text=Worker (1,2) ideal")
     page.click("text=Only the last stage slow")
     says(page, "With stage=3 alone as recorded")
     page.click("[aria-label='Remove scenario 1']")

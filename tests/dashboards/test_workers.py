@@ -51,8 +51,8 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(
         f"{worst['slowdown_approx']:.3f}",
     ]
     text = page.inner_text("#page")
-    assert f"One worker is slow: (1,2) on host-0001, S_w = {worst['slowdown']:.3f}" in text
-    assert "Drain host-0001 first: its worker (1,2)" in text
+    assert f"S_w stands out on one worker: (1,2) on host-0001, {worst['slowdown']:.3f}" in text
+    assert "Diagnosis: Worker computes slower than its peers, worker (1,2)" in text
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 

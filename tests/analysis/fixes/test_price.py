@@ -14,6 +14,7 @@ from tracekit.analysis.attribution import attribute
 from tracekit.analysis.causes import causes_of, find_causes
 from tracekit.analysis.causes.changes import Draft, step_times_with
 from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.diagnosis import diagnose
 from tracekit.analysis.fixes import FixKind, fixes_of, price_fixes
 from tracekit.analysis.fixes.workers import fewest_that_suffice
@@ -145,13 +146,66 @@ class TestPlans:
         with pytest.raises(SelectionError, match="expected 4 counts"):
             fixes_of(facts, causes, layers=(9, 9, 9))
 
+    @pytest.mark.parametrize("cause", [SlowWorker(dp_rank=1, pp_rank=2, factor=1.8), SlowLastStage(factor=1.5)])
+    def test_a_split_is_named_only_where_somebody_stated_the_layers(self, cause):
+        facts = facts_of(cause)
+        named = causes_of(facts)
+        guessed = fixes_of(facts, named)
+        assert not any("layers_then" in fix.details or "layers" in fix.title for fix in guessed)
+        stated = fixes_of(facts, named, layers=(8, 8, 8, 8))
+        assert any("split the layers" in fix.title.lower() for fix in stated)
+
+    def test_where_layers_are_unknown_a_fix_says_how_much_less_work(self):
+        """A worker of 1.6 in one of four stages: its stage takes (1 / 1.6) / (3 + 1 / 1.6) of the work."""
+        facts = facts_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.6))
+        fix = next(fix for fix in fixes_of(facts, causes_of(facts)) if "work_then" in fix.details)
+        then, now = np.array(fix.details["work_then"]), np.array(fix.details["work_now"])
+        assert then[2] / now[2] == pytest.approx(4 / 1.6 / (3 + 1 / 1.6), rel=0.03)
+        assert then.sum() == pytest.approx(now.sum()), "work is moved, not saved"
+        assert "give stage 2 about 31% less work" in fix.title
+        assert fix.assumes is not None
+        # What whole layers can reach of it.
+        split = next(
+            other for other in fixes_of(facts, causes_of(facts), layers=(16,) * 4) if "layers_then" in other.details
+        )
+        assert fix.new_step_s == pytest.approx(split.new_step_s, rel=0.02)
+
+    def test_every_fix_says_what_its_price_assumes_and_how_sure_its_cause_is(self):
+        facts = facts_of(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
+        causes = {cause.kind: cause for cause in causes_of(facts)}
+        found = fixes_of(facts, list(causes.values()))
+        by_kind = {fix.kind: fix.to_dict() for fix in reversed(found)}
+        assert by_kind[FixKind.REPLACE_WORKERS]["assumes"] == "as fast as its peers"
+        assert by_kind[FixKind.PLANNED_GC]["assumes"] == "pauses as long as now"
+        assert by_kind[FixKind.COMPRESS_DP]["assumes"] == "transfer time follows bytes"
+        assert by_kind[FixKind.COMPRESS_DP]["cause"] is by_kind[FixKind.COMPRESS_DP]["confidence"] is None
+        for fix in found:
+            if fix.cause is not None:
+                assert fix.confidence == causes[fix.cause].confidence
+        combined = by_kind[FixKind.COMBINATION]
+        assert combined["confidence"] == min(cause.confidence for cause in causes.values())
+        assert "as fast as its peers" in combined["assumes"]
+
+    def test_fixes_for_a_cause_come_before_what_any_job_could_try(self):
+        found = [fix for fix in fixes_of(*self._slow()) if fix.kind is not FixKind.COMBINATION]
+        general = [fix.cause is None for fix in found]
+        assert general == sorted(general)
+        assert any(general)
+        assert not all(general)
+
+    def _slow(self):
+        facts = facts_of(SlowWorker(factor=1.2), costs=BaseCosts(all_gather_s=0.3, reduce_scatter_s=0.3))
+        return facts, causes_of(facts)
+
     def test_work_moves_off_a_worker_that_stays_slow(self):
         facts = facts_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
         shifts = [fix for fix in fixes_of(facts, causes_of(facts)) if fix.kind is FixKind.SHIFT_WORK]
         replaced = fixes(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))[FixKind.REPLACE_WORKERS]
         assert len(shifts) == 2
         assert all(0 < fix.saved_s < replaced.saved_s for fix in shifts)
-        layers = next(fix for fix in shifts if "layers_then" in fix.details)
+        assert {fix.cause for fix in shifts} == {CauseKind.BAD_WORKER}
+        known = fixes_of(facts, causes_of(facts), layers=(8, 8, 8, 8))
+        layers = next(fix for fix in known if "layers_then" in fix.details)
         assert layers.details["layers_then"][2] < 8
 
     def test_balanced_sequences_come_near_the_bound_of_equal_microbatches(self):

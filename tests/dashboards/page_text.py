@@ -1,0 +1,70 @@
+"""What a page says, without a browser: its paragraphs, cells and badges as the server sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dash
+from dash.development.base_component import Component
+
+from tracekit.dashboards.app import make_app
+from tracekit.dashboards.context import EXTENSION, Service
+
+#: Text of a page is cut where one of these begins.
+BLOCKS = {"P", "Div", "Li", "Tr", "Td", "Th", "H1", "H2", "H3", "Button", "Summary", "Paper", "Link", "A"}
+
+
+class Pages:
+    """The pages of one store."""
+
+    def __init__(self, store: Path) -> None:
+        self._server = make_app(store).server
+        self.service: Service = self._server.extensions[EXTENSION]
+
+    def page(self, path: str, **state: str) -> Component:
+        """The page at an address, as components."""
+        (layout,) = (page["layout"] for page in dash.page_registry.values() if page["path"] == path)
+        with self._server.test_request_context(path):
+            built: Component = layout(**state)
+        return built
+
+    def lines(self, path: str, **state: str) -> list[str]:
+        """What the page says, block by block."""
+        return lines(self.page(path, **state))
+
+    def text(self, path: str, **state: str) -> str:
+        """All of it."""
+        return "\n".join(self.lines(path, **state))
+
+
+def lines(component: Any) -> list[str]:
+    """The text of a component, a line for each block."""
+    text = "".join(_parts(component))
+    return [" ".join(line.split()) for line in text.split("\n") if line.strip()]
+
+
+def found(component: Any, kind: str, style: str = "") -> Iterator[Component]:
+    """The components of a kind, such as `Span`, with that word among their classes."""
+    if isinstance(component, Component):
+        classes = str(getattr(component, "className", "")).split()
+        if type(component).__name__ == kind and (not style or style in classes):
+            yield component
+        yield from found(getattr(component, "children", None), kind, style)
+    elif isinstance(component, list | tuple):
+        for child in component:
+            yield from found(child, kind, style)
+
+
+def _parts(component: Any) -> Iterator[str]:
+    if isinstance(component, Component):
+        edge = "\n" if type(component).__name__ in BLOCKS else " " if type(component).__name__ == "Span" else ""
+        yield edge
+        yield from _parts(getattr(component, "children", None))
+        yield edge
+    elif isinstance(component, list | tuple):
+        for child in component:
+            yield from _parts(child)
+    elif component is not None:
+        yield str(component)

@@ -1,0 +1,165 @@
+"""Advice and good or bad news come from the diagnosis alone, with its confidence, on every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboards.page_text import Pages, found, lines
+from tracekit.dashboards.sentences import Tone, advice_words, diagnosis_words, headline, host_words
+from tracekit.job import Job
+from tracekit.model import Layout
+from tracekit.store import Incoming, Store
+from tracekit.synth import BaseCosts, Cause, LateDataLoading, SlowHost, SlowLastStage, SlowWorker, SynthSpec, synthesize
+
+#: Hosts of eight workers; what is slow sits on the second one.
+SPEC = {"layout": Layout(dp=16, pp=2), "steps": 6, "microbatches": 4, "seed": 3}
+CAUSES: dict[str, tuple[Cause, ...]] = {
+    "healthy": (),
+    "worker": (SlowWorker(dp_rank=9, pp_rank=0, factor=1.6),),
+    "host": (SlowHost(host=1, factor=1.6),),
+    "late": (LateDataLoading(delay_s=0.3),),
+    "small-late": (LateDataLoading(delay_s=0.016),),
+    "stage": (SlowLastStage(factor=1.6),),
+    "untrusted": (SlowWorker(dp_rank=9, pp_rank=0, factor=1.6),),
+}
+#: Pages of a job without a list of fixes; the timeline shows ops only.
+PAGES = ("/workers", "/attribution", "/time", "/whatif", "/compare")
+#: Words by which a sentence tells people to do something.
+ADVISES = re.compile(
+    r"\b(drain|replace|repair|prefetch|balance|look at|split|uneven work|broken machine)\b", re.IGNORECASE
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = Store(tmp_path_factory.mktemp("advice") / "jobs.duckdb")
+    incoming = []
+    for name, causes in CAUSES.items():
+        costs = BaseCosts(launch_delay_s=0.006) if name == "untrusted" else BaseCosts()
+        trace = synthesize(SynthSpec(**SPEC, causes=causes, costs=costs, name=name))
+        incoming.append(Incoming(trace, name, "x", Job(trace).findings()))
+    store.add(incoming)
+    return store.path
+
+
+@pytest.fixture(scope="module")
+def pages(store: Path) -> Pages:
+    return Pages(store)
+
+
+@pytest.fixture(scope="module")
+def reports(pages: Pages) -> dict[str, dict[str, Any]]:
+    service = pages.service
+    return {name: service.results.stored(name).report for name in CAUSES}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_no_sentence_advises_without_its_confidence(pages: Pages, name: str) -> None:
+    for path in PAGES:
+        for line in pages.lines(path, job=name):
+            if ADVISES.search(line):
+                assert "% sure" in line or line.startswith(("No host to drain", "No advice")), f"{path}: {line}"
+
+
+@pytest.mark.parametrize("name", ["healthy", "untrusted"])
+def test_where_the_diagnosis_names_nobody_nothing_is_advised(
+    pages: Pages, reports: dict[str, dict[str, Any]], name: str
+) -> None:
+    text = "\n".join(line for path in PAGES for line in pages.lines(path, job=name))
+    assert not ADVISES.search(re.sub(r"No host to drain", "", text))
+    assert "% sure" not in text
+    why = {"healthy": "No advice: no cause is named.", "untrusted": "No advice: the figures are not to be trusted."}
+    assert advice_words(reports[name]) == [why[name]]
+    job = pages.text("/job", job=name)
+    assert why[name] in job
+    assert "Usual remedy" not in job
+    if name == "untrusted":
+        assert reports[name]["trust"]["reasons"][0] in job
+        assert diagnosis_words(reports[name]).startswith("Not trustworthy: launch delays add")
+        assert diagnosis_words(reports[name]) in text
+
+
+def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
+    pages: Pages, reports: dict[str, dict[str, Any]]
+) -> None:
+    (advice,) = advice_words(reports["worker"])
+    assert re.match(
+        r"Replace worker \(9,0\) \(99% sure; saves .* of every .* step; assumes as fast as its peers\)", advice
+    )
+    text = pages.text("/workers", job="worker")
+    assert advice in text
+    assert (
+        "No host to drain: the diagnosis names worker (9,0) (99% sure) on host-0001; the other 7 workers of it are not"
+        " named." in text
+    )
+
+
+def test_a_host_is_drained_where_the_diagnosis_says_so(pages: Pages, reports: dict[str, dict[str, Any]]) -> None:
+    assert [cause["kind"] for cause in reports["host"]["causes"]] == ["slow-host"]
+    text = pages.text("/workers", job="host")
+    confidence = reports["host"]["causes"][0]["confidence"]
+    assert f"Drain host-0001 ({min(confidence, 0.99):.0%} sure)." in text
+
+
+def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(
+    pages: Pages, reports: dict[str, dict[str, Any]]
+) -> None:
+    """Every worker of the heavy stage has a large S_w, and none of them is to blame."""
+    report = reports["stage"]
+    assert report["by_worker"][0]["slowdown"] > 1.1
+    found_map = pages.service.results.worker_map("stage")
+    assert host_words(report, found_map) == "No host to drain: the diagnosis names no host and no worker."
+
+
+@pytest.mark.parametrize(
+    ("name", "tone", "badge"),
+    [
+        ("healthy", Tone.GOOD, "no straggler"),
+        ("worker", Tone.BAD, "straggling"),
+        ("late", Tone.BAD, "late data loading"),
+        ("small-late", Tone.BAD, "late data loading"),
+        ("untrusted", Tone.UNSURE, "no verdict"),
+    ],
+)
+def test_green_means_that_no_cause_costs_time(
+    pages: Pages, reports: dict[str, dict[str, Any]], name: str, tone: Tone, badge: str
+) -> None:
+    verdict = headline(reports[name])
+    assert (verdict.tone, verdict.badge) == (tone, f"{badge}, S = {reports[name]['slowdown']:.3f}")
+    first, trust = found(pages.page("/workers", job=name), "Span", "badge")
+    assert lines(first) == [verdict.badge]
+    classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}
+    assert classes[tone] in first.className.split()
+    assert ("fine" in trust.className.split()) == reports[name]["trust"]["trustworthy"]
+
+
+@pytest.mark.parametrize("name", ["late", "small-late"])
+def test_time_lost_without_a_straggler_is_in_the_headline_with_its_size(
+    reports: dict[str, dict[str, Any]], name: str
+) -> None:
+    report = reports[name]
+    assert not report["straggling"]
+    cause = report["causes"][0]
+    said = headline(report).sentence
+    assert "waits for its data" in said
+    assert f"{cause['saved_s'] * 1e3:.1f} ms a step" in said
+    assert advice_words(report)[0].startswith("Prefetch data")
+
+
+def test_the_fleet_colours_no_slowdown_that_is_not_to_be_trusted(pages: Pages) -> None:
+    (grid,) = found(pages.page("/"), "AgGrid")
+    rules = {column["field"]: column.get("cellClassRules") for column in grid.columnDefs}
+    assert rules["slowdown"] == {"slow": "params.value >= 1.1 && params.data.trust === 'yes'"}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_pages_that_interpret_a_job_begin_with_its_diagnosis(
+    pages: Pages, reports: dict[str, dict[str, Any]], name: str
+) -> None:
+    for path in ("/workers", "/attribution", "/time"):
+        (said, *_) = found(pages.page(path, job=name), "P", "verdict")
+        assert lines(said) == [diagnosis_words(reports[name])], path

@@ -1,0 +1,151 @@
+"""One question has one number in the JSON, the terminal, the pages and the metrics; two questions have two names."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.dashboards.page_text import Pages, found
+from tests.handmade import run, slow_trace
+from tracekit.dashboards.asked import Asked
+from tracekit.dashboards.metrics import exposition
+from tracekit.dashboards.queries import Results
+from tracekit.job import Job
+from tracekit.store import Incoming, Store
+from tracekit.text import seconds
+
+JOB = "slow-worker"
+QUESTION = "worker=1,2"
+PAGES = ("/", "/job", "/workers", "/attribution", "/time", "/whatif", "/compare")
+
+
+def metrics(store: Path, job: str) -> dict[str, float]:
+    families = text_string_to_metric_families(exposition(Results(store).jobs).decode())
+    samples = (sample for family in families for sample in family.samples)
+    return {sample.name: sample.value for sample in samples if sample.labels.get("training_job") == job}
+
+
+def fleet_row(pages: Pages, job: str) -> dict[str, Any]:
+    (grid,) = found(pages.page("/"), "AgGrid")
+    (row,) = [row for row in grid.rowData if row["name"] == job]
+    return dict(row)
+
+
+@pytest.fixture(scope="module")
+def pages(sample_store: Path) -> Pages:
+    return Pages(sample_store)
+
+
+@pytest.fixture(scope="module")
+def report(sample_store: Path) -> dict[str, Any]:
+    ran = run("whatif", "--store", sample_store, "--job", JOB, "--json", "--fix", QUESTION)
+    return dict(json.loads(ran.out))
+
+
+@pytest.fixture(scope="module")
+def terminal(sample_store: Path) -> str:
+    """The report as a person sees it, wide enough that no row breaks."""
+    return run("whatif", "--store", sample_store, "--job", JOB, "--fix", QUESTION, env={"COLUMNS": "220"}).out
+
+
+@pytest.fixture(scope="module")
+def shown(pages: Pages) -> dict[str, list[str]]:
+    """The lines of each page; the what-if page answers the question."""
+    stored = pages.service.results.stored(JOB)
+    pages.service.replays.ask(stored, Asked(QUESTION), wait_s=300)
+    states = {"/whatif": {"select": QUESTION}, "/compare": {"with": "healthy"}}
+    return {path: pages.lines(path, **({} if path == "/" else {"job": JOB}), **states.get(path, {})) for path in PAGES}
+
+
+def test_the_slowdown(pages: Pages, sample_store: Path, report: dict[str, Any], terminal: str, shown: Any) -> None:
+    slowdown = report["slowdown"]
+    assert metrics(sample_store, JOB)["tracekit_job_slowdown_ratio"] == pytest.approx(slowdown, rel=1e-12)
+    assert fleet_row(pages, JOB)["slowdown"] == pytest.approx(slowdown, rel=1e-12)
+    for path in PAGES[1:]:
+        assert f"straggling, S = {slowdown:.3f} trustworthy" in shown[path], path
+    assert re.search(rf"S = {slowdown:.2f}\d?:", terminal)
+    compared = next(at for at, line in enumerate(shown["/compare"]) if line == "S")
+    assert f"{slowdown:.3f}" in shown["/compare"][compared + 1 : compared + 3]
+
+
+def test_what_is_lost(pages: Pages, sample_store: Path, report: dict[str, Any], terminal: str, shown: Any) -> None:
+    lost, waste = report["wasted_gpu_hours_per_day"], report["waste"]
+    figures, row = metrics(sample_store, JOB), fleet_row(pages, JOB)
+    assert figures["tracekit_job_lost_gpus"] * 24 == pytest.approx(lost, rel=1e-12)
+    assert row["lost"] == pytest.approx(lost, rel=1e-12)
+    assert figures["tracekit_job_waste_ratio"] == row["waste"] == pytest.approx(waste, rel=1e-12)
+    assert f"{lost:,.0f} a day at this rate" in terminal
+    assert f"{waste:.1%} of the GPU time: {lost:,.0f} GPU-hours a day" in "\n".join(shown["/job"])
+    assert f"{lost:,.1f}" in shown["/compare"]
+    assert f"{waste:.1%}" in shown["/compare"]
+    assert report["assumptions"] == ["GPU-hours a day: 16 GPUs running all day as in the 12 traced steps"]
+    for text in (terminal, "\n".join(shown["/job"])):
+        assert report["assumptions"][0] in text
+
+
+def test_what_the_best_fix_saves(report: dict[str, Any], terminal: str, shown: Any) -> None:
+    fix, cause = report["fixes"][0], report["causes"][0]
+    assert fix["saved_s"] == pytest.approx(cause["saved_s"], rel=1e-12)
+    saved, then = seconds(fix["saved_s"]), seconds(fix["new_step_s"])
+    assert fix["new_step_s"] == pytest.approx(report["step_time_s"]["recorded"] - fix["saved_s"])
+    row = next(line for line in terminal.splitlines() if line.startswith(f" {fix['title']} (assumes"))
+    hours = f"{fix['saved_gpu_hours_per_day']:,.1f}"
+    assert row.split("  ")[0].strip() == f"{fix['title']} (assumes {fix['assumes']})"
+    assert re.sub(r" {2,}", "|", row).strip().endswith(f"|99%|{then}|{saved} ± {seconds(fix['error_s'])}|{hours}")
+    job = shown["/job"]
+    at = job.index(f"assumes {fix['assumes']}")
+    assert job[at - 1] == fix["title"]
+    assert job[at + 1 : at + 6] == [fix["where_text"], "99%", then, f"{saved} ± {seconds(fix['error_s'])}", hours]
+    for path in ("/job", "/workers", "/attribution", "/time"):
+        assert any(f"costs {saved} a step" in line for line in shown[path]), path
+
+
+def test_what_an_ideal_worker_saves(report: dict[str, Any], terminal: str, shown: Any) -> None:
+    (asked,) = report["questions"]
+    saved, then = seconds(asked["saved_s"]), seconds(asked["step_time_s"])
+    assert re.search(rf"fix {QUESTION} +{then} +{saved} ", terminal)
+    sentence = f"With {QUESTION} ideal, a step without launch delays takes {then} instead of"
+    assert any(line.startswith(sentence) for line in shown["/whatif"])
+    assert saved in shown["/whatif"]
+
+
+def test_an_ideal_worker_and_one_like_its_peers_go_by_different_names(
+    report: dict[str, Any], terminal: str, shown: Any
+) -> None:
+    """Two questions, two numbers: neither stands on a line with the name of the other."""
+    ideal, like_peers = seconds(report["questions"][0]["saved_s"]), seconds(report["fixes"][0]["saved_s"])
+    assert ideal != like_peers
+    everything = [*terminal.splitlines(), *(line for lines in shown.values() for line in lines)]
+    of_ideal = [line for line in everything if ideal in line]
+    of_peers = [line for line in everything if like_peers in line]
+    assert len(of_ideal) >= 3
+    assert len(of_peers) >= 5
+    assert not any(re.search(r"replace|peers", line, re.IGNORECASE) for line in of_ideal)
+    assert not any(re.search(r"\bideal\b", line, re.IGNORECASE) for line in of_peers)
+    assert "A fix answers another question: as fast as its peers, with launch delays." in " ".join(terminal.split())
+    assert any("answers another question: as fast as its peers" in line for line in shown["/whatif"])
+    # Whoever clicks on what the page suggests asks for the ideal, so no suggestion bears the name of a fix.
+    assert not any(re.match(r"(Replace|Repair|Drain|Balance)\b", line) for line in shown["/whatif"])
+
+
+def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> None:
+    trace = slow_trace((0,))
+    found_out = Job(trace).whatif()
+    faster = replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
+    odd = replace(found_out, attribution=faster)
+    store = Store(tmp_path / "jobs.duckdb")
+    store.add([Incoming(trace, "odd", "x", odd.findings())])
+    pages = Pages(store.path)
+    assert odd.to_dict()["wasted_gpu_hours_per_day"] == 0
+    row, figures = fleet_row(pages, "odd"), metrics(store.path, "odd")
+    assert row["lost"] == figures["tracekit_job_lost_gpus"] == 0
+    assert row["waste"] == figures["tracekit_job_waste_ratio"] == pytest.approx(odd.to_dict()["waste"])
+    text = pages.text("/job", job="odd")
+    assert "S = 0.800 is a contradiction" in text
+    assert "no straggler" not in text.lower()
