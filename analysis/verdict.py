@@ -16,7 +16,7 @@ from tracekit.analysis.causes.changes import step_times_with
 from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.scenario import Action, Base, Edit, Scenario, communication
-from tracekit.text import seconds
+from tracekit.text import cost, seconds
 
 #: A loss of less than this share of the step is no headline.
 SMALLEST_HEADLINE_SHARE = 0.05
@@ -179,7 +179,10 @@ def _headline(facts: Facts, losses: Sequence[Loss]) -> tuple[LossKind, float, st
             exposed_s,
             f"{seconds(exposed_s)} of every {seconds(found.recorded_s)} step are communication that no compute hides",
         )
-    small = f"; the largest loss is {seconds(losses[0].lost_s)} a step" if losses else ""
+    small = ""
+    if losses and losses[0].causes:
+        first = losses[0].causes[0]
+        small = f"; the largest loss is small: {first.title}{_place(first)}: {cost(first.saved_s, first.alone_s)}"
     return LossKind.BALANCED, 0.0, f"no straggler, S = {found.slowdown:.3f} is below {STRAGGLING_SLOWDOWN}{small}"
 
 
@@ -191,10 +194,14 @@ def _loss_sentence(facts: Facts, losses: Sequence[Loss]) -> str:
     if not loss.causes:
         return f"S = {found.slowdown:.2f}: stragglers cost {size}, for a reason tracekit does not know"
     first = loss.causes[0]
-    place = f" ({first.where})" if str(first.where) != "whole job" else ""
     more = f", and {len(loss.causes) - 1} more" if len(loss.causes) > 1 else ""
-    said = f"{first.title}{place}{more}: {size}"
+    said = f"{first.title}{_place(first)}{more}: {size}"
     return f"S = {found.slowdown:.2f}. {said}" if loss.kind is LossKind.STRAGGLER else said
+
+
+def _place(cause: Cause) -> str:
+    """Where a cause is, in brackets; nothing where that is the whole job."""
+    return f" ({cause.where})" if str(cause.where) != "whole job" else ""
 
 
 def _exposed_communication_s(facts: Facts) -> float:

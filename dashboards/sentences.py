@@ -17,6 +17,7 @@ from typing import Any
 from tracekit.analysis.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.verdict import LossKind
 from tracekit.dashboards.worker_map import WorkerMap
 from tracekit.model import COMMUNICATION, OpKind, ReportedKind, Worker
 from tracekit.text import cost, seconds, short
@@ -32,8 +33,6 @@ SAME_MICROBATCHES = 0.9
 NO_CAUSE = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 #: Causes of launch delays: they are what makes a replay fall short of the recording, and are priced with it.
 OF_LAUNCH_DELAYS = (CauseKind.LATE_DATA, CauseKind.HOST_BOUND)
-#: A job slower than its own recording once everything is ideal: the ideal is no goal then.
-LEAST_BELIEVABLE = 0.98
 
 Report = Mapping[str, Any]
 
@@ -56,32 +55,26 @@ class Headline:
 
 
 def headline(report: Report) -> Headline:
-    """The verdict on a job. Every page takes it from here."""
-    times, figure = report["step_time_s"], f"S = {report['slowdown']:.3f}"
-    trusted, named = report["trust"]["trustworthy"], named_causes(report)
-    if not trusted and not _promised(report):
-        return Headline(f"no verdict, {figure}", f"No verdict: {figure} is not to be trusted.", Tone.UNSURE)
-    if report["straggling"] and trusted:
-        why = f" {_cause_words(named[0])}." if named else " No known cause fits."
-        sentence = (
-            f"Stragglers cost {seconds(times['original'] - times['ideal'])} of every {seconds(times['original'])} step"
-            f" (without launch delays), {report['waste']:.1%} of the GPU time:"
-            f" {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day.{why}"
-        )
-        return Headline(f"straggling, {figure}", sentence, Tone.BAD)
-    costly = [cause for cause in named if _costs(cause)]
-    if costly:
-        lost = f"{_cause_words(costly[0])}; a recorded step takes {seconds(times['recorded'])}."
-        plain = trusted and report["slowdown"] >= LEAST_BELIEVABLE
-        before = f"No straggler ({figure}), yet time is lost. " if plain else "Time is lost. "
-        after = "" if plain else f" {figure} is not to be trusted." if not trusted else f" {_contradiction(figure)}"
-        return Headline(f"{costly[0]['kind'].replace('-', ' ')}, {figure}", before + lost + after, Tone.BAD)
-    if report["slowdown"] < LEAST_BELIEVABLE:
-        return Headline(f"no verdict, {figure}", f"No verdict. {_contradiction(figure)}", Tone.UNSURE)
-    if named:
-        sentence = f"No straggler found ({figure}), in a trace that may mislead: {_cause_words(named[0])}."
-        return Headline(f"no straggler, {figure}", sentence, Tone.UNSURE)
-    return Headline(f"no straggler, {figure}", f"No straggler: {figure}, below {STRAGGLING_SLOWDOWN:g}.", Tone.GOOD)
+    """The verdict of the diagnosis. Every page takes it from here."""
+    verdict, figure = report["verdict"], f"S = {report['slowdown']:.3f}"
+    trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
+    badge, said = f"{str(kind).replace('-', ' ')}, {figure}", _sentence(verdict["sentence"])
+    if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
+        reason = "" if kind is LossKind.CONTRADICTION else f" {figure} is not to be trusted."
+        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
+    if kind is LossKind.BALANCED:
+        misleading = [cause for cause in named_causes(report) if not _costs(cause)]
+        if misleading:
+            return Headline(badge, f"{said} The trace may mislead: {_cause_words(misleading[0])}.", Tone.UNSURE)
+        return Headline(badge, said, Tone.BAD if verdict["losses"] else Tone.GOOD)
+    lost = f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+    unsure = "" if trusted else f" {figure} is not to be trusted."
+    return Headline(badge, said + lost + unsure, Tone.BAD)
+
+
+def _sentence(text: str) -> str:
+    """`text` with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def named_causes(report: Report) -> list[Mapping[str, Any]]:
@@ -181,10 +174,6 @@ def _cause_words(cause: Mapping[str, Any]) -> str:
     place = "" if cause["where_text"] == "whole job" else f", {short(cause['where_text'])}"
     costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if _costs(cause) else ""
     return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
-
-
-def _contradiction(figure: str) -> str:
-    return f"{figure} is a contradiction: the ideal job would be slower than this one."
 
 
 def _distrust(report: Report) -> str:

@@ -212,9 +212,9 @@ def _who(report: Report) -> str:
     more = len(found.slowest_workers) - 3
     plural = "s" if len(found.slowest_workers) > 1 else ""
     named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
-    shares = [(found.m_w.removal, f"fixing {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)")]
+    shares = [(found.m_w.removal, f"idealising {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)")]
     if found.stages > 1:
-        shares.append((found.m_s.removal, f"fixing the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
+        shares.append((found.m_s.removal, f"idealising the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
     shares.sort(reverse=True)
     line = ", ".join(text for _, text in shares)
     return line if shares[0][0] >= _CULPRIT_SHARE else f"nobody in particular: {line}"

@@ -118,10 +118,10 @@ def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(
 @pytest.mark.parametrize(
     ("name", "tone", "badge"),
     [
-        ("healthy", Tone.GOOD, "no straggler"),
-        ("worker", Tone.BAD, "straggling"),
-        ("late", Tone.BAD, "late data loading"),
-        ("small-late", Tone.BAD, "late data loading"),
+        ("healthy", Tone.GOOD, "balanced"),
+        ("worker", Tone.BAD, "straggler"),
+        ("late", Tone.BAD, "input bound"),
+        ("small-late", Tone.BAD, "balanced"),
         ("untrusted", Tone.UNSURE, "no verdict"),
     ],
 )
@@ -146,7 +146,7 @@ def test_time_lost_without_a_straggler_is_in_the_headline_with_its_size(
     cause = report["causes"][0]
     said = headline(report).sentence
     assert "waits for its data" in said
-    assert f"{cause['saved_s'] * 1e3:.1f} ms a step" in said
+    assert f"{cause['saved_s'] * 1e3:.1f} ms" in said
     assert advice_words(report)[0].startswith("Prefetch data")
 
 

@@ -68,7 +68,7 @@ def test_the_slowdown(pages: Pages, sample_store: Path, report: dict[str, Any], 
     assert metrics(sample_store, JOB)["tracekit_job_slowdown_ratio"] == pytest.approx(slowdown, rel=1e-12)
     assert fleet_row(pages, JOB)["slowdown"] == pytest.approx(slowdown, rel=1e-12)
     for path in PAGES[1:]:
-        assert f"straggling, S = {slowdown:.3f} trustworthy" in shown[path], path
+        assert f"straggler, S = {slowdown:.3f} trustworthy" in shown[path], path
     assert re.search(rf"S = {slowdown:.2f}\d?:", terminal)
     compared = next(at for at, line in enumerate(shown["/compare"]) if line == "S")
     assert f"{slowdown:.3f}" in shown["/compare"][compared + 1 : compared + 3]

@@ -1,0 +1,90 @@
+"""The headline names the kind of loss that costs most, whoever shares it, and never contradicts the figures below."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
+from tracekit.analysis.attribution import attribute
+from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.verdict import LossKind, Verdict
+from tracekit.job import Job
+from tracekit.report import Report
+from tracekit.trace import Trace
+
+
+def report_of(trace: Trace) -> Report:
+    return Job(trace).whatif()
+
+
+def verdict_of(trace: Trace) -> Verdict:
+    return report_of(trace).diagnosis.verdict
+
+
+def test_one_process_that_waits_for_data_loses_that_time():
+    """26 of 30 ms: the fix saves what the headline says is lost."""
+    program = [("data-load", 0.026), ("forward-compute", 0.001), ("backward-compute", 0.003)]
+    report = report_of(of_steps([[program]] * 8))
+    verdict = report.diagnosis.verdict
+    assert report.slowdown == pytest.approx(1.0)
+    assert verdict.kind is LossKind.INPUT
+    assert verdict.lost_s == pytest.approx(0.026)
+    assert verdict.share == pytest.approx(26 / 30)
+    assert verdict.lost_gpu_hours == pytest.approx(0.026 * 8 / 3600)
+    (fix,) = [fix for fix in report.diagnosis.fixes if fix.cause == "late-data-loading"]
+    assert fix.saved_s == pytest.approx(verdict.lost_s)
+    assert fix.saved_gpu_hours_per_day == pytest.approx(verdict.lost_gpu_hours_per_day)
+
+
+def test_all_ranks_that_wait_for_data_are_input_bound():
+    assert verdict_of(data_parallel_job([[("data-load", 0.4), FORWARD, BACKWARD]] * 4)).kind is LossKind.INPUT
+
+
+def test_host_work_on_all_ranks_is_host_bound():
+    verdict = verdict_of(data_parallel_job([[FORWARD, ("host-delay", 0.3), BACKWARD]] * 4))
+    assert verdict.kind is LossKind.HOST
+    assert verdict.headline_s == pytest.approx(0.3)
+
+
+def test_communication_that_nothing_hides_is_communication_bound():
+    """0.4 s of reduction behind 0.3 s of compute."""
+    verdict = verdict_of(data_parallel_job([[FORWARD, BACKWARD]] * 4, transfer_s=0.4))
+    assert verdict.kind is LossKind.COMMUNICATION
+    assert verdict.headline_s == pytest.approx(0.4)
+
+
+def test_a_slow_worker_is_a_straggler_and_its_loss_is_that_of_s():
+    slow = [("forward-compute", 0.2), ("backward-compute", 0.4)]
+    report = report_of(data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8))
+    verdict = report.diagnosis.verdict
+    assert verdict.kind is LossKind.STRAGGLER
+    assert verdict.lost_s == pytest.approx(report.attribution.original_s - report.attribution.ideal_s)
+    assert verdict.share == pytest.approx(report.attribution.waste)
+    assert verdict.confidence == report.diagnosis.causes[0].confidence
+    assert "worker (3,0)" in verdict.sentence
+
+
+def test_a_balanced_job_loses_nothing():
+    verdict = verdict_of(data_parallel_job([[FORWARD, BACKWARD]] * 4))
+    assert (verdict.kind, verdict.lost_s, verdict.losses) == (LossKind.BALANCED, 0.0, ())
+
+
+def test_s_below_one_is_a_contradiction_and_not_trusted():
+    trace = data_parallel_job([[FORWARD, BACKWARD]] * 2)
+    found = attribute(JobReplay.from_trace(trace))
+    contradictory = replace(found, original=np.asarray(found.original * 0.9), recorded=np.asarray(found.recorded * 0.9))
+    assert not contradictory.trust.trustworthy
+    assert any(reason.startswith("S is 0.90") for reason in contradictory.trust.reasons)
+
+
+def test_the_largest_of_several_losses_is_the_headline():
+    """0.3 s of waiting for data on all ranks, 0.1 s of a slow worker."""
+    load, slow = ("data-load", 0.3), [("forward-compute", 0.15), ("backward-compute", 0.25)]
+    programs = [[load, FORWARD, BACKWARD]] * 3 + [[load, *slow]]
+    verdict = verdict_of(data_parallel_job(programs, steps=8))
+    assert [loss.kind for loss in verdict.losses] == [LossKind.INPUT, LossKind.STRAGGLER]
+    assert verdict.kind is LossKind.INPUT
+    assert verdict.lost_s == pytest.approx(0.4)
