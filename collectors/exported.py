@@ -18,8 +18,9 @@ from typing import Any
 import polars as pl
 
 from tracekit.chrome import END, MARK, RECORDED, SEPARATOR, VERSION
+from tracekit.collectors.formats import refuse_unit
 from tracekit.errors import FormatError, LayoutError
-from tracekit.model import Layout
+from tracekit.model import Layout, Unit
 from tracekit.trace import Trace
 
 _GZIP = b"\x1f\x8b"
@@ -63,10 +64,11 @@ class ExportedImporter:
         """JSON, packed or not, with tracekit's mark in its head."""
         return f'"{MARK}"'.encode() in _head(path)
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace of the steps that were exported. Raises FormatError where the file is damaged or another's."""
         if layout is not None:
             raise FormatError(f"{path}: a timeline of `tracekit export` carries its layout; leave out --layout")
+        refuse_unit(path, unit, "a timeline of `tracekit export`")
         text = _text(path)
         header = _header(text, path)
         return Trace.from_frame(

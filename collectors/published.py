@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import FormatError, LayoutError
-from tracekit.model import LARGEST_SIZE, Layout, is_size
+from tracekit.model import LARGEST_SIZE, Layout, Unit, is_size
 from tracekit.trace import Trace, read_columns
 
 #: Published column -> canonical column.
@@ -45,8 +45,13 @@ SIZES = {
 REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
 
 
-def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[str]) -> Trace:
-    """Read a published trace. Raises FormatError, TraceError or LayoutError, each naming the file at fault."""
+def read_published(
+    path: str | os.PathLike[str], layout_path: str | os.PathLike[str], *, unit: Unit | None = None
+) -> Trace:
+    """Read a published trace; `unit`: of its times, by default seconds.
+
+    Raises FormatError, TraceError or LayoutError, each naming the file at fault.
+    """
     header = read_layout_file(layout_path)
     layout = _layout(header, str(layout_path))
     published = read_columns(path)
@@ -66,6 +71,7 @@ def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[
         metadata={"format": "published", "run_id": _scalar(header.get("run_id"))},
         source=str(path),
         columns={name: column for column, name in COLUMNS.items()},
+        unit=unit,
     )
 
 

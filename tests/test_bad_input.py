@@ -239,7 +239,7 @@ LOADED = (
     Row("step beyond int32", canonical(first_row("step", 2**31)), ("column 'step', row 3: 2147483648", "fits Int32")),
     Row("seq with a gap", canonical(first_row("seq", 2**31 - 1)), ("row 3: 2147483647", "seq to run from 0")),
     Row("negative microbatch", canonical(first_row("microbatch", -1)), ("'microbatch', row 3: -1", "null where")),
-    Row("start as clock time", canonical(changed(start=pl.col("start") + 1.7e9)), ("'start', row", "of the step")),
+    Row("start as no time at all", canonical(changed(start=pl.col("start") + 5e8)), ("'start', row", "of the step")),
     Row("duration without bound", canonical(first_row("duration", 1e308)), ("'duration', row 3: 1e+308",)),
     Row("infinite start", canonical(first_row("start", float("inf"))), ("'start', row 3: inf", "finite")),
     Row("list column", canonical(changed(start=pl.concat_list("start"))), ("'start' has type List(Float64)",)),

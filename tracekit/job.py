@@ -183,26 +183,36 @@ class Job:
         return [int(step) for step in graph.steps[sorted(slowest)]]
 
 
-def load(path: PathLike, *, layout: PathLike | None = None, importer: str | None = None) -> Job:
+def load(
+    path: PathLike,
+    *,
+    layout: PathLike | None = None,
+    importer: str | None = None,
+    unit: str | None = None,
+) -> Job:
     """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
 
     `layout` also states the sizes of collected segments where the ranks do not tell them.
 
     `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
+    `unit`: of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds that can be meant.
     Raises FormatError, TraceError or LayoutError, each naming file, place and next step.
     """
+    from tracekit.model import unit_of_time
+
+    known = None if unit is None else unit_of_time(unit)
     file = Path(os.fsdecode(path))
     if importer is None and layout is None and file.suffix == ".parquet":  # saves importing every importer
         from tracekit.trace import read_parquet
 
-        return Job(read_parquet(file))
+        return Job(read_parquet(file, unit=known))
     if importer is None and layout is not None and not file.is_dir():
         from tracekit.collectors.published import read_published
 
-        return Job(read_published(file, layout))
+        return Job(read_published(file, layout, unit=known))
     from tracekit.collectors.registry import read_any
 
-    return Job(read_any(file, name=importer, layout=None if layout is None else Path(layout)))
+    return Job(read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=known))
 
 
 def load_from_store(name: str | None = None, *, store: PathLike | None = None) -> Job:

@@ -19,14 +19,20 @@ import numpy as np
 import polars as pl
 
 from tracekit.columns import Source, checked_columns, distinct_steps, step_positions
-from tracekit.errors import FormatError, LayoutError, SelectionError
-from tracekit.model import Layout, Worker
+from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
+from tracekit.magnitudes import check_magnitudes
+from tracekit.model import Layout, Unit, Worker, unit_of_time
 from tracekit.text import encodable
+from tracekit.units import in_seconds
 from tracekit.writing import replacing
 
 SCHEMA_VERSION = 1
 #: Key of tracekit's JSON in the key-value metadata of a Parquet file.
 METADATA_KEY = "tracekit"
+#: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
+UNIT_KEY = "time_unit"
+#: Seconds since 1970 that no clock shows.
+LARGEST_CLOCK_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +77,37 @@ class Trace:
         metadata: Mapping[str, Any] | None = None,
         source: str = "trace",
         columns: Mapping[str, str] | None = None,
+        unit: Unit | str | None = None,
     ) -> Trace:
         """Validate `ops` and freeze it. `source` (a file name, say) opens every error message.
 
         `columns`: what a canonical column is called there, where that is another name; messages use it.
+        `unit`: of `start` and `duration`, by default seconds. Seconds that cannot be meant are an error then; a unit
+        that is stated is believed, and kept in the metadata as `time_unit`. Starts that are times of a clock, such as
+        seconds since 1970, come out relative to the start of their step.
 
         Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
         """
+        origin, kept = Source(source, columns or {}), dict(metadata or {})
+        known = None if unit is None else unit_of_time(unit)
+        timed = in_seconds(ops, known, _finite(step_starts or {}, origin), origin)
+        checked = checked_columns(timed.ops, layout, origin)
+        if known is not None:
+            kept[UNIT_KEY] = str(known)
+        stated = kept.get(UNIT_KEY)
+        check_magnitudes(
+            checked,
+            step_starts or {},
+            origin,
+            stated=Unit(stated) if stated in tuple(Unit) else None,
+            integers=all(timed.ops[name].dtype.is_integer() for name in ("start", "duration")),
+        )
         return cls(
-            ops=checked_columns(ops, layout, Source(source, columns or {})),
+            ops=checked,
             layout=layout,
             name=encodable(name),
-            step_starts=MappingProxyType(dict(step_starts or {})),
-            metadata=MappingProxyType(dict(metadata or {})),
+            step_starts=MappingProxyType(dict(timed.step_starts)),
+            metadata=MappingProxyType(kept),
         )
 
     @property
@@ -143,8 +167,11 @@ class Trace:
             self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
-def read_parquet(path: str | os.PathLike[str]) -> Trace:
-    """Read a canonical Parquet file. Raises FormatError where it is none, TraceError where its content is off."""
+def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:
+    """Read a canonical Parquet file, whose times may be stated to be in another `unit` than seconds.
+
+    Raises FormatError where it is none, TraceError where its content is off.
+    """
     source = str(path)
     header = read_header(path)
     if header is None:
@@ -167,7 +194,13 @@ def read_parquet(path: str | os.PathLike[str]) -> Trace:
     except LayoutError as error:
         raise LayoutError(f"{source}: {error}") from None
     return Trace.from_frame(
-        read_columns(path), layout, name=name, step_starts=step_starts, metadata=metadata, source=source
+        read_columns(path),
+        layout,
+        name=name,
+        step_starts=step_starts,
+        metadata=metadata,
+        source=source,
+        unit=unit,
     )
 
 
@@ -215,6 +248,16 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         raise FormatError(
             f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
         ) from None
+
+
+def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
+    """The same, checked to be times of a clock. Raises TraceError."""
+    for step, start in step_starts.items():
+        if not abs(start) <= LARGEST_CLOCK_S:
+            raise TraceError(
+                f"{source}: the start of step {step} is {start!r:.40}; expected seconds since 1970, such as 1.7e9"
+            )
+    return step_starts
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
