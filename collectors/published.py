@@ -42,6 +42,8 @@ SIZES = {
     "dsp_size": "dsp",
     "world_size": "world_size",
 }
+#: A file with the sizes of a job has some lines.
+LARGEST_LAYOUT_BYTES = 1 << 16
 REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
 
 
@@ -79,8 +81,25 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The YAML mapping of parallel sizes. Raises FormatError where it cannot be read or is no mapping."""
     import yaml
 
+    class _Plain(yaml.SafeLoader):
+        """YAML without aliases: a few lines of them can stand for more data than any memory holds."""
+
+        def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it has an alias, which a layout file does not need")
+            return super().compose_node(parent, index)
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Merge keys need aliases."""
+
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            text = file.read(LARGEST_LAYOUT_BYTES + 1)
+        if len(text) > LARGEST_LAYOUT_BYTES:
+            raise FormatError(
+                f"{path}: larger than {LARGEST_LAYOUT_BYTES} bytes; expected a few lines such as `dp_size: 4`"
+            )
+        content = yaml.load(text.decode("utf-8"), _Plain)  # noqa: S506 - a safe loader
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
     except RecursionError:

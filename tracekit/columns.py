@@ -36,7 +36,7 @@ NULLABLE = frozenset({"microbatch", "chunk"})
 
 
 def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The step numbers that occur, ascending."""
+    """The step numbers (or other numbers from 0) that occur, ascending."""
     first, last = int(step.min()), int(step.max())
     if last - first > 4 * len(step) + 1_000_000:
         return np.unique(step)

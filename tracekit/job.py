@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.errors import GraphError
+from tracekit.errors import TraceError
 from tracekit.text import encodable
 from tracekit.trace import Trace
 
@@ -84,8 +84,10 @@ class Job:
         Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
         """
         from tracekit.analysis.diagnosis import diagnose
+        from tracekit.analysis.fixes.layers import check_layers
         from tracekit.report import Report
 
+        check_layers(self.trace, layers)
         graph = self.replay.graph
         asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         found = self.attribution if progress is None else self.attribute(progress)
@@ -105,12 +107,12 @@ class Job:
         )
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
-        """What a store keeps of the analysis; why there is none where the ops form no graph."""
+        """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""
         from tracekit.findings import Unanalysed
 
         try:
             return self.whatif(progress=progress).findings()
-        except GraphError as error:
+        except TraceError as error:
             return Unanalysed(str(error))
 
     def _hosts(self) -> dict[int, str]:

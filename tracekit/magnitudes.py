@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.columns import Source, violation
+from tracekit.columns import Source, distinct_steps, violation
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
 from tracekit.text import seconds
@@ -67,7 +67,7 @@ LONGEST_OVERLAP = 30.0
 #: No op and no step takes that long, seconds.
 LONGEST_S = 1e8
 #: How much is looked at.
-MOST_STEPS, MOST_OPS = 8, 200_000
+MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class _Found:
     def beyond(self, factor: float = 1.0) -> float:
         """Decades outside the usual range, were all times multiplied by `factor`."""
         return max(
-            math.log10(self.low / self.typical / factor) if self.low else 0.0,
-            math.log10(self.value / self.high * factor),
+            math.log10(self.low) - math.log10(self.typical) - math.log10(factor) if self.low else 0.0,
+            math.log10(self.value) + math.log10(factor) - math.log10(self.high),
             0.0,
         )
 
@@ -105,10 +105,11 @@ def check_magnitudes(
     if stated is not Unit.S:
         _check_usual(ops, step_starts, source, stated, integers=integers)
     for name in ("start", "duration"):
-        size = ops[name].abs()
-        if float(size.max()) > LONGEST_S:  # type: ignore[arg-type]
+        least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
+        if max(-least, most) > LONGEST_S:
+            row = int(((ops[name] > LONGEST_S) | (ops[name] < -LONGEST_S)).arg_max() or 0)
             expected = "seconds from the start of the step" if name == "start" else "seconds"
-            raise violation(source, ops[name], int(size.arg_max() or 0), f"expected {expected}; convert the column")
+            raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 
 
 def _check_usual(
@@ -121,7 +122,7 @@ def _check_usual(
     if now < alarm:
         return
     factors = [1000.0**power for power in (-3, -2, -1, 1, 2, 3)]
-    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in found), abs(math.log10(factor))))
+    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in found), -factor))
     if now - sum(one.beyond(best) for one in found) < alarm:
         return
     worst = sorted(found, key=lambda one: -one.beyond())[:2]
@@ -135,9 +136,9 @@ def _advice(factor: float, stated: Unit | None) -> str:
     sure = "if they are seconds, say so with --unit s"
     for unit in Unit:
         if math.isclose(unit.per_second * factor, told.per_second, rel_tol=1e-6):
-            taken = f"taken for {told.word}" if stated is None else f"not the {told.word} that were stated"
+            taken = f" taken for {told.word}" if stated is None else f", not the {told.word} that were stated"
             return (
-                f"the times look like {unit.word} {taken}: say so with --unit {unit} (unit={str(unit)!r} in Python);"
+                f"the times look like {unit.word}{taken}: say so with --unit {unit} (unit={str(unit)!r} in Python);"
                 f" {sure}"
             )
     return (
@@ -148,12 +149,17 @@ def _advice(factor: float, stated: Unit | None) -> str:
 
 def _statistics(ops: pl.DataFrame) -> list[_Found]:
     """Every statistic of `USUAL` that the trace has."""
-    steps = ops["step"].unique().sort()
-    looked_at = steps.gather(np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).astype(np.int64)))
-    positive = ops.lazy().filter(pl.col("step").is_in(looked_at.implode()), pl.col("duration") > 0)
-    here = positive.select("step", "kind", "duration").collect()
+    steps = distinct_steps(ops["step"].to_numpy())
+    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
+    times = ops.select("step", "kind", "duration")
+    here = pl.concat(
+        [
+            times.filter(ops["step"] == int(steps[at])).filter(pl.col("duration") > 0)
+            for at in np.unique(np.linspace(0, len(steps) - 1, few).astype(np.int64))
+        ]
+    )
     quickest = here.group_by("step", "kind").agg(pl.col("duration").min())
-    some = here.gather_every(max(1, here.height // MOST_OPS))
+    some = here.gather_every(max(1, here.height // MOST_MEDIAN))
     found = []
     for usual in USUAL:
         of_kinds = pl.col("kind").cast(pl.String).is_in([str(kind) for kind in usual.kinds])

@@ -31,13 +31,20 @@ SCHEMA_VERSION = 1
 METADATA_KEY = "tracekit"
 #: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
 UNIT_KEY = "time_unit"
+#: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
+MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
+#: So many workers that were not traced are named.
+MOST_MISSING = 1000
 #: Seconds since 1970 that no clock shows.
 LARGEST_CLOCK_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of the job the trace holds. A worker-step is one worker in one step."""
+    """How much of the job the trace holds. A worker-step is one worker in one step.
+
+    `missing_workers`: those without any op, the first `MOST_MISSING` of them.
+    """
 
     workers_expected: int
     workers_traced: int
@@ -140,18 +147,20 @@ class Trace:
         dp_rank, pp_rank = self.ops["dp_rank"].to_numpy(), self.ops["pp_rank"].to_numpy()
         workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
-        present = np.zeros((len(numbers), (int(dp_rank.max()) + 1) * self.layout.pp), dtype=bool)
-        present[step_positions(steps, numbers), dp_rank.astype(np.int64) * self.layout.pp + pp_rank] = True
-        traced = present.any(axis=0)
+        here = distinct_steps(dp_rank)  # few of many DP ranks may be traced: those alone take memory per step
+        present = np.zeros((len(numbers), len(here) * self.layout.pp), dtype=bool)
+        position = step_positions(dp_rank, here).astype(np.int64)
+        present[step_positions(steps, numbers), position * self.layout.pp + pp_rank] = True
+        traced = present.any(axis=0).reshape(len(here), self.layout.pp)
+        expected = np.zeros((max(workers // self.layout.pp, int(here[-1]) + 1), self.layout.pp), dtype=bool)
+        expected[here] = traced
+        missing = np.flatnonzero(~expected.ravel()[:workers])
         return Coverage(
             workers_expected=workers,
             workers_traced=int(traced.sum()),
-            worker_steps_expected=len(self.steps) * workers,
+            worker_steps_expected=len(numbers) * workers,
             worker_steps_traced=int(present.sum()),
-            missing_workers=tuple(
-                Worker(*divmod(int(cell), self.layout.pp))
-                for cell in np.setdiff1d(np.arange(workers), np.flatnonzero(traced), assume_unique=True)
-            ),
+            missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in missing[:MOST_MISSING]),
         )
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
@@ -221,6 +230,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError where it is empty, truncated or something else."""
     names = list(_parquet(path, pl.read_parquet_schema))
+    _check_rows(path)
 
     def column(name: str) -> pl.Series:
         """One column in one piece."""
@@ -229,6 +239,16 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
 
     # One column at a time: joining the pieces of all at once would hold a big trace twice.
     return pl.DataFrame([column(name) for name in names])
+
+
+def _check_rows(path: str | os.PathLike[str]) -> None:
+    """Raise FormatError where the file claims more ops than its bytes can hold: one value repeated without end."""
+    rows = _parquet(path, lambda file: int(pl.scan_parquet(file).select(pl.len()).collect().item()))
+    size = Path(path).stat().st_size
+    if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
+        raise FormatError(
+            f"{path}: {rows} rows in {size} bytes, which times of real ops cannot be packed into; record it again"
+        )
 
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
@@ -258,6 +278,11 @@ def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, fl
                 f"{source}: the start of step {step} is {start!r:.40}; expected seconds since 1970, such as 1.7e9"
             )
     return step_starts
+
+
+def share_of_samples(value: object) -> float | None:
+    """A share from free metadata: a number from 0 to 1; None for anything else."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:

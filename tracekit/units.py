@@ -48,7 +48,7 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
         return Timed(ops, step_starts)
     per_second = (unit or Unit.S).per_second
     if _may_run_on(ops, start, duration, per_second):
-        rank = ops["rank"] if "rank" in ops.columns else pl.repeat(0, ops.height, eager=True)
+        rank = ops["rank"] if _has_ranks(ops) else pl.repeat(0, ops.height, eager=True)
         raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
         start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
     elif per_second == 1:
@@ -68,11 +68,15 @@ def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
     return column
 
 
+def _has_ranks(ops: pl.DataFrame) -> bool:
+    return "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
+
+
 def _may_run_on(ops: pl.DataFrame, start: pl.Series, duration: pl.Series, per_second: int) -> bool:
     """Whether starts lie beyond any step, or those of one rank, a quick look, move on from step to step."""
     if float(start.max()) > LONGEST_S * per_second:  # type: ignore[arg-type]
         return True
-    if "rank" not in ops.columns or ops["rank"].null_count():
+    if not _has_ranks(ops):
         return False
     of_rank = ops["rank"] == ops["rank"][0]
     look = pl.DataFrame({"step": ops["step"], "start": start, "duration": duration}).filter(of_rank)
@@ -113,8 +117,9 @@ def _from_step_start(
             continue
         known = starts.get(step, 0.0) * per_second
         near = abs(known - first) <= SAME_START_S * per_second
-        zero = known if near else first + lap
-        zeros.append(round(zero) if isinstance(first, int) else zero)
+        whole = isinstance(first, int)  # nothing but integers may be added to it
+        zero = (round(known) if whole else known) if near else first + (round(lap) if whole else lap)
+        zeros.append(zero)
         if since_1970:
             starts[step] = float(zero) / per_second
     bases = steps.select("step", zero=pl.Series(zeros, dtype=raw["start"].dtype))
