@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CHROMIUM := /usr/bin/chromium
 GET_CHROMIUM := apt-get install -y --no-install-recommends chromium fonts-dejavu-core
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test check bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml or the lock changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock
@@ -31,6 +31,10 @@ check: $(VENV)/.dev
 
 test: check $(CHROMIUM)
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# A hundred times as many examples of every input, other ones each time: some hours.
+fuzz: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest tests/fuzz
 
 # The browser that tests the dashboard.
 $(CHROMIUM):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.columns import KIND_TYPE, SCHEMA
-from tracekit.model import DP_COLLECTIVES, KINDS, Layout, OpKind, Worker
+from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
 from tracekit.trace import Trace
 
 #: Collectives that a worker takes part in wherever its peers on the other DP ranks do.
@@ -69,14 +69,17 @@ class MissingOps:
 
 
 def missing_ops(
-    counts: npt.NDArray[np.int32], lanes: npt.NDArray[np.int64], steps: npt.NDArray[np.int32], layout: Layout
+    counts: npt.NDArray[np.int32],
+    lanes: npt.NDArray[np.int64],
+    steps: npt.NDArray[np.int32],
+    dp_ranks: npt.NDArray[np.int32],
+    stages: int,
 ) -> MissingOps:
-    """What `lanes` lack. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds]."""
-    dp_ranks, stages = len(counts) // len(steps), layout.pp
-    by_lane = counts.reshape(len(steps), dp_ranks, stages, len(KINDS))
+    """What `lanes` lack. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds]; `steps`, `dp_ranks`: numbers."""
+    by_lane = counts.reshape(len(steps), len(dp_ranks), stages, len(KINDS))
     here = np.zeros(len(counts), np.bool_)
     here[lanes] = True
-    there = here.reshape(len(steps), dp_ranks)
+    there = here.reshape(len(steps), len(dp_ranks))
     found: list[npt.NDArray[np.int64]] = []
     for kind in SHARED:
         count = by_lane[:, :, :, kind.code]
@@ -90,8 +93,8 @@ def missing_ops(
         often = lacks[tuple(cells.T)]
         cell = np.repeat(np.arange(len(cells)), often)
         seq = count[tuple(cells.T)][cell] + np.arange(len(cell)) - (np.cumsum(often) - often)[cell]
-        step, dp_rank, stage = cells[cell].T
-        found.append(np.stack([steps[step], dp_rank, stage, np.full(len(cell), kind.code), seq], axis=1))
+        step, dp_index, stage = cells[cell].T
+        found.append(np.stack([steps[step], dp_ranks[dp_index], stage, np.full(len(cell), kind.code), seq], axis=1))
     table = np.concatenate(found) if found else np.empty((0, 5), np.int64)
     return MissingOps(
         step=table[:, 0].astype(np.int32),

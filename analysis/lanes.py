@@ -28,8 +28,8 @@ from tracekit.analysis.structure import (
     build_structure,
     is_held,
 )
-from tracekit.columns import step_positions
-from tracekit.errors import TraceError
+from tracekit.columns import distinct_steps, step_positions
+from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 from tracekit.text import short
 from tracekit.trace import Trace
@@ -38,6 +38,8 @@ Int32s = npt.NDArray[np.int32]
 
 #: Stands for "no chunk" and "no microbatch" in integer columns.
 NONE = -1
+#: DP ranks, and stages, that a message names.
+_MOST_SHOWN = 4
 _MIX = 0x9E3779B97F4A7C15
 
 
@@ -77,7 +79,9 @@ def place_lanes(trace: Trace) -> Lanes:
     kind = trace.kind_codes()
     steps = trace.steps
     step_index = step_positions(columns["step"], steps)
-    dp_ranks = int(columns["dp_rank"].max()) + 1
+    dp_rank_numbers = distinct_steps(columns["dp_rank"])  # few of many may be traced: lanes are counted over those
+    columns["dp_rank"] = step_positions(columns["dp_rank"], dp_rank_numbers)
+    dp_ranks = len(dp_rank_numbers)
 
     cells = layout.pp * len(KINDS)
     counts = np.zeros((len(steps) * dp_ranks, cells), np.int32)
@@ -85,9 +89,9 @@ def place_lanes(trace: Trace) -> Lanes:
     if not layout.has_dp_collectives:
         dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
         counts.reshape(-1, layout.pp, len(KINDS))[:, :, dropped_kinds] = 0
-    lanes, dropped_lanes = _complete_lanes(counts, steps, dp_ranks, layout.pp, trace.name)
+    lanes, dropped_lanes = _complete_lanes(counts, steps, dp_rank_numbers, layout.pp, trace.name)
 
-    missing = missing_ops(counts, lanes, steps, layout)
+    missing = missing_ops(counts, lanes, steps, dp_rank_numbers, layout.pp)
 
     group_of_lane = np.full(len(counts), -1, np.int32)
     column_of_lane = np.zeros(len(counts), np.int64)
@@ -138,7 +142,7 @@ def place_lanes(trace: Trace) -> Lanes:
         placed = _Placed(
             counts=group_counts[number],
             step=(group_lanes // dp_ranks).astype(np.int32),
-            dp_rank=(group_lanes % dp_ranks).astype(np.int32),
+            dp_rank=dp_rank_numbers[group_lanes % dp_ranks],
             start=start[cells_of[number]].reshape(shape),
             duration=duration[cells_of[number]].reshape(shape),
             chunk=chunks[number],
@@ -211,18 +215,31 @@ def _of_lanes(matrix: npt.NDArray[Any], lanes: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def _complete_lanes(
-    counts: Int32s, steps: Int32s, dp_ranks: int, stages: int, name: str
+    counts: Int32s, steps: Int32s, dp_ranks: Int32s, stages: int, name: str
 ) -> tuple[npt.NDArray[np.int64], tuple[tuple[int, int], ...]]:
     """Lanes in which every stage has ops, and those (step number, dp_rank) in which some but not all have."""
     staged: npt.NDArray[np.bool_] = np.any(counts.reshape(len(counts), stages, -1) > 0, axis=2)
     complete = np.flatnonzero(staged.all(axis=1))
     if not len(complete):
-        raise TraceError(
-            f"{short(name)}: no DP rank has ops on all {stages} stages in any step; the replay needs at least one"
-            " complete DP rank: record more ranks, or correct the layout"
-        )
+        raise GraphError(_none_complete(staged.reshape(len(steps), len(dp_ranks), stages), steps, dp_ranks, name))
     partial = np.flatnonzero(staged.any(axis=1) & ~staged.all(axis=1))
-    return complete, tuple((int(steps[lane // dp_ranks]), int(lane % dp_ranks)) for lane in partial)
+    return complete, tuple((int(steps[lane // len(dp_ranks)]), int(dp_ranks[lane % len(dp_ranks)])) for lane in partial)
+
+
+def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32s, name: str) -> str:
+    """What is missing where no DP rank is complete. `staged`: which stages have ops, [steps, dp_ranks, stages]."""
+    best = staged.sum(axis=2).max(axis=0)  # each DP rank in its best step
+    lacks = []
+    for at in np.argsort(-best, kind="stable")[:_MOST_SHOWN]:
+        step = int(staged[:, at].sum(axis=1).argmax())
+        missing = np.flatnonzero(~staged[step, at])
+        shown = ", ".join(map(str, missing[:_MOST_SHOWN])) + (" ..." if len(missing) > _MOST_SHOWN else "")
+        lacks.append(f"DP rank {dp_ranks[at]} lacks stage {shown} in step {steps[step]}")
+    more = f" (and {len(dp_ranks) - _MOST_SHOWN} more DP ranks)" if len(dp_ranks) > _MOST_SHOWN else ""
+    return (
+        f"{short(name)}: no DP rank has ops on all {staged.shape[2]} stages in any step: {'; '.join(lacks)}{more}; the"
+        " replay needs one complete DP rank: record all stages of one, or correct dp_rank, pp_rank and the layout's pp"
+    )
 
 
 def _row_hash(values: Int32s) -> npt.NDArray[np.uint64]:

@@ -130,6 +130,8 @@ def _numbers(text: str) -> list[range]:
         if last < first or last - first > _LARGEST_RANGE:
             raise ValueError(f"{part!r} is no range from a smaller to a larger number")
         ranges.append(range(first, last + 1))
+    if sum(map(len, ranges)) > _LARGEST_RANGE + 1:
+        raise ValueError(f"more than {_LARGEST_RANGE} numbers")
     return ranges
 
 

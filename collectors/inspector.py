@@ -25,10 +25,11 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.collectors.formats import refuse_unit
 from tracekit.errors import FormatError
-from tracekit.model import Layout, OpKind, is_size
+from tracekit.model import Layout, OpKind, Unit, is_size
 from tracekit.text import encodable
-from tracekit.trace import Trace
+from tracekit.trace import UNIT_KEY, Trace
 
 _HEAD_BYTES = 4096
 #: Steps are numbered in 32 bits.
@@ -76,10 +77,11 @@ class InspectorImporter:
             head = file.read(_HEAD_BYTES)
         return head.startswith(b"{") and b'"inspector_output_format_version"' in head and b'"header"' in head
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace of the collective that took longest in all. Raises FormatError with file and line."""
         if layout is not None:
             raise FormatError(f"{path}: the Inspector's logs carry what is known of the layout; leave out --layout")
+        refuse_unit(path, unit, "a log of the NCCL Inspector")
         log = _Log([], Counter(), {})
         for file in _files(path):
             _read_file(file, log)
@@ -179,6 +181,7 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
         step_starts=_step_starts(chosen) if verbose else {},
         metadata={
             "format": "nccl-inspector",
+            UNIT_KEY: str(Unit.US),
             "framework": "NCCL",
             "hosts": {str(rank): host for rank, host in own.select("rank", "host").unique().sort("rank").iter_rows()},
             "steps": "one collective each",

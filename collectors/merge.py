@@ -28,7 +28,8 @@ from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import AttemptRecording, RankRecording
 from tracekit.collectors.stepcut import cut_steps
 from tracekit.errors import TraceError
-from tracekit.trace import Trace
+from tracekit.model import Unit
+from tracekit.trace import UNIT_KEY, Trace
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
@@ -99,6 +100,7 @@ def merge_attempt(
         metadata={
             "format": "collected",
             "framework": "torch",
+            UNIT_KEY: str(Unit.NS),
             "hosts": {str(one.rank): one.host for one in ranks},
             "attempt": recording.attempt,
             "layout_source": placement.source,

@@ -18,10 +18,11 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.collectors.formats import refuse_unit
 from tracekit.collectors.stepcut import cut_steps
 from tracekit.errors import FormatError
-from tracekit.model import Layout, OpKind
-from tracekit.trace import Trace
+from tracekit.model import Layout, OpKind, Unit
+from tracekit.trace import UNIT_KEY, Trace
 
 #: Metric -> op kinds, where it is not the name of the kind itself.
 METRICS: dict[str, tuple[OpKind, ...]] = {
@@ -87,10 +88,11 @@ class RawLogImporter:
         head = _head(path)
         return b"metric_name: " in head and b"recent_since_start_raw_parts: " in head
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
         if layout is not None:
             raise FormatError(f"{path}: an NDTimeline raw log carries its layout; leave out --layout")
+        refuse_unit(path, unit, "an NDTimeline file")
         sizes: dict[str, int] = {}
         events = list(_raw_events(path, sizes))
         if not events:
@@ -101,7 +103,7 @@ class RawLogImporter:
             tp=sizes.get("tp_size", 1),
             world_size=sizes.get("world_size", 0),
         )
-        return _trace(events, job, path, "ndtimeline")
+        return _trace(events, job, path, "ndtimeline", Unit.S)
 
 
 class ChromeImporter:
@@ -115,10 +117,11 @@ class ChromeImporter:
         head = _head(path)
         return head.lstrip().startswith(b"[") and all(key in head for key in (b'"rank"', b'"step"', b'"tp"', b'"pp"'))
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
         if layout is not None:
             raise FormatError(f"{path}: an NDTimeline Chrome trace carries its layout; leave out --layout")
+        refuse_unit(path, unit, "an NDTimeline file")
         events = list(_chrome_events(path))
         if not events:
             raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
@@ -127,7 +130,7 @@ class ChromeImporter:
             pp=1 + max(event.pp_rank for event in events),
             tp=1 + max(event.tp_rank for event in events),
         )
-        return _trace(events, job, path, "ndtimeline-chrome")
+        return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
 
 
 def _head(path: Path) -> bytes:
@@ -209,7 +212,7 @@ def _chrome_events(path: Path) -> Iterator[_Event]:
             ) from None
 
 
-def _trace(events: list[_Event], layout: Layout, path: Path, form: str) -> Trace:
+def _trace(events: list[_Event], layout: Layout, path: Path, form: str, unit: Unit) -> Trace:
     """Ops of the tensor-parallel rank 0 of each worker; other metrics are counted in the metadata."""
     rows = []
     other: Counter[str] = Counter()
@@ -232,6 +235,6 @@ def _trace(events: list[_Event], layout: Layout, path: Path, form: str) -> Trace
         layout,
         name=path.stem,
         step_starts={step: start_ns / 1e9 for step, start_ns in cut.step_starts_ns.items()},
-        metadata={"format": form, "framework": "veScale", "other_metrics": dict(other)},
+        metadata={"format": form, UNIT_KEY: str(unit), "framework": "veScale", "other_metrics": dict(other)},
         source=str(path),
     )

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.errors import FormatError, LayoutError
-from tracekit.model import LARGEST_SIZE, Layout, is_size
+from tracekit.model import LARGEST_SIZE, Layout, Unit, is_size
 from tracekit.trace import Trace, read_columns
 
 #: Published column -> canonical column.
@@ -42,11 +42,18 @@ SIZES = {
     "dsp_size": "dsp",
     "world_size": "world_size",
 }
+#: A file with the sizes of a job has some lines.
+LARGEST_LAYOUT_BYTES = 1 << 16
 REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
 
 
-def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[str]) -> Trace:
-    """Read a published trace. Raises FormatError, TraceError or LayoutError, each naming the file at fault."""
+def read_published(
+    path: str | os.PathLike[str], layout_path: str | os.PathLike[str], *, unit: Unit | None = None
+) -> Trace:
+    """Read a published trace; `unit`: of its times, by default seconds.
+
+    Raises FormatError, TraceError or LayoutError, each naming the file at fault.
+    """
     header = read_layout_file(layout_path)
     layout = _layout(header, str(layout_path))
     published = read_columns(path)
@@ -66,6 +73,7 @@ def read_published(path: str | os.PathLike[str], layout_path: str | os.PathLike[
         metadata={"format": "published", "run_id": _scalar(header.get("run_id"))},
         source=str(path),
         columns={name: column for column, name in COLUMNS.items()},
+        unit=unit,
     )
 
 
@@ -73,8 +81,25 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The YAML mapping of parallel sizes. Raises FormatError where it cannot be read or is no mapping."""
     import yaml
 
+    class _Plain(yaml.SafeLoader):
+        """YAML without aliases: a few lines of them can stand for more data than any memory holds."""
+
+        def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it has an alias, which a layout file does not need")
+            return super().compose_node(parent, index)
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Merge keys need aliases."""
+
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            text = file.read(LARGEST_LAYOUT_BYTES + 1)
+        if len(text) > LARGEST_LAYOUT_BYTES:
+            raise FormatError(
+                f"{path}: larger than {LARGEST_LAYOUT_BYTES} bytes; expected a few lines such as `dp_size: 4`"
+            )
+        content = yaml.load(text.decode("utf-8"), _Plain)  # noqa: S506 - a safe loader
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
     except RecursionError:

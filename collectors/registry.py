@@ -17,13 +17,14 @@ from tracekit.chrome import MARK
 from tracekit.collectors import ndtimeline
 from tracekit.collectors.clock import read_clocks
 from tracekit.collectors.exported import ExportedImporter
+from tracekit.collectors.formats import refuse_unit
 from tracekit.collectors.inspector import InspectorImporter
 from tracekit.collectors.merge import merge_attempt
 from tracekit.collectors.mesh import LayoutOptions
 from tracekit.collectors.published import read_layout_file, read_published
 from tracekit.collectors.segments import attempts, is_run_directory, read_attempt, read_run
 from tracekit.errors import FormatError, LayoutError
-from tracekit.model import is_size
+from tracekit.model import Unit, is_size
 from tracekit.trace import Trace, read_header, read_parquet
 
 #: First bytes of a Parquet file.
@@ -50,8 +51,11 @@ class Importer(Protocol):
     def sniff(self, path: Path) -> bool:
         """Whether the path looks like this format. Cheap; raises OSError where it cannot be read."""
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
-        """Read it. Raises FormatError, TraceError or LayoutError, each naming the path."""
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """Read it; `unit`: of its times, where the format leaves that open.
+
+        Raises FormatError, TraceError or LayoutError, each naming the path.
+        """
 
 
 class CanonicalImporter:
@@ -64,11 +68,11 @@ class CanonicalImporter:
         """A Parquet file with tracekit's header."""
         return _starts_with(path, _PARQUET) and read_header(path) is not None
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace; it carries its layout inside."""
         if layout is not None:
             raise FormatError(f"{path}: a canonical trace carries its layout inside; leave out --layout")
-        return read_parquet(path)
+        return read_parquet(path, unit=unit)
 
 
 class PublishedImporter:
@@ -81,11 +85,11 @@ class PublishedImporter:
         """A Parquet file without tracekit's header."""
         return _starts_with(path, _PARQUET) and read_header(path) is None
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace, with the layout of the YAML file."""
         if layout is None:
             raise FormatError(f"{path}: a published trace needs its layout; add --layout meta.yaml")
-        return read_published(path, layout)
+        return read_published(path, layout, unit=unit)
 
 
 class SegmentsImporter:
@@ -98,8 +102,9 @@ class SegmentsImporter:
         """A folder with the file of a run."""
         return is_run_directory(path)
 
-    def read(self, path: Path, *, layout: Path | None = None) -> Trace:
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The last attempt of the run. `layout`: YAML with those of `STATED_SIZES` that the ranks do not tell."""
+        refuse_unit(path, unit, "a folder of `tracekit collect`")
         if not is_run_directory(path):
             raise FormatError(f"{path}: not a folder of `tracekit collect --segments`; it has no run.json")
         run = read_run(path)
@@ -146,7 +151,7 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 )
 
 
-def read_any(path: Path, *, name: str | None = None, layout: Path | None = None) -> Trace:
+def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> Trace:
     """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
 
     JSON that nothing recognises is another tool's; any other path is taken for a Parquet trace, whose errors say what
@@ -155,12 +160,12 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None)
     if name is not None:
         if name not in IMPORTERS:
             raise FormatError(f"unknown format {name!r}; known: {', '.join(IMPORTERS)}")
-        return _read(IMPORTERS[name], path, layout)
+        return _read(IMPORTERS[name], path, layout, unit)
     if layout is not None:
-        return _read(IMPORTERS["segments" if is_run_directory(path) else "published"], path, layout)
+        return _read(IMPORTERS["segments" if is_run_directory(path) else "published"], path, layout, unit)
     for importer in IMPORTERS.values():
         if _recognises(importer, path):
-            return _read(importer, path, layout)
+            return _read(importer, path, layout, unit)
     if path.is_dir():
         raise FormatError(
             f"{path}: a folder of no format that is known; one of `tracekit collect --segments` has a run.json, one of"
@@ -172,13 +177,13 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None)
             " `tracekit import --format` lists the formats"
         )
     # Nothing recognises it: say what is wrong with it as a trace file, which most inputs are meant to be.
-    return _read(IMPORTERS["tracekit"], path, None)
+    return _read(IMPORTERS["tracekit"], path, None, unit)
 
 
-def _read(importer: Importer, path: Path, layout: Path | None) -> Trace:
+def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None) -> Trace:
     """What the importer reads; what damaged bytes made it stumble over becomes one FormatError."""
     try:
-        return importer.read(path, layout=layout)
+        return importer.read(path, layout=layout, unit=unit)
     except OSError as error:
         raise FormatError(
             f"{error.filename or path}: cannot be read: {error.strerror or error}; check the path, or copy it again"

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import tracekit
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from tracekit.collectors.published import read_published
-from tracekit.columns import LONGEST_S, SCHEMA, step_positions
+from tracekit.columns import SCHEMA, step_positions
 from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.job import Job
+from tracekit.magnitudes import LONGEST_S
 from tracekit.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups, op_kind
 from tracekit.trace import Trace, read_parquet
 
@@ -61,9 +62,9 @@ def test_times_are_below_what_a_clock_shows(column: str) -> None:
     def at(value: float) -> pl.DataFrame:
         return slow_frame().with_columns(pl.lit(value).alias(column))
 
-    trace(at(LONGEST_S))
+    trace(at(LONGEST_S), unit="s")
     with pytest.raises(TraceError, match=f"column '{column}', row 0: 100000001.0; expected seconds"):
-        trace(at(LONGEST_S + 1))
+        trace(at(LONGEST_S + 1), unit="s")
 
 
 def test_a_start_slightly_before_the_step_is_fine() -> None:

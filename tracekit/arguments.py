@@ -15,24 +15,31 @@ if TYPE_CHECKING:
     from tracekit.analysis.attribution import Attribution
 
 
+_MOST_STEPS = 1_000_000
+
+
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
     """`9,9,9,9` as layers per stage. Raises SelectionError for anything else."""
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
-        raise SelectionError(f"--layers {text!r}; expected a number per stage, such as 9,9,9,9")
+        raise SelectionError(f"--layers {text!r:.200}; expected a number per stage, such as 9,9,9,9")
     return tuple(int(count) for count in text.split(","))
 
 
 def parse_steps(text: str, option: str) -> list[int]:
     """`3,5,9-12`, the value of `option`, as step numbers. Raises SelectionError for anything else."""
     if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
-        raise SelectionError(f"{option} {text!r}; expected numbers and ranges such as 12,40-45")
+        raise SelectionError(f"{option} {text!r:.200}; expected numbers and ranges such as 12,40-45")
     steps: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if int(last or first) - int(first) not in range(1_000_000):
-            raise SelectionError(f"{option} {part!r}; expected a range from a smaller to a larger number")
+        count = int(last or first) - int(first) + 1
+        if count < 1 or len(steps) + count > _MOST_STEPS:
+            raise SelectionError(
+                f"{option} {part!r}; expected a range from a smaller to a larger number, and at most {_MOST_STEPS}"
+                " numbers in all"
+            )
         steps.extend(range(int(first), int(last or first) + 1))
     return steps
 
@@ -44,8 +51,8 @@ class Condition:
         match = re.fullmatch(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
         if not match or match[1] not in ("slowdown", "waste", "replay_error", "discrepancy"):
             raise SelectionError(
-                f"--fail-on {text!r}; expected slowdown, waste, replay_error or discrepancy compared with a number,"
-                " such as 'slowdown>1.1' or 'waste>=5%'"
+                f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error or discrepancy compared with a"
+                " number, such as 'slowdown>1.1' or 'waste>=5%'"
             )
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)

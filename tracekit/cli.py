@@ -35,6 +35,7 @@ EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
 os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 _PATH = click.Path(path_type=Path)
+_UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Value of an option that is given without one.
 _LIST = "?"
 
@@ -85,10 +86,11 @@ def commands() -> None:
 
 
 def _trace_source(command: Any) -> Any:
-    """The options that name a job: a trace file with --layout, or --store with --job."""
+    """The options that name a job: a trace file with --layout and --unit, or --store with --job."""
     for decorate in (
         click.argument("trace", required=False, type=_PATH),
         click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace."),
+        click.option("--unit", type=_UNIT, help="Unit of the times in TRACE [default: s]."),
         click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb]."),
         click.option("--job", help="Job in the store [default: the newest]."),
     )[::-1]:
@@ -118,6 +120,7 @@ def _trace_source(command: Any) -> Any:
 def whatif(
     trace: Path | None,
     layout: Path | None,
+    unit: str | None,
     store: Path | None,
     job: str | None,
     fix: tuple[str, ...],
@@ -145,7 +148,7 @@ def whatif(
         check_writable(parquet_file, TABLE_FILE)
     with progress() as tell:
         tell("reading the trace")
-        loaded = _load(trace, layout, store, job, method)
+        loaded = _load(trace, layout, unit, store, job, method)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
@@ -170,6 +173,9 @@ def whatif(
 @click.argument("traces", nargs=-1, type=_PATH)
 @click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
 @click.option("--layout", type=_PATH, help="YAML file with the parallel sizes, of a published trace or of segments.")
+@click.option(
+    "--unit", type=_UNIT, help="Unit of the times in the traces, where their format leaves it open [default: s]."
+)
 @click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
@@ -178,6 +184,7 @@ def import_(
     traces: tuple[Path, ...],
     importer: str | None,
     layout: Path | None,
+    unit: str | None,
     store: Path | None,
     name: str | None,
     replace: bool,
@@ -204,7 +211,7 @@ def import_(
         for path in traces:
             tell(f"reading {short(path.name)}")
             with hushed_panics():
-                job = load(path, layout=layout, importer=importer)
+                job = load(path, layout=layout, importer=importer, unit=unit)
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
         tell("writing the store")
@@ -234,17 +241,19 @@ def _analyse(trace: Trace) -> Findings | Unanalysed:
 
 @commands.command()
 @_trace_source
-def info(trace: Path | None, layout: Path | None, store: Path | None, job: str | None) -> None:
+def info(trace: Path | None, layout: Path | None, unit: str | None, store: Path | None, job: str | None) -> None:
     """Say what a trace holds, or list the jobs of a store."""
     from tracekit.terminal import print_jobs, print_trace
 
     if trace is None and job is None:
         from tracekit.store import Store, default_store
 
+        if layout is not None or unit is not None:
+            raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
         opened = Store(store or default_store())
         print_jobs(opened.path, opened.jobs(), _console())
     else:
-        print_trace(_load(trace, layout, store, job).trace, _console())
+        print_trace(_load(trace, layout, unit, store, job).trace, _console())
 
 
 @commands.command()
@@ -319,7 +328,13 @@ def synth(
 @click.option("-o", "--out", required=True, type=_PATH, help="File to write, ending in .json.gz.")
 @click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
 def export(
-    trace: Path | None, layout: Path | None, store: Path | None, job: str | None, out: Path, steps: str | None
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    out: Path,
+    steps: str | None,
 ) -> None:
     """Write the recorded, original and ideal timeline for ui.perfetto.dev."""
     from tracekit.chrome import TIMELINE_FILE
@@ -330,7 +345,7 @@ def export(
         raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
     with progress() as tell:
         tell("reading the trace")
-        loaded = _load(trace, layout, store, job)
+        loaded = _load(trace, layout, unit, store, job)
         tell("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
     chosen = f"{exported.steps} of {exported.steps_in_job} steps"
@@ -344,7 +359,12 @@ commands.add_command(dashboard_command)
 
 
 def _load(
-    trace: Path | None, layout: Path | None, store: Path | None, name: str | None, method: str = "tracekit"
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    name: str | None,
+    method: str = "tracekit",
 ) -> Job:
     """The job the options name; without any, the newest in the default store, and say so."""
     from tracekit.job import load, load_from_store
@@ -353,9 +373,11 @@ def _load(
         if store is not None or name is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
         with hushed_panics():
-            return load(trace, layout=layout, method=method)
+            return load(trace, layout=layout, unit=unit, method=method)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
+    if unit is not None:
+        raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
     job = load_from_store(name, store=store, method=method)
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)

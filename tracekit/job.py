@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analysis.method import Method
-from tracekit.errors import GraphError
+from tracekit.errors import TraceError
 from tracekit.text import encodable
 from tracekit.trace import Trace
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.job_replay import JobReplay
     from tracekit.analysis.scenario import Scenario
     from tracekit.findings import Findings, Unanalysed
+    from tracekit.model import Unit
     from tracekit.report import ClockReport, PublishedView, Question, Report
 
 PathLike = str | os.PathLike[str]
@@ -89,8 +90,10 @@ class Job:
         Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
         """
         from tracekit.analysis.diagnosis import diagnose
+        from tracekit.analysis.fixes.layers import check_layers
         from tracekit.report import Report
 
+        check_layers(self.trace, layers)
         graph = self.replay.graph
         asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         found = self.attribution if progress is None else self.attribute(progress)
@@ -158,12 +161,12 @@ class Job:
         return PublishedView(slowdown_of(JobReplay.from_trace(self.trace, Method.PUBLISHED)), tuple(reasons))
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
-        """What a store keeps of the analysis; why there is none where the ops form no graph."""
+        """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""
         from tracekit.findings import Unanalysed
 
         try:
             return self.whatif(progress=progress).findings()
-        except GraphError as error:
+        except TraceError as error:
             return Unanalysed(str(error))
 
     def _hosts(self) -> dict[int, str]:
@@ -241,6 +244,7 @@ def load(
     *,
     layout: PathLike | None = None,
     importer: str | None = None,
+    unit: str | None = None,
     method: Method | str = Method.TRACEKIT,
 ) -> Job:
     """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
@@ -248,25 +252,29 @@ def load(
     `layout` also states the sizes of collected segments where the ranks do not tell them.
 
     `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
+    `unit`: of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds that can be meant.
     `method`: "published" analyses by the published rules alone. Raises FormatError, TraceError or LayoutError, each
     naming file, place and next step; ValueError for an unknown method.
     """
-    return Job(_read(Path(os.fsdecode(path)), layout, importer), Method(method))
+    from tracekit.model import unit_of_time
+
+    known = None if unit is None else unit_of_time(unit)
+    return Job(_read(Path(os.fsdecode(path)), layout, importer, known), Method(method))
 
 
-def _read(file: Path, layout: PathLike | None, importer: str | None) -> Trace:
+def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit | None) -> Trace:
     """The trace in `file`, by whatever reads it."""
     if importer is None and layout is None and file.suffix == ".parquet":  # saves importing every importer
         from tracekit.trace import read_parquet
 
-        return read_parquet(file)
+        return read_parquet(file, unit=unit)
     if importer is None and layout is not None and not file.is_dir():
         from tracekit.collectors.published import read_published
 
-        return read_published(file, layout)
+        return read_published(file, layout, unit=unit)
     from tracekit.collectors.registry import read_any
 
-    return read_any(file, name=importer, layout=None if layout is None else Path(layout))
+    return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
 
 
 def load_from_store(

@@ -89,6 +89,33 @@ COMMUNICATION = (
 )
 
 
+class Unit(StrEnum):
+    """The unit of the times that come in; a trace holds seconds."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+    NS = "ns"
+
+    @property
+    def per_second(self) -> int:
+        """How many of it a second has."""
+        return {Unit.S: 1, Unit.MS: 10**3, Unit.US: 10**6, Unit.NS: 10**9}[self]
+
+    @property
+    def word(self) -> str:
+        """Its name in sentences."""
+        return {Unit.S: "seconds", Unit.MS: "milliseconds", Unit.US: "microseconds", Unit.NS: "nanoseconds"}[self]
+
+
+def unit_of_time(value: str) -> Unit:
+    """The unit of that name; raises TraceError that lists the known units."""
+    try:
+        return Unit(value)
+    except ValueError:
+        raise TraceError(f"unknown unit {value!r:.40}; expected one of {', '.join(Unit)}") from None
+
+
 class ReportedKind(StrEnum):
     """Kinds that exist in reports only: a send and its recv cost one transfer, so they count together."""
 

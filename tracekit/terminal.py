@@ -26,7 +26,7 @@ from tracekit.analysis.verdict import LossKind
 from tracekit.report import Report
 from tracekit.store import StoredJob
 from tracekit.text import cost, printable, seconds, short
-from tracekit.trace import Trace
+from tracekit.trace import Trace, share_of_samples
 
 #: What the answer to a question is about, beside the prices of fixes.
 IDEAL_MEANS = (
@@ -96,17 +96,24 @@ def _gpus(gpus: Any) -> str:
     """The GPUs of the ranks in a line, with those that were throttled; as JSON where it is nothing of the kind."""
     if not isinstance(gpus, dict) or not all(isinstance(gpu, dict) for gpu in gpus.values()):
         return json.dumps(gpus)
+    if not gpus:
+        return json.dumps(gpus)
     models = Counter(str(gpu.get("model")) for gpu in gpus.values())
     hosts = len({str(gpu.get("host")) for gpu in gpus.values()})
     text = f"{', '.join(f'{count} x {model}' for model, count in sorted(models.items()))} on {hosts} host(s)"
     throttled = [
-        f"rank {rank} {share:.0%} of samples ({', '.join(gpu.get('reasons') or {})})"
+        f"rank {rank} {share:.0%} of samples ({', '.join(_names(gpu.get('reasons')))})"
         for rank, gpu in gpus.items()
-        if isinstance(share := gpu.get("throttled"), int | float) and share > 0
+        if (share := share_of_samples(gpu.get("throttled"))) is not None and share > 0
     ]
     if throttled:
         text += f"; throttled: {', '.join(throttled[:_TOP])}{' ...' if len(throttled) > _TOP else ''}"
     return printable(text)
+
+
+def _names(found: object) -> list[str]:
+    """The names in free metadata that counts things by name, or lists them."""
+    return [str(name) for name in found] if isinstance(found, dict | list) else []
 
 
 def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
@@ -230,7 +237,7 @@ def _coverage(report: Report) -> str:
     coverage, parts = report.coverage, []
     if coverage.workers_traced < coverage.workers_expected:
         shown = ", ".join(str(worker) for worker in coverage.missing_workers[:4])
-        more = len(coverage.missing_workers) - 4
+        more = coverage.workers_expected - coverage.workers_traced - 4
         parts.append(
             f"{coverage.workers_traced} of {coverage.workers_expected} workers traced (missing {shown}"
             + (f" and {more} more)" if more > 0 else ")")

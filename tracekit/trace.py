@@ -19,9 +19,11 @@ import numpy as np
 import polars as pl
 
 from tracekit.columns import Source, checked_columns, distinct_steps, step_positions
-from tracekit.errors import FormatError, LayoutError, SelectionError
-from tracekit.model import Layout, Worker
+from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
+from tracekit.magnitudes import check_magnitudes
+from tracekit.model import Layout, Unit, Worker, unit_of_time
 from tracekit.text import encodable
+from tracekit.units import in_seconds
 from tracekit.writing import Kind, parquet_with, replacing
 
 SCHEMA_VERSION = 1
@@ -29,11 +31,22 @@ SCHEMA_VERSION = 1
 METADATA_KEY = "tracekit"
 #: What `write_parquet` replaces.
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
+#: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
+UNIT_KEY = "time_unit"
+#: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
+MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
+#: So many workers that were not traced are named.
+MOST_MISSING = 1000
+#: Seconds since 1970 that no clock shows.
+LARGEST_CLOCK_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of the job the trace holds. A worker-step is one worker in one step."""
+    """How much of the job the trace holds. A worker-step is one worker in one step.
+
+    `missing_workers`: those without any op, the first `MOST_MISSING` of them.
+    """
 
     workers_expected: int
     workers_traced: int
@@ -73,19 +86,37 @@ class Trace:
         metadata: Mapping[str, Any] | None = None,
         source: str = "trace",
         columns: Mapping[str, str] | None = None,
+        unit: Unit | str | None = None,
     ) -> Trace:
         """Validate `ops` and freeze it. `source` (a file name, say) opens every error message.
 
         `columns`: what a canonical column is called there, where that is another name; messages use it.
+        `unit`: of `start` and `duration`, by default seconds. Seconds that cannot be meant are an error then; a unit
+        that is stated is believed, and kept in the metadata as `time_unit`. Starts that are times of a clock, such as
+        seconds since 1970, come out relative to the start of their step.
 
         Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
         """
+        origin, kept = Source(source, columns or {}), dict(metadata or {})
+        known = None if unit is None else unit_of_time(unit)
+        timed = in_seconds(ops, known, _finite(step_starts or {}, origin), origin)
+        checked = checked_columns(timed.ops, layout, origin)
+        if known is not None:
+            kept[UNIT_KEY] = str(known)
+        stated = kept.get(UNIT_KEY)
+        check_magnitudes(
+            checked,
+            step_starts or {},
+            origin,
+            stated=Unit(stated) if stated in tuple(Unit) else None,
+            integers=all(timed.ops[name].dtype.is_integer() for name in ("start", "duration")),
+        )
         return cls(
-            ops=checked_columns(ops, layout, Source(source, columns or {})),
+            ops=checked,
             layout=layout,
             name=encodable(name),
-            step_starts=MappingProxyType(dict(step_starts or {})),
-            metadata=MappingProxyType(dict(metadata or {})),
+            step_starts=MappingProxyType(dict(timed.step_starts)),
+            metadata=MappingProxyType(kept),
         )
 
     @property
@@ -118,18 +149,20 @@ class Trace:
         dp_rank, pp_rank = self.ops["dp_rank"].to_numpy(), self.ops["pp_rank"].to_numpy()
         workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
-        present = np.zeros((len(numbers), (int(dp_rank.max()) + 1) * self.layout.pp), dtype=bool)
-        present[step_positions(steps, numbers), dp_rank.astype(np.int64) * self.layout.pp + pp_rank] = True
-        traced = present.any(axis=0)
+        here = distinct_steps(dp_rank)  # few of many DP ranks may be traced: those alone take memory per step
+        present = np.zeros((len(numbers), len(here) * self.layout.pp), dtype=bool)
+        position = step_positions(dp_rank, here).astype(np.int64)
+        present[step_positions(steps, numbers), position * self.layout.pp + pp_rank] = True
+        traced = present.any(axis=0).reshape(len(here), self.layout.pp)
+        expected = np.zeros((max(workers // self.layout.pp, int(here[-1]) + 1), self.layout.pp), dtype=bool)
+        expected[here] = traced
+        missing = np.flatnonzero(~expected.ravel()[:workers])
         return Coverage(
             workers_expected=workers,
             workers_traced=int(traced.sum()),
-            worker_steps_expected=len(self.steps) * workers,
+            worker_steps_expected=len(numbers) * workers,
             worker_steps_traced=int(present.sum()),
-            missing_workers=tuple(
-                Worker(*divmod(int(cell), self.layout.pp))
-                for cell in np.setdiff1d(np.arange(workers), np.flatnonzero(traced), assume_unique=True)
-            ),
+            missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in missing[:MOST_MISSING]),
         )
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
@@ -148,8 +181,11 @@ class Trace:
             self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
-def read_parquet(path: str | os.PathLike[str]) -> Trace:
-    """Read a canonical Parquet file. Raises FormatError where it is none, TraceError where its content is off."""
+def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:
+    """Read a canonical Parquet file, whose times may be stated to be in another `unit` than seconds.
+
+    Raises FormatError where it is none, TraceError where its content is off.
+    """
     source = str(path)
     header = read_header(path)
     if header is None:
@@ -172,7 +208,13 @@ def read_parquet(path: str | os.PathLike[str]) -> Trace:
     except LayoutError as error:
         raise LayoutError(f"{source}: {error}") from None
     return Trace.from_frame(
-        read_columns(path), layout, name=name, step_starts=step_starts, metadata=metadata, source=source
+        read_columns(path),
+        layout,
+        name=name,
+        step_starts=step_starts,
+        metadata=metadata,
+        source=source,
+        unit=unit,
     )
 
 
@@ -193,6 +235,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError where it is empty, truncated or something else."""
     names = list(_parquet(path, pl.read_parquet_schema))
+    _check_rows(path)
 
     def column(name: str) -> pl.Series:
         """One column in one piece."""
@@ -201,6 +244,16 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
 
     # One column at a time: joining the pieces of all at once would hold a big trace twice.
     return pl.DataFrame([column(name) for name in names])
+
+
+def _check_rows(path: str | os.PathLike[str]) -> None:
+    """Raise FormatError where the file claims more ops than its bytes can hold: one value repeated without end."""
+    rows = _parquet(path, lambda file: int(pl.scan_parquet(file).select(pl.len()).collect().item()))
+    size = Path(path).stat().st_size
+    if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
+        raise FormatError(
+            f"{path}: {rows} rows in {size} bytes, which times of real ops cannot be packed into; record it again"
+        )
 
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
@@ -220,6 +273,21 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         raise FormatError(
             f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
         ) from None
+
+
+def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
+    """The same, checked to be times of a clock. Raises TraceError."""
+    for step, start in step_starts.items():
+        if not abs(start) <= LARGEST_CLOCK_S:
+            raise TraceError(
+                f"{source}: the start of step {step} is {start!r:.40}; expected seconds since 1970, such as 1.7e9"
+            )
+    return step_starts
+
+
+def share_of_samples(value: object) -> float | None:
+    """A share from free metadata: a number from 0 to 1; None for anything else."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:

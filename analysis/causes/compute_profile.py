@@ -30,6 +30,8 @@ PAUSE_SPREADS = 8.0
 SMALLEST_FACTOR = 0.04
 FACTOR_ERRORS = 6.0
 STEP_ERRORS = 6.0
+#: Seconds, and factors, below this are none: no clock shows them, and dividing by them overflows.
+NOTHING = 1e-12
 #: How far runs of steps lie apart says how much a factor scatters; so many runs, of at least one step each.
 RUNS = 8
 FEWEST_STEPS = 3
@@ -77,7 +79,7 @@ class ComputeProfile:
 
     def _both_kinds(self, by_kind: Floats) -> Floats:
         seconds = self.base_s.sum(axis=2)[:, :, None]
-        both: Floats = (by_kind * seconds).sum(axis=0) / _safe(seconds.sum(axis=0))
+        both: Floats = (by_kind * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
         return both
 
 
@@ -85,16 +87,16 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     """Take the costs of `table` apart. The table must not be empty."""
     grid = table.grid
     base = lower_median(median(grid, (3, 4)), axis=-1)
-    relative = grid / _safe(base)[:, :, :, None, None, None]
+    relative = grid / safe(base)[:, :, :, None, None, None]
     cells = relative[BACKWARD].reshape(-1, *grid.shape[3:])
     chunks = grid.shape[2]
     # What all stages of a DP rank share; backwards only: pauses of Python do not reach them. The lower median keeps a
     # slow worker out of it but lies below the middle, so a second pass takes the plain one without worker factors.
-    first = _own_factor(relative[BACKWARD] / lower_median(cells, axis=0))
-    shared = median(cells / np.repeat(first, chunks, axis=0)[:, None, None, :], (0,))
-    raw, worker_error = _worker_levels(relative / shared)
+    first = _own_factor(relative[BACKWARD] / safe(lower_median(cells, axis=0)))
+    shared = median(cells / safe(np.repeat(first, chunks, axis=0))[:, None, None, :], (0,))
+    raw, worker_error = _worker_levels(relative / safe(shared))
     dp_rank_raw, dp_rank_error = _typical(shared, (0, 1))
-    dp_rank = dp_rank_raw / lower_median(dp_rank_raw, axis=-1)
+    dp_rank = dp_rank_raw / safe(lower_median(dp_rank_raw, axis=-1))
     if (grid.shape[1], grid.shape[-1]) == (2, 2):
         # Of two stages on two DP ranks, that one worker is slow looks like the worker across being slow, except for
         # what their microbatches cost: who it is, and how much each, is no surer than that.
@@ -104,24 +106,24 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     # Workers are compared with their peers of the same stage and kind before anything is called the DP rank's:
     # where only its backwards are slow, what backwards share would make its forwards look fast, and the peers' slow.
     beyond_peers = raw * slow_ranks
-    beyond_peers = beyond_peers / lower_median(beyond_peers, axis=-1)[..., None]
+    beyond_peers = beyond_peers / safe(lower_median(beyond_peers, axis=-1))[..., None]
     all_share = lower_median(beyond_peers.reshape(-1, beyond_peers.shape[-1]), axis=0)
     all_share = np.where(np.abs(all_share / slow_ranks - 1) > SMALLEST_FACTOR, all_share, slow_ranks)
-    step, step_error = _typical(shared / dp_rank_raw, (0, 2))
-    step = step / median(step, (0,))
+    step, step_error = _typical(shared / safe(dp_rank_raw), (0, 2))
+    step = step / safe(median(step, (0,)))
     slow_steps = np.where(stands_out(step, step_error, STEP_ERRORS), step, 1.0)
     microbatch = shared / slow_ranks / slow_steps[:, None]
     pause = _pauses(grid, base, raw, shared)
     correlation, spread = _length_signature(relative, pause)
     return ComputeProfile(
         base_s=base * median(shared, (0, 1, 2)),
-        worker_by_kind=beyond_peers / all_share,
+        worker_by_kind=beyond_peers / safe(all_share),
         worker_by_kind_error=worker_error,
         dp_rank=dp_rank / slow_ranks * all_share,
         dp_rank_error=dp_rank_error,
         step=step,
         step_error=step_error,
-        microbatch=microbatch / np.nanmean(microbatch),
+        microbatch=microbatch / safe(np.nanmean(microbatch)),
         pause_s=pause,
         length_correlation=correlation,
         length_spread=spread,
@@ -146,14 +148,16 @@ def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
     the quantiles around it lie.
     """
     quantile = np.nanquantile if np.isnan(values).any() else np.quantile
-    low, typical, high = quantile(values, (QUARTILE - 0.1, QUARTILE, QUARTILE + 0.1), axis=axes)
     count = np.isfinite(values).sum(axis=axes)
+    values = np.where(np.expand_dims(count, axes) > 0, values, 1.0)  # a step without computes is as the others
+    low, typical, high = quantile(values, (QUARTILE - 0.1, QUARTILE, QUARTILE + 0.1), axis=axes)
     error = np.sqrt(QUARTILE * (1 - QUARTILE) / np.maximum(count, 1)) * (high - low) / 0.2
-    return typical, error / _safe(typical)
+    return typical, error / safe(typical)
 
 
-def _safe(values: Floats) -> Floats:
-    return np.where(values > 0, values, 1.0)
+def safe(values: Any) -> Floats:
+    """`values` to divide by: 1 where there is nothing to compare with, because ops took no time."""
+    return np.where(values > NOTHING, values, 1.0)
 
 
 def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
@@ -167,8 +171,8 @@ def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
 def _own_factor(backwards: Floats) -> Floats:
     """How much slower each worker is than its peers and its DP rank's other stages, [stages, dp_ranks]."""
     raw = median(backwards, (1, 2, 3))
-    factor = raw / lower_median(raw, axis=-1)[:, None]
-    return factor / lower_median(factor, axis=0)
+    factor = raw / safe(lower_median(raw, axis=-1))[:, None]
+    return factor / safe(lower_median(factor, axis=0))
 
 
 def _worker_levels(beyond: Floats) -> tuple[Floats, Floats]:
@@ -181,7 +185,7 @@ def _worker_levels(beyond: Floats) -> tuple[Floats, Floats]:
     count = np.prod([beyond.shape[axis] for axis in axes])
     few = beyond[:, :, :, : max(1, SAMPLE // beyond[:, :, :, 0].size)]
     scattered = _spread(few, axes) * MEDIAN_ERROR / np.sqrt(count)
-    return raw, _beside_peers(np.fmax(scattered, _wander(median(few, (2, 3))) / _safe(raw)))
+    return raw, _beside_peers(np.fmax(scattered, _wander(median(few, (2, 3))) / safe(raw)))
 
 
 def _wander(of_step: Floats) -> Floats:
@@ -210,12 +214,12 @@ def _pauses(grid: Floats, base: Floats, level: Floats, shared: Floats) -> Floats
     """Seconds by which single computes exceed all factors; 0 below the threshold."""
     expected = base[:, :, :, None, None, None] * level[:, :, None, None, None, :] * shared
     # Mean-one noise around the expectation: forwards and backwards scatter alike.
-    ratio = grid / _safe(expected)
+    ratio = grid / safe(expected)
     samples = [sampled(ratio[kind]) for kind in (FORWARD, BACKWARD)]
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]
     sigma = max(float(_spread(sample, (0,))) for sample in samples)
     threshold = max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma)
-    return np.where(ratio / centre > 1 + threshold, grid - expected * centre, 0.0)
+    return np.where(ratio / safe(centre) > 1 + threshold, grid - expected * centre, 0.0)
 
 
 def _length_signature(relative: Floats, pause: Floats) -> tuple[float, float]:

@@ -20,7 +20,8 @@ from tracekit.analysis.op_grid import OpGrid, TransferGrid, op_grid, transfer_gr
 from tracekit.analysis.robust import median
 from tracekit.analysis.structure import Floats
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
-from tracekit.trace import Trace
+from tracekit.text import encodable
+from tracekit.trace import Trace, share_of_samples
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Facts:
         if not isinstance(hosts, dict):
             return {}
         named = {worker: hosts.get(str(rank)) for worker, rank in ranks.items()}
-        return {worker: str(host) for worker, host in named.items() if host is not None}
+        return {worker: encodable(str(host)) for worker, host in named.items() if host is not None}
 
     @cached_property
     def pauses_inside_computes(self) -> int | None:
@@ -145,7 +146,7 @@ class Facts:
         collected = self.trace.metadata.get("collect")
         nested = collected.get("nested") if isinstance(collected, dict) else None
         count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
-        return count if isinstance(count, int) else None
+        return count if isinstance(count, int) and 0 <= count < 2**53 else None
 
     @cached_property
     def throttled(self) -> dict[Worker, float]:
@@ -155,7 +156,8 @@ class Facts:
             return {}
         sampled = {worker: gpus.get(str(rank)) for worker, rank in self.trace.worker_ranks().items()}
         shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
-        return {worker: float(share) for worker, share in shares.items() if isinstance(share, int | float)}
+        known = {worker: share_of_samples(share) for worker, share in shares.items()}
+        return {worker: share for worker, share in known.items() if share is not None}
 
     def worker(self, stage: int, dp_index: int) -> Worker:
         """The worker at a position of the grids."""

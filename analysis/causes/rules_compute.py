@@ -17,6 +17,7 @@ from tracekit.analysis.causes.compute_profile import (
     SMALLEST_FACTOR,
     STEP_ERRORS,
     ComputeProfile,
+    safe,
     stands_out,
 )
 from tracekit.analysis.causes.facts import Facts
@@ -197,7 +198,7 @@ class SequenceLengthImbalance(Rule):
             Evidence("correlation within DP rank and step", r, SMALLEST_CORRELATION),
             Evidence("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD),
         )
-        even = 1 / profile.microbatch
+        even = 1 / safe(profile.microbatch)
         yield Candidate(
             self.kind,
             Where(),
@@ -238,7 +239,7 @@ class SlowSteps(Rule):
                 "sigma",
             ),
         )
-        factor = np.where(slow, 1 / profile.step, 1.0)
+        factor = 1 / np.where(slow, profile.step, 1.0)
         steps = tuple(int(step) for step in facts.replay.graph.steps[slow])
         change = Scale(facts.table, factor[None, None, None, None, :, None])
         yield Candidate(self.kind, Where(steps=steps), evidence, sureness(evidence), change, profile.step)

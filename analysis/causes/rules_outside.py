@@ -64,7 +64,7 @@ class SlowLink(Rule):
             mine[2 * link : 2 * link + 2] = slow[2 * link : 2 * link + 2]
             evidence = (Evidence("transfer time over the usual", float(factor[mine].max()), SMALLEST_LINK_FACTOR),)
             links = tuple(Link(facts.dp_ranks[int(at)], link, (link + 1) % facts.stages) for at in np.flatnonzero(hit))
-            change = Scale(facts.transfers, np.where(mine, 1 / factor, 1.0)[:, None, None, :])
+            change = Scale(facts.transfers, 1 / np.where(mine, factor, 1.0)[:, None, None, :])
             yield Candidate(self.kind, Where(links=links), evidence, sureness(evidence), change)
 
 
@@ -97,7 +97,7 @@ class SlowNic(Rule):
         if not hit.any():
             return
         evidence = (Evidence("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
-        change = Scale(facts.collectives, np.where(hit, 1 / factor, 1.0)[:, None, None, :])
+        change = Scale(facts.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Where(workers=facts.workers_where(hit))
         yield Candidate(self.kind, where, evidence, sureness(evidence), change)
 

@@ -15,6 +15,7 @@ from tracekit.analysis.causes.compute_profile import (
     FACTOR_ERRORS,
     SMALLEST_FACTOR,
     ComputeProfile,
+    safe,
     stands_out,
 )
 from tracekit.analysis.causes.facts import Facts
@@ -38,9 +39,10 @@ def workers_as_fast_as_peers(facts: Facts, profile: ComputeProfile, hit: np.ndar
     changes: list[Change] = [Scale(facts.table, healed[:, :, None, None, None, :])]
     if not facts.optimizers.empty:
         cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
-        ratio = cost / lower_median(cost, axis=1)[:, None] if cost.shape[1] > 1 else cost / lower_median(cost, axis=0)
+        peers = lower_median(cost, axis=1)[:, None] if cost.shape[1] > 1 else lower_median(cost, axis=0)
+        ratio = cost / safe(peers)
         slow = hit & (ratio > 1 + SMALLEST_FACTOR)
-        changes.append(Scale(facts.optimizers, np.where(slow, 1 / ratio, 1.0)[:, None, None, :]))
+        changes.append(Scale(facts.optimizers, 1 / np.where(slow, ratio, 1.0)[:, None, None, :]))
     return Together(tuple(changes))
 
 
@@ -97,14 +99,14 @@ def _slow_without_peers(facts: Facts, profile: ComputeProfile) -> np.ndarray:
     if facts.stages < 2 or facts.optimizers.empty:
         return np.zeros((facts.stages, 1), np.bool_)
     cost = median(facts.optimizers.gather(facts.replay.durations.own), (1, 2))
-    optimizer = cost / lower_median(cost, axis=0) - 1
+    optimizer = cost / safe(lower_median(cost, axis=0)) - 1
     slow: np.ndarray = (excess[:, None] > SMALLEST_STAGE_EXCESS) & (optimizer > OPTIMIZER_SHARE * excess[:, None])
     return slow
 
 
 def stage_excess(profile: ComputeProfile) -> Floats:
     """How much longer each chunk computes than the usual one, [stages, chunks]."""
-    excess: Floats = profile.stage_s / lower_median(profile.stage_s.ravel(), -1) - 1
+    excess: Floats = profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1
     return excess
 
 
@@ -132,6 +134,6 @@ def worker_series(facts: Facts, hit: np.ndarray) -> Floats:
     """How slow the workers in `hit` are step by step, relative to their peers, [steps]."""
     grid = facts.table.grid.sum(axis=0)
     usual = lower_median(median(grid, (1, 2)), axis=-1 if len(facts.dp_ranks) > 1 else 0)
-    mine = median(grid, (1, 2)) / (usual[..., None] if len(facts.dp_ranks) > 1 else usual[None])
+    mine = median(grid, (1, 2)) / safe(usual[..., None] if len(facts.dp_ranks) > 1 else usual[None])
     series: Floats = np.nanmean(mine.transpose(0, 2, 1)[hit], axis=0)
     return series

@@ -17,10 +17,20 @@ from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.workers import worker_factor
 from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.fixes.partition import OneLane, StageModel, best_split, stage_model, with_slowness, work_shares
+from tracekit.analysis.fixes.partition import (
+    MOST_LAYERS,
+    OneLane,
+    StageModel,
+    best_split,
+    stage_model,
+    with_slowness,
+    work_shares,
+)
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.structure import Floats
-from tracekit.errors import SelectionError
+from tracekit.errors import SelectionError, TraceError
+from tracekit.text import short
+from tracekit.trace import Trace
 
 #: Stages that give up at least this share of what the stage gives that gives most are named.
 NAMED_SHARE = 0.5
@@ -39,12 +49,11 @@ def layer_plans(facts: Facts, causes: Sequence[Cause], layers: tuple[int, ...] |
     uneven, slow = by_kind.get(CauseKind.STAGE_IMBALANCE), by_kind.get(CauseKind.BAD_WORKER)
     if uneven is None and slow is None:
         return
-    known = layers or _from_metadata(facts)
+    check_layers(facts.trace, layers)
+    known = layers or _from_metadata(facts.trace)
     if known is None:
         yield from _work_moved(facts, uneven, slow)
         return
-    if len(known) != facts.stages:
-        raise SelectionError(f"layers {known}: expected {facts.stages} counts, one per stage")
     model, lane = stage_model(profile.base_s, known), OneLane.of(facts.replay)
     if uneven is not None:
         yield from _repartitioned(facts, model, lane, uneven)
@@ -135,8 +144,31 @@ def _details(model: StageModel, best: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _from_metadata(facts: Facts) -> tuple[int, ...] | None:
-    layers = facts.trace.metadata.get("layers")
-    if not isinstance(layers, list | tuple) or not all(isinstance(count, int) and count > 0 for count in layers):
+def check_layers(trace: Trace, layers: tuple[int, ...] | None) -> None:
+    """Raise SelectionError where stated `layers` do not fit the job, TraceError where those in its metadata cannot be.
+
+    To be asked before the analysis: whether it needs the layers turns out late.
+    """
+    stages = trace.layout.pp
+    if layers is not None and len(layers) != stages:
+        raise SelectionError(f"layers {_shown(layers)}: expected {stages} counts, one per stage")
+    if layers is not None and not all(1 <= count <= MOST_LAYERS for count in layers):
+        raise SelectionError(f"layers {_shown(layers)}: expected 1 to {MOST_LAYERS} on each stage")
+    recorded = trace.metadata.get("layers")
+    if isinstance(recorded, list | tuple) and any(type(count) is int and count > MOST_LAYERS for count in recorded):
+        raise TraceError(
+            f"{short(trace.name)}: its metadata says layers {_shown(recorded)}; expected 1 to {MOST_LAYERS} on each"
+            " stage: correct the metadata"
+        )
+
+
+def _shown(layers: Sequence[Any]) -> str:
+    return f"{','.join(f'{count!s:.20}' for count in layers[:8])}{',...' if len(layers) > 8 else ''}"
+
+
+def _from_metadata(trace: Trace) -> tuple[int, ...] | None:
+    """The layers that the metadata says, where it says how many each stage has."""
+    layers = trace.metadata.get("layers")
+    if not isinstance(layers, list | tuple) or len(layers) != trace.layout.pp:
         return None
-    return tuple(layers)
+    return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None

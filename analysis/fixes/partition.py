@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from tracekit.model import OpKind
 
 #: Extra cost of an end stage below this share of a stage is noise.
 SMALLEST_EXTRA = 0.02
+#: No model has more layers on a stage; dealing out more would take for ever.
+MOST_LAYERS = 1000
 MOVES = 200
 
 
@@ -133,10 +136,14 @@ def _even(model: StageModel, smallest: int) -> tuple[int, ...]:
     """Layers dealt one by one to the stage that is then cheapest."""
     layer = float(model.layer_s.sum())
     cost = model.extra_s.sum(axis=0)
-    layers = np.full(len(model.layers), smallest)
-    for _ in range(sum(model.layers) - int(layers.sum())):
-        layers[int(((cost + (layers + 1) * layer) * model.slowness).argmin())] += 1
-    return tuple(int(count) for count in layers)
+    layers = [smallest] * len(model.layers)
+    cheapest = [((cost[at] + (smallest + 1) * layer) * model.slowness[at], at) for at in range(len(layers))]
+    heapify(cheapest)
+    for _ in range(sum(model.layers) - sum(layers)):
+        at = cheapest[0][1]
+        layers[at] += 1
+        heapreplace(cheapest, ((cost[at] + (layers[at] + 1) * layer) * model.slowness[at], at))
+    return tuple(layers)
 
 
 def _moves(layers: tuple[int, ...], smallest: int) -> list[tuple[int, ...]]:

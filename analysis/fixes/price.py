@@ -14,6 +14,7 @@ import numpy as np
 
 from tracekit.analysis.attribution import LARGEST_DISCREPANCY, Attribution
 from tracekit.analysis.causes.changes import Change, Scale, step_times_with
+from tracekit.analysis.causes.compute_profile import safe
 from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
@@ -201,7 +202,7 @@ def _balanced(facts: Facts, cause: Cause) -> Plan:
     cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0)
     deal = deal_job(cost)
     load, dealt = cost.sum(axis=0), dealt_cost(cost, deal)
-    change = Scale(facts.table, (dealt / cost)[None, None, None])
+    change = Scale(facts.table, (dealt / safe(cost))[None, None, None])
     bound_s = facts.unchanged_s - cause.saved_s if cause.without_s is not None else facts.unchanged_s
     offset = facts.attribution.recorded_s - facts.unchanged_s
     return Plan(
@@ -210,8 +211,8 @@ def _balanced(facts: Facts, cause: Cause) -> Plan:
         Where(),
         change,
         details={
-            "busiest_over_mean_now": float((load.max(axis=1) / load.mean(axis=1)).mean()),
-            "busiest_over_mean_then": float((dealt.sum(axis=0).max(axis=1) / load.mean(axis=1)).mean()),
+            "busiest_over_mean_now": float((load.max(axis=1) / safe(load.mean(axis=1))).mean()),
+            "busiest_over_mean_then": float((dealt.sum(axis=0).max(axis=1) / safe(load.mean(axis=1))).mean()),
             "bound_step_s": bound_s + offset,
             "assumes": "same cost on any DP rank",
         },

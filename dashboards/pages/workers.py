@@ -115,7 +115,8 @@ def _missing(report: dict[str, Any]) -> list[Component]:
     missing = [str(Worker(one["dp_rank"], one["pp_rank"])) for one in coverage["missing_workers"]]
     if not missing and not coverage["dropped"]:
         return []
-    count = "1 worker was" if len(missing) == 1 else f"{len(missing):,} workers were"
+    number = coverage["workers_expected"] - coverage["workers_traced"]
+    count = "1 worker was" if number == 1 else f"{number:,} workers were"
     gone = f"{count} not traced: {listed(missing)}. " if missing else ""
     blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
     return [note(gone + blank)]

@@ -313,7 +313,7 @@ def test_an_empty_folder_is_told_what_it_lacks(tmp_path):
 def test_what_an_importer_stumbles_over_is_one_error(tmp_path, monkeypatch, error):
     """One line that names the path, the first of the reason, cut."""
 
-    def stumble(path, *, layout):
+    def stumble(path, *, layout, unit):
         raise error("x" * 1000 + "\nmore")
 
     monkeypatch.setattr(IMPORTERS["segments"], "read", stumble, raising=False)

@@ -1,0 +1,17 @@
+"""What importers have in common.
+
+In: what was said of a file. Out: an error where its format says it already.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracekit.errors import FormatError
+from tracekit.model import Unit
+
+
+def refuse_unit(path: Path, unit: Unit | None, form: str) -> None:
+    """Raise FormatError where a `unit` was stated for a format that has one: `form`, in words."""
+    if unit is not None:
+        raise FormatError(f"{path}: {form} has its times in a unit of its own; leave out --unit")

@@ -1,0 +1,62 @@
+"""What every door must do with whatever comes in: end in a report of finite numbers, or in one error of ours.
+
+`HYPOTHESIS_PROFILE=long` draws a hundred times as many examples, other ones each time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from rich.console import Console
+
+from tracekit.errors import TracekitError
+from tracekit.job import Job
+from tracekit.terminal import print_report, print_trace
+
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+
+
+def examples(count: int) -> settings:
+    """So many examples, the same ones each time; in the long profile many more."""
+    return settings(
+        max_examples=count * (100 if LONG else 1),
+        derandomize=not LONG,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def ends_well(call: Callable[[], Any]) -> Any:
+    """What `call` returns, None where it raised an error of ours: one line, of bounded length."""
+    try:
+        return call()
+    except TracekitError as error:
+        assert len(str(error)) < 2000  # noqa: PT017 - the message is part of the property
+        assert str(error).strip()  # noqa: PT017
+        return None
+
+
+def analyse(job: Job, **asked: Any) -> None:
+    """Everything the commands do with a job; fails where a number is none or the step takes no time."""
+    console = Console(file=io.StringIO(), width=100)
+    print_trace(job.trace, console)
+    report = job.whatif(**asked)
+    content = json.loads(report.to_json())
+    assert content["slowdown"] > 0
+    assert all(seconds > 0 for seconds in content["step_time_s"].values())
+    for name in ("slowdown", "waste", "wasted_gpu_hours", "wasted_gpu_hours_per_day"):
+        assert math.isfinite(content[name])
+    for found in (*content["causes"], *content["fixes"]):
+        assert found.get("withheld") or math.isfinite(found["saved_s"])
+    assert not math.isnan(content["trust"]["replay_error"])
+    print_report(report, console)
+    kept = report.findings()
+    kept.columns()
+    kept.worker_rows()

@@ -1,0 +1,227 @@
+"""Absurd sizes: what no job has is an error or costs nothing; time and memory follow what is there, not its values."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import tracekit
+from tests.fuzz.doors import analyse
+from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, write_canonical
+from tracekit.analysis import patterns
+from tracekit.analysis.patterns import pattern_of_series, rising_pairs
+from tracekit.arguments import parse_steps
+from tracekit.errors import FormatError, GraphError, SelectionError, TraceError
+from tracekit.findings import Unanalysed
+from tracekit.job import Job
+from tracekit.model import Layout
+from tracekit.terminal import print_trace
+from tracekit.trace import MOST_MISSING, Trace
+
+#: Runs a command in this process and prints the most memory it held, in MB.
+MEASURED = """
+import resource, sys
+from tracekit.cli import main
+sys.argv = ["tracekit", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)
+"""
+
+
+def measured(*arguments: str | Path) -> tuple[int, int, str]:
+    """Exit code, MB and stderr of a command."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *arguments], capture_output=True, check=False, timeout=300, text=True
+    )
+    return done.returncode, int(done.stderr.splitlines()[-1]), done.stderr
+
+
+def job(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> Job:
+    return Job(Trace.from_frame(ops, layout, name="job", **more))
+
+
+# ---- steps
+
+
+def test_20000_steps_take_memory_in_proportion(tmp_path: Path) -> None:
+    """120,000 ops; a table of steps by steps alone would be 3.2 GB."""
+    steps, random = 20_000, np.random.default_rng(0)
+    ops = [
+        pl.DataFrame(
+            {"step": np.arange(steps), "seq": 0, "start": start, "duration": length * random.normal(1, 0.01, steps)}
+        ).with_columns(rank=pl.lit(dp_rank), dp_rank=pl.lit(dp_rank), pp_rank=pl.lit(0), kind=pl.lit(kind))
+        for dp_rank in range(2)
+        for kind, start, length in (
+            ("forward-compute", 0.0, 0.01),
+            ("backward-compute", 0.011, 0.02),
+            ("optimizer", 0.033, 0.001),
+        )
+    ]
+    path = write_canonical(tmp_path / "long.parquet", pl.concat(ops), Layout(dp=2).to_dict())
+    code, megabytes, _ = measured("whatif", path, "--json")
+    assert code == 0
+    assert megabytes < 500
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.25]) | st.floats(0, 10), max_size=60))
+def test_rising_pairs_are_those_of_the_definition(series: list[float]) -> None:
+    values = np.array(series)
+    pairs = np.sign(values[None, :] - values[:, None])[np.triu_indices(len(values), 1)]
+    assert rising_pairs(values) == pairs.sum()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_period_is_missed_by_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same period and share as from a look at every one, with steps missing or not."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(6, 150))
+    steps = np.sort(random.choice(count * int(random.choice([1, 1, 2, 20])), count, replace=False)) + 100
+    period = int(random.integers(2, max(3, count // 3)))
+    series = 1 + random.normal(0, 0.03, count) + np.where(steps % period == 0, random.choice([0, 0.2, 0.5]), 0)
+    found = patterns._period(series, steps)
+    monkeypatch.setattr(patterns, "_possible_periods", lambda *_: np.arange(2, count // 3 + 1))
+    assert found == patterns._period(series, steps)
+
+
+def test_step_numbers_far_apart_cost_nothing() -> None:
+    numbers = {0: 0, 1: 1, 2: 2_000_000_000, 3: 2_000_000_001, 4: 2**31 - 2, 5: 2**31 - 1}
+    ops = slow_frame(range(6)).with_columns(step=pl.col("step").replace_strict(numbers, return_dtype=pl.Int32))
+    analyse(job(ops))
+    assert pattern_of_series(np.array([1.0, 1.1] * 3), list(numbers.values())) is not None
+
+
+def test_ids_of_two_billion_cost_nothing() -> None:
+    analyse(job(slow_frame((0, 1)).with_columns(pl.col("microbatch") + 2_000_000_000)))
+
+
+def test_few_traced_of_a_million_dp_ranks_cost_what_they_are(tmp_path: Path) -> None:
+    """16 workers of a million, two of them at the far end: by the values of their DP rank, steps would take GBs."""
+    layout = Layout(dp=2**19, pp=2)
+    far = pl.col("dp_rank") + (2**19 - 2)
+    ops = slow_frame(range(40)).with_columns(dp_rank=far, rank=far * 2 + pl.col("pp_rank"))
+    path = write_canonical(tmp_path / "few.parquet", ops, layout.to_dict())
+    code, megabytes, _ = measured("whatif", path, "--json")
+    assert code == 0
+    assert megabytes < 500
+    coverage = job(ops, layout).trace.coverage()
+    assert (coverage.workers_expected, coverage.workers_traced) == (2**20, 4)
+    assert len(coverage.missing_workers) == MOST_MISSING
+
+
+# ---- layers, texts, files
+
+
+@pytest.mark.parametrize("layers", [[10**12, 10**12], [8, 1001]])
+def test_absurd_layers_in_the_metadata_are_an_error(layers: list[int]) -> None:
+    with pytest.raises(TraceError, match=r"its metadata says layers .*; expected 1 to 1000 on each stage"):
+        job(slow_frame((0, 1)), metadata={"layers": layers}).whatif()
+
+
+@pytest.mark.parametrize("layers", ["junk", {"0": 1}, [8], [8.0, 8.0], [True, 8], [-1, 8], [None, None], 10**12])
+def test_odd_layers_in_the_metadata_are_none(layers: object) -> None:
+    analyse(job(slow_frame((0, 1)), metadata={"layers": layers}))
+
+
+@pytest.mark.parametrize("layers", [(9,), (0, 9), (9, 999_999)])
+def test_stated_layers_are_checked_whether_needed_or_not(layers: tuple[int, ...]) -> None:
+    with pytest.raises(SelectionError, match=r"layers .*: expected"):
+        job(slow_frame((0, 1))).whatif(layers=layers)
+
+
+def test_many_ranges_are_as_limited_as_one() -> None:
+    many = ",".join(["0-999999"] * 1000)
+    with pytest.raises(SelectionError, match="at most 1000000 numbers in all"):
+        parse_steps(many, "--steps")
+    with pytest.raises(SelectionError, match="more than 1000000 numbers"):
+        job(slow_frame()).answer(f"stage={many}")
+
+
+BOMB = "".join(
+    f"a{at}: &a{at} [{','.join(['x' if at == 0 else f'*a{at - 1}'] * 9)}]\n" for at in range(12)
+)  # 9 to the power of 12 when written out
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (BOMB, "alias"),
+        ("base: &base {dp_size: 2}\n<<: *base\n", "alias"),
+        ("x: " + "y" * 100_000, "larger than 65536 bytes"),
+    ],
+    ids=["billion laughs", "merge key", "large"],
+)
+def test_a_layout_file_is_a_few_plain_lines(content: str, says: str, tmp_path: Path) -> None:
+    published_columns(slow_frame((0, 1))).write_parquet(tmp_path / "trace.parquet")
+    (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n" + content)
+    with pytest.raises(FormatError, match=f"meta.yaml: .*{says}"):
+        tracekit.load(tmp_path / "trace.parquet", layout=tmp_path / "meta.yaml")
+
+
+def test_a_gzip_bomb_is_given_up_early(tmp_path: Path) -> None:
+    """8 GB of one line in 8 MB."""
+    path = tmp_path / "bomb.json.gz"
+    head = gzip.compress(b'{"displayTimeUnit": "ms", "otherData": {"tracekit_timeline": 1, "x": "')
+    path.write_bytes(head + gzip.compress(bytes(1 << 24)) * 512)
+    code, megabytes, err = measured("info", path)
+    assert code == 2
+    assert "unpacks to more than 200 times its size; export fewer steps with --steps" in err
+    assert megabytes < 1000
+
+
+def test_a_parquet_file_of_one_value_repeated_is_no_trace(tmp_path: Path) -> None:
+    row = slow_frame()[:1].cast({"kind": pl.String}).row(0, named=True)
+    ops = pl.select(**{name: pl.repeat(value, 3_000_000) for name, value in row.items()})
+    path = write_canonical(tmp_path / "bomb.parquet", ops)
+    with pytest.raises(FormatError, match=r"3000000 rows in \d+ bytes, which times of real ops cannot be packed into"):
+        tracekit.load(path)
+
+
+# ---- odd metadata, incomplete DP ranks
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        "H100", ["H100"], -1, None, {}, {"0": "H100"}, {"0": {}}, {"0": {"throttled": "often", "reasons": 5}},
+        {"0": {"throttled": -0.5}}, {"0": {"throttled": 10**400}}, {"0": {"throttled": float("nan")}},
+        {"0": {"throttled": 0.5, "reasons": ["heat"], "model": ["H", {"x": 1}], "host": None}},
+        {"0": {"throttled": 0.5, "reasons": {"power": "x"}}, "x": {"model": "a\x1b[31m\nb"}},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_info_and_whatif_take_any_gpus(gpus: object) -> None:
+    free = {"gpus": gpus, "hosts": gpus, "collect": gpus}
+    console = Console(file=(out := io.StringIO()), width=100)
+    print_trace(slow_trace(metadata=free), console)
+    assert "gpus" in out.getvalue()
+    assert "\x1b[31m" not in out.getvalue()
+    analyse(Job(slow_trace((0, 1, 2), metadata=free)))
+
+
+def test_no_complete_dp_rank_is_said_with_what_each_lacks(tmp_path: Path) -> None:
+    """DP rank 0 has stage 0 alone, DP rank 1 stage 1: every stage is there, no DP rank is whole."""
+    ops = slow_frame((4, 5)).filter(pl.col("dp_rank") == pl.col("pp_rank"))
+    broken = job(ops)
+    with pytest.raises(GraphError) as caught:
+        broken.whatif()
+    message = str(caught.value)
+    assert "no DP rank has ops on all 2 stages in any step" in message
+    assert "DP rank 0 lacks stage 1 in step 4; DP rank 1 lacks stage 0 in step 4" in message
+    assert "record all stages of one, or correct dp_rank, pp_rank and the layout's pp" in message
+    assert isinstance(broken.findings(), Unanalysed)
+    json.dumps(message)

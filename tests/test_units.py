@@ -1,0 +1,227 @@
+"""Units and clocks: what is no second is an error that names the unit, clock times become times of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+import tracekit
+from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
+from tracekit.cli import commands
+from tracekit.errors import FormatError, TraceError
+from tracekit.job import Job
+from tracekit.model import Layout
+from tracekit.trace import Trace
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+TIMES = pl.col("start", "duration")
+
+
+def sample(name: str) -> Trace:
+    return tracekit.load(SAMPLES / f"{name}.parquet").trace
+
+
+def trace(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> Trace:
+    return Trace.from_frame(ops, layout, name="job", **more)
+
+
+def message(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> str:
+    with pytest.raises(TraceError) as caught:
+        trace(ops, layout, **more)
+    return str(caught.value)
+
+
+def job(forward_s: float, send_s: float = 5e-4, collective_s: float = 0.02, optimizer_s: float = 5e-3) -> pl.DataFrame:
+    """The slow job with computes, transfers, collectives and optimizer of these lengths, one after the other."""
+    length = {"forward-compute": forward_s, "backward-compute": 2 * forward_s, "optimizer": optimizer_s}
+    kind = pl.col("kind").cast(pl.String)
+    duration = (
+        pl.when(kind.str.contains("send|recv"))
+        .then(send_s)
+        .otherwise(kind.replace_strict(length, default=collective_s, return_dtype=pl.Float64))
+    )
+    ops = slow_frame((0, 1)).with_columns(duration=duration)
+    end = pl.col("duration").cum_sum().over("step", "rank", order_by="start")
+    return ops.with_columns(start=end - pl.col("duration"))
+
+
+# ---- seconds that cannot be meant
+
+
+@pytest.mark.parametrize("name", ["healthy", "slow_worker", "python_gc", "slow_last_stage", "collected"])
+@pytest.mark.parametrize(
+    ("factor", "unit", "word"), [(1e3, "ms", "milliseconds"), (1e6, "us", "microseconds"), (1e9, "ns", "nanoseconds")]
+)
+def test_another_unit_is_named_and_can_be_stated(name: str, factor: float, unit: str, word: str) -> None:
+    """Whatever the job: the message names the unit, and with it the trace is the one it was."""
+    whole = sample(name)
+    ops = whole.ops.with_columns(TIMES * factor)
+    told = message(ops, whole.layout)
+    assert f"look like {word} taken for seconds" in told
+    assert f"--unit {unit} " in told
+    assert "\n" not in told
+    read = trace(ops, whole.layout, unit=unit)
+    assert read.metadata["time_unit"] == unit
+    for column in ("start", "duration"):
+        assert read.ops[column].to_numpy() == pytest.approx(whole.ops[column].to_numpy(), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("ops", "says"),
+    [
+        (job(1600.0), "a forward or backward takes 40 min (usual: 2 us to 3.00 s); the times look like milliseconds"),
+        (job(1e-3, send_s=2e-9, collective_s=2e-9), "takes 2 ns (usual: 200 ns to 10.00 s); the times look as if"),
+    ],
+    ids=["a forward of 40 minutes", "a collective of 2 ns"],
+)
+def test_what_cannot_be_is_named(ops: pl.DataFrame, says: str) -> None:
+    assert says in message(ops)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        job(20e-6, send_s=3e-6, collective_s=3e-6, optimizer_s=5e-6),
+        job(0.3, collective_s=3.0, optimizer_s=0.05),
+        job(3.0, send_s=0.1, collective_s=2.0, optimizer_s=5.0),
+        job(0.02).with_columns(
+            duration=pl.when((pl.col("rank") == 0) & (pl.col("seq") == 1)).then(600.0).otherwise("duration")
+        ),
+        pl.concat(
+            [
+                job(0.02),
+                job(0.02)
+                .filter(pl.col("kind") == "optimizer")
+                .with_columns(kind=pl.lit("checkpoint", job(0.02)["kind"].dtype), duration=7200.0),
+            ]
+        ),
+    ],
+    ids=["tiny on a CPU", "huge, step of minutes", "recomputing, long context", "hung ops", "checkpoint of two hours"],
+)
+def test_what_can_be_is_no_alarm(ops: pl.DataFrame) -> None:
+    trace(ops)
+
+
+def test_steps_that_last_longer_than_they_are_apart_give_the_unit_away() -> None:
+    """The times of a tiny job in milliseconds could be the seconds of a large one, were it not for the step starts."""
+    ops = job(1e-3, send_s=5e-5, collective_s=1e-3).with_columns(TIMES * 1e3)
+    trace(ops)
+    told = message(ops, step_starts={0: 1.7e9, 1: 1.7e9 + 0.02})
+    assert "a step beside the time until the next one" in told
+    assert "--unit ms" in told
+
+
+def test_whole_numbers_are_no_seconds() -> None:
+    """No clock gives whole seconds: integers that could just be seconds are taken for milliseconds."""
+    ops = job(5e-3, collective_s=2e-3).with_columns((TIMES * 1e3).round())
+    trace(ops)
+    assert "milliseconds" in message(ops.with_columns(TIMES.cast(pl.Int64)))
+
+
+def test_seconds_that_are_stated_are_believed_from_then_on(tmp_path: Path) -> None:
+    ops = job(100.0)
+    message(ops)
+    trace(ops, unit="s").write_parquet(tmp_path / "slow.parquet")
+    assert tracekit.load(tmp_path / "slow.parquet").trace.ops["duration"].max() == 200.0
+
+
+def test_a_unit_that_is_stated_wrongly_is_said_so() -> None:
+    told = message(job(0.02).with_columns(TIMES * 1e3), unit="ns")
+    assert "milliseconds, not the nanoseconds that were stated: say so with --unit ms" in told
+    with pytest.raises(TraceError, match="unknown unit 'min'; expected one of s, ms, us, ns"):
+        trace(job(0.02), unit="min")
+
+
+def test_the_commands_take_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that pandas filled with milliseconds: refused by each command, taken by each with --unit."""
+    write_canonical(tmp_path / "ms.parquet", job(0.02).with_columns(TIMES * 1e3))
+
+    def error(*arguments: str) -> str:
+        return str(CliRunner().invoke(commands, arguments).exception)
+
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["whatif", "ms.parquet", "--json"],
+        ["info", "ms.parquet"],
+        ["export", "ms.parquet", "--out", "out.json.gz"],
+        ["import", "ms.parquet", "--store", "jobs.duckdb"],
+    ):
+        assert "--unit ms" in error(*arguments)
+        assert CliRunner().invoke(commands, [*arguments, "--unit", "ms"]).exit_code == 0
+    assert CliRunner().invoke(commands, ["info", "--store", "jobs.duckdb", "--job", "broken"]).exit_code == 0
+    assert CliRunner().invoke(commands, ["info", "out.json.gz"]).exit_code == 0
+    assert "leave out --unit" in error("whatif", "out.json.gz", "--unit", "ms")
+    assert "--unit belongs to a TRACE" in error("whatif", "--store", "jobs.duckdb", "--unit", "s")
+
+
+def test_a_format_with_a_unit_of_its_own_takes_no_other(tmp_path: Path) -> None:
+    Job(slow_trace()).export(tmp_path / "a.json.gz")
+    with pytest.raises(FormatError, match="has its times in a unit of its own; leave out --unit"):
+        tracekit.load(tmp_path / "a.json.gz", unit="us")
+
+
+# ---- clock times
+
+
+def on_clock(whole: Trace, starts: dict[int, float]) -> pl.DataFrame:
+    """The ops of `whole` with starts on the clock on which its steps begin at `starts`."""
+    zero = pl.col("step").cast(pl.Int64).replace_strict(starts, return_dtype=pl.Float64)
+    return whole.ops.with_columns(start=pl.col("start") + zero)
+
+
+@pytest.mark.parametrize("name", ["healthy", "slow_last_stage", "collected"])
+def test_starts_since_1970_analyse_as_relative_ones(name: str) -> None:
+    """Rounded to what a float of 1.7e9 can hold, as clocks give them, so that nothing was lost before the door."""
+    whole = sample(name)
+    starts = dict(whole.step_starts)
+    ops = on_clock(whole, starts)
+    zero = pl.col("step").cast(pl.Int64).replace_strict(starts, return_dtype=pl.Float64)
+    relative = trace(ops.with_columns(start=pl.col("start") - zero), whole.layout, step_starts=starts)
+    absolute = trace(ops, whole.layout, step_starts=starts)
+    assert absolute.ops.equals(relative.ops)
+    assert dict(absolute.step_starts) == starts
+    unknown = trace(ops, whole.layout)
+    expected, found = Job(relative).attribution, Job(unknown).attribution
+    assert found.slowdown == pytest.approx(expected.slowdown, rel=1e-9)
+    assert found.recorded_s == pytest.approx(expected.recorded_s, rel=3e-3)
+    assert found.trust.trustworthy == expected.trust.trustworthy
+    assert unknown.step_starts.keys() == starts.keys()
+    assert all(abs(unknown.step_starts[step] - start) < 0.05 for step, start in starts.items())
+
+
+@pytest.mark.parametrize(("unit", "per_second"), [("ns", 10**9), ("us", 10**6)])
+def test_integers_on_a_clock_lose_no_digit(unit: str, per_second: int) -> None:
+    """As floats, nanoseconds since 1970 would be rounded to 256 of them."""
+    numbers = slow_frame((3, 4, 9)).with_columns((TIMES * per_second).round().cast(pl.Int64) + 1)
+    zero = 1_700_000_000_123_456_789 * per_second // 10**9
+    clock = numbers.with_columns(pl.col("start") + zero + pl.col("step").cast(pl.Int64) * 20 * per_second)
+    found, expected = trace(clock, unit=unit), trace(numbers, unit=unit)
+    first = expected.ops["start"].min()
+    assert (found.ops["start"] - (expected.ops["start"] - first)).abs().max() < 1e-14
+    assert found.ops["duration"].equals(expected.ops["duration"])
+    assert found.step_starts[9] - found.step_starts[3] == pytest.approx(120)
+    assert found.step_starts[3] == pytest.approx(1_700_000_060.123456, abs=1e-6)
+
+
+def test_a_monotonic_clock_is_seen_by_its_running_on() -> None:
+    whole = slow_trace((5, 6, 7))
+    found = trace(on_clock(whole, {5: 8000.25, 6: 8016.0, 7: 8031.75}))
+    assert found.ops["start"].equals(whole.ops["start"])
+    assert dict(found.step_starts) == {}
+    late = slow_frame((5, 6, 7)).with_columns(pl.col("start") + 100.0)  # late data in each step: no clock
+    assert trace(late).ops["start"].min() == 100.0
+
+
+@pytest.mark.parametrize(("unit", "per_second"), [("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
+def test_clock_times_in_another_unit_are_named(unit: str, per_second: float) -> None:
+    ops = slow_frame((0, 1, 2)).with_columns(start=(pl.col("start") + 1.7e9) * per_second)
+    assert f"say so with --unit {unit} " in message(ops)
+
+
+def test_the_start_of_a_step_is_a_time() -> None:
+    for start in (float("nan"), float("inf"), 1.7e12):
+        assert "expected seconds since 1970" in message(slow_frame(), step_starts={0: start})

@@ -1,0 +1,197 @@
+"""Whether the times of a trace can be the seconds they are meant to be.
+
+In: checked ops in seconds. Out: nothing, or one TraceError that names the likely unit.
+
+What is judged is robust: medians, or the quickest op of each step (its median over steps), never a single op. So a
+two-hour checkpoint, an evaluation, one hung step or one slow link cannot raise an alarm: see `USUAL`. Each statistic
+that lies outside its usual range adds its distance in decades, and the alarm is raised where another unit would bring
+them back by `ALARM` or more. A trace whose times are usual in two units cannot be told apart and passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.columns import Source, distinct_steps, violation
+from tracekit.errors import TraceError
+from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
+from tracekit.text import seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """How long ops of `kinds` usually take, seconds.
+
+    Their median is held against both ends; that of communication, which waits, only against the lower one, and the
+    quickest op of each step against the upper one.
+    """
+
+    what: str
+    kinds: frozenset[OpKind]
+    low: float
+    high: float
+    waits: bool
+
+
+#: What is judged, and why its usual range is that wide. Checkpoints, evaluation, gc, data loading and host time can
+#: last from nothing to hours, a step as long as its microbatches are many: they say nothing of the unit.
+#:
+#: statistic          from    to      because
+#: a compute          2 us    3 s     one microbatch on one stage: an element-wise op on a CPU .. a 70B model with
+#:                                    recomputation and a long context
+#: the optimizer      1 us    10 s    one scalar .. states off-loaded to the host
+#: transfer at best   0.2 us  200 ms  a kernel alone is 1 us and more; 200 MB at 1 GB/s
+#: collective at best 0.2 us  10 s    all gradients of a large model over Ethernet, nothing overlapped
+USUAL = (
+    Usual(
+        "a forward or backward",
+        frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE}),
+        low=2e-6,
+        high=3.0,
+        waits=False,
+    ),
+    Usual("an optimizer", frozenset({OpKind.OPTIMIZER}), low=1e-6, high=10.0, waits=False),
+    Usual("the quickest transfer of a step", P2P, low=2e-7, high=0.2, waits=True),
+    Usual("the quickest collective of a step", DP_COLLECTIVES | {OpKind.ALL_TO_ALL}, low=2e-7, high=10.0, waits=True),
+)
+#: Decades beyond the usual that raise an alarm: four times. Whole seconds, which no clock gives, need less. Who says
+#: the unit is believed up to forty times, and any time where it is seconds.
+ALARM, ALARM_OF_INTEGERS, ALARM_OF_STATED = 0.6, 0.3, 1.6
+#: A step that lasts far longer than this many times what passes until the next one begins is in another unit.
+LONGEST_OVERLAP = 30.0
+#: No op and no step takes that long, seconds.
+LONGEST_S = 1e8
+#: How much is looked at.
+MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A statistic of the trace beside its usual range: `value` against the upper end, `typical` against the lower."""
+
+    what: str
+    value: float
+    typical: float
+    low: float
+    high: float
+
+    def beyond(self, factor: float = 1.0) -> float:
+        """Decades outside the usual range, were all times multiplied by `factor`."""
+        return max(
+            math.log10(self.low) - math.log10(self.typical) - math.log10(factor) if self.low else 0.0,
+            math.log10(self.value) + math.log10(factor) - math.log10(self.high),
+            0.0,
+        )
+
+    def __str__(self) -> str:
+        if not self.low:
+            return f"{self.what} lasts {self.value:.3g} times as long (usual: up to {self.high:.3g})"
+        shown = self.value if self.value > self.high else self.typical
+        return f"{self.what} takes {_time(shown)} (usual: {_time(self.low)} to {_time(self.high)})"
+
+
+def check_magnitudes(
+    ops: pl.DataFrame, step_starts: Mapping[int, float], source: Source, *, stated: Unit | None, integers: bool
+) -> None:
+    """Raise TraceError where another unit than seconds would explain the times far better, or one is beyond all bounds.
+
+    `ops`: canonical columns. `stated`: the unit they came in, if somebody said so. `integers`: they came as integers.
+    """
+    if stated is not Unit.S:
+        _check_usual(ops, step_starts, source, stated, integers=integers)
+    for name in ("start", "duration"):
+        least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
+        if max(-least, most) > LONGEST_S:
+            row = int(((ops[name] > LONGEST_S) | (ops[name] < -LONGEST_S)).arg_max() or 0)
+            expected = "seconds from the start of the step" if name == "start" else "seconds"
+            raise violation(source, ops[name], row, f"expected {expected}; convert the column")
+
+
+def _check_usual(
+    ops: pl.DataFrame, step_starts: Mapping[int, float], source: Source, stated: Unit | None, *, integers: bool
+) -> None:
+    """Raise TraceError where the statistics are far from usual and another unit would bring them back."""
+    found = [*_statistics(ops), *_overlap(ops, step_starts)]
+    now = sum(one.beyond() for one in found)
+    alarm = ALARM_OF_STATED if stated else ALARM_OF_INTEGERS if integers else ALARM
+    if now < alarm:
+        return
+    factors = [1000.0**power for power in (-3, -2, -1, 1, 2, 3)]
+    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in found), -factor))
+    if now - sum(one.beyond(best) for one in found) < alarm:
+        return
+    worst = sorted(found, key=lambda one: -one.beyond())[:2]
+    shown = ", ".join(str(one) for one in worst if one.beyond())
+    raise TraceError(f"{source}: {shown}; {_advice(best, stated)}")
+
+
+def _advice(factor: float, stated: Unit | None) -> str:
+    """What unit it looks like, and what to do. `factor`: what would make the times usual."""
+    told = Unit.S if stated is None else stated
+    sure = "if they are seconds, say so with --unit s"
+    for unit in Unit:
+        if math.isclose(unit.per_second * factor, told.per_second, rel_tol=1e-6):
+            taken = f" taken for {told.word}" if stated is None else f", not the {told.word} that were stated"
+            return (
+                f"the times look like {unit.word}{taken}: say so with --unit {unit} (unit={str(unit)!r} in Python);"
+                f" {sure}"
+            )
+    return (
+        f"the times look as if seconds had been divided by {factor:.0e}, or another unit been converted twice: multiply"
+        f" them; {sure}"
+    )
+
+
+def _statistics(ops: pl.DataFrame) -> list[_Found]:
+    """Every statistic of `USUAL` that the trace has."""
+    steps = distinct_steps(ops["step"].to_numpy())
+    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
+    times = ops.select("step", "kind", "duration")
+    here = pl.concat(
+        [
+            times.filter(ops["step"] == int(steps[at])).filter(pl.col("duration") > 0)
+            for at in np.unique(np.linspace(0, len(steps) - 1, few).astype(np.int64))
+        ]
+    )
+    quickest = here.group_by("step", "kind").agg(pl.col("duration").min())
+    some = here.gather_every(max(1, here.height // MOST_MEDIAN))
+    found = []
+    for usual in USUAL:
+        of_kinds = pl.col("kind").cast(pl.String).is_in([str(kind) for kind in usual.kinds])
+        durations = some.filter(of_kinds)
+        if durations.is_empty():
+            continue
+        typical = value = durations["duration"].median()
+        if usual.waits:
+            typical = durations.group_by("kind").agg(pl.col("duration").median())["duration"].max()
+            value = quickest.filter(of_kinds).group_by("kind").agg(pl.col("duration").median())["duration"].min()
+        if isinstance(typical, float) and isinstance(value, float):
+            found.append(_Found(usual.what, value, typical, usual.low, usual.high))
+    return found
+
+
+def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Found]:
+    """How long a step lasts beside what passes until the next begins; nothing where that is not known."""
+    starts = sorted((step, start) for step, start in step_starts.items() if math.isfinite(start))
+    if len(starts) < 2:
+        return []
+    numbers = np.array([step for step, _ in starts], np.float64)
+    apart = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
+    apart = apart[apart > 0]
+    of_rank = ops.filter(pl.col("rank") == ops["rank"][0])
+    end = (pl.col("start") + pl.col("duration")).max()
+    lengths = of_rank.group_by("step").agg(length=end - pl.col("start").min())["length"]
+    length = lengths.median()
+    if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
+        return []
+    ratio = length / float(np.median(apart))
+    return [_Found("a step beside the time until the next one", ratio, ratio, 0.0, LONGEST_OVERLAP)]
+
+
+def _time(value: float) -> str:
+    return f"{value * 1e9:.3g} ns" if 0 < value < 5e-7 else f"{value / 60:.3g} min" if value > 600 else seconds(value)

@@ -1,0 +1,163 @@
+"""Times as they come in, made what a trace holds: seconds, `start` from the start of its step.
+
+In: a frame whose times may be in another unit, and whose starts may be read off a clock that runs on from step to step
+(seconds since 1970, a monotonic clock). Out: the same frame in seconds from the start of each step, and the absolute
+starts of the steps. Integers are moved as integers and floats by exact subtraction, so no digit is lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.columns import Source
+from tracekit.errors import TraceError
+from tracekit.magnitudes import LONGEST_S
+from tracekit.model import Unit
+
+#: Clock times between these, seconds since 1970, are taken for such: 2001 to 2100.
+EARLIEST_S, LATEST_S = 1e9, 4.1e9
+#: A start of a step in the metadata is the zero of its ops if the first of them begins this close to it.
+SAME_START_S = 1.0
+#: A rank may begin a step this long before it has ended the one before.
+SAME_END_S = 1e-3
+#: A clock that runs on shows in at least this many steps; in each, it has moved on by this share of the step before.
+FEWEST_STEPS = 3
+SMALLEST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, where known."""
+
+    ops: pl.DataFrame
+    step_starts: Mapping[int, float]
+
+
+def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Source) -> Timed:
+    """`ops` with times in seconds from the start of their step. `unit`: of the times now; None is taken for seconds.
+
+    Columns that hold no times are left for `checked_columns` to name. Raises TraceError where starts are clock times in
+    another unit than `unit`.
+    """
+    start, duration = (_raw(ops, name) for name in ("start", "duration"))
+    if start is None or duration is None or "step" not in ops.columns or not ops["step"].dtype.is_integer():
+        return Timed(ops, step_starts)
+    per_second = (unit or Unit.S).per_second
+    if _may_run_on(ops, start, duration, per_second):
+        rank = ops["rank"] if _has_ranks(ops) else pl.repeat(0, ops.height, eager=True)
+        raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
+        start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
+    elif per_second == 1:
+        return Timed(ops, step_starts)
+    return Timed(
+        ops.with_columns((start / per_second).alias("start"), (duration / per_second).alias("duration")), step_starts
+    )
+
+
+def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
+    """A column of times as Int64 or Float64; None where a value is missing, infinite or none."""
+    if name not in ops.columns or not ops[name].dtype.is_numeric():
+        return None
+    column = ops[name].cast(pl.Int64 if ops[name].dtype.is_integer() else pl.Float64, strict=False)
+    if column.null_count() or not len(column) or (column.dtype == pl.Float64 and not column.is_finite().all()):
+        return None
+    return column
+
+
+def _has_ranks(ops: pl.DataFrame) -> bool:
+    return "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
+
+
+def _may_run_on(ops: pl.DataFrame, start: pl.Series, duration: pl.Series, per_second: int) -> bool:
+    """Whether starts lie beyond any step, or those of one rank, a quick look, move on from step to step."""
+    if float(start.max()) > LONGEST_S * per_second:  # type: ignore[arg-type]
+        return True
+    if not _has_ranks(ops):
+        return False
+    of_rank = ops["rank"] == ops["rank"][0]
+    look = pl.DataFrame({"step": ops["step"], "start": start, "duration": duration}).filter(of_rank)
+    return _runs_on(_by_step(look))
+
+
+def _by_step(raw: pl.DataFrame, *also: str) -> pl.DataFrame:
+    """First start and last end of each step (and rank), ascending."""
+    end = (pl.col("start").cast(pl.Float64) + pl.col("duration")).max()
+    return raw.group_by("step", *also).agg(first=pl.col("start").min(), end=end).sort("step", *also)
+
+
+def _runs_on(steps: pl.DataFrame) -> bool:
+    """Whether each step begins on the clock of the one before, and not anew at its own zero."""
+    if steps.height < FEWEST_STEPS:
+        return False
+    first, end = steps["first"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
+    length = end - first
+    moved_on = first[1:] - first[:-1] >= SMALLEST_SHARE * length[:-1]
+    return bool(moved_on.all() and (length > 0).all() and first[-1] > length.max())
+
+
+def _from_step_start(
+    raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Source, *, stated: bool
+) -> tuple[pl.Series, Mapping[int, float]]:
+    """Starts from the start of their step, in `unit`, and when the steps start, seconds since 1970."""
+    per_second = unit.per_second
+    steps = _by_step(raw)
+    runs_on = _runs_on(steps)
+    starts: dict[int, float] = dict(step_starts)
+    zeros: list[float] = []
+    for step, first, lap in zip(steps["step"], steps["first"], _laps(raw, steps, per_second), strict=True):
+        since_1970 = EARLIEST_S * per_second <= first <= LATEST_S * per_second
+        if first > LATEST_S * per_second:
+            _refuse_other_clock(raw["start"], int(first), unit, source, stated=stated)
+        if not since_1970 and not runs_on:
+            zeros.append(0)
+            continue
+        known = starts.get(step, 0.0) * per_second
+        near = abs(known - first) <= SAME_START_S * per_second
+        whole = isinstance(first, int)  # nothing but integers may be added to it
+        zero = (round(known) if whole else known) if near else first + (round(lap) if whole else lap)
+        zeros.append(zero)
+        if since_1970:
+            starts[step] = float(zero) / per_second
+    bases = steps.select("step", zero=pl.Series(zeros, dtype=raw["start"].dtype))
+    placed = raw.join(bases, on="step", how="left", maintain_order="left")
+    return placed["start"] - placed["zero"], starts
+
+
+def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float]:
+    """How long after its first op each step starts: when the last op of the step before it has ended.
+
+    Ranks of a late stage begin while an early one still finishes; counted twice, that time would make steps longer than
+    they are apart. Where the step before was not traced, it is taken for what it usually is. Where ranks overlap with
+    themselves, no clock ran on from that step to the next.
+    """
+    by_rank = _by_step(raw, "rank").with_columns(
+        again=pl.when(pl.col("step").diff().over("rank") == 1).then(
+            pl.col("end").shift().over("rank") - pl.col("first")
+        )
+    )
+    again = by_rank.group_by("step").agg(pl.col("again").median()).sort("step")["again"].fill_null(0.0).to_numpy()
+    number, end = steps["step"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
+    first = steps["first"].cast(pl.Float64).to_numpy()
+    laps = np.full(len(first), np.nan)
+    laps[1:] = np.where(np.diff(number) == 1, np.maximum(end[:-1] - first[1:], 0.0), np.nan)
+    laps[again > SAME_END_S * per_second] = 0.0
+    known = laps[~np.isnan(laps)]
+    usual = float(np.median(known)) if len(known) else 0.0
+    filled: list[float] = np.where(np.isnan(laps), usual, laps).tolist()
+    return filled
+
+
+def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Source, *, stated: bool) -> None:
+    """Raise TraceError where `first` would be a clock time in another unit."""
+    for other in Unit:
+        if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
+            row = int((start >= first).arg_max() or 0)
+            told = f"--unit {unit} makes of it" if stated else "as seconds that is"
+            raise TraceError(
+                f"{source}: {source.column('start')}, row {row}: {start[row]!r}; {told} no time since 1970, but as"
+                f" {other.word} it is one; say so with --unit {other} (unit={str(other)!r} in Python)"
+            )
