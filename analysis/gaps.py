@@ -75,7 +75,10 @@ def missing_ops(
     dp_ranks: npt.NDArray[np.int32],
     stages: int,
 ) -> MissingOps:
-    """What `lanes` lack. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds]; `steps`, `dp_ranks`: numbers."""
+    """What `lanes` lack. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds].
+
+    `steps`, `dp_ranks`: the numbers of the steps and DP ranks that `counts` goes over.
+    """
     by_lane = counts.reshape(len(steps), len(dp_ranks), stages, len(KINDS))
     here = np.zeros(len(counts), np.bool_)
     here[lanes] = True
