@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -21,32 +23,28 @@ from tracekit.collectors.runtime.words import Category, Flag
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 _REDUCERS = "allreduce"
+_BUCKETS = "the all-reduce ops of DistributedDataParallel"
 #: A guard under which operators pass by kernels registered for autograd.
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
-#: Bound methods of `ProcessGroup` that start a collective.
+#: Bound methods of `ProcessGroup` that start a collective; names of one collective, old and new, stand together.
 COLLECTIVES = (
-    "allreduce",
-    "allreduce_coalesced",
-    "allgather",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "_allgather_base",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
+    ("allreduce",),
+    ("allreduce_coalesced",),
+    ("allgather",),
+    ("all_gather_single", "_allgather_base"),
+    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    ("allgather_coalesced",),
+    ("reduce_scatter",),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    ("alltoall",),
+    ("all_to_all_single", "alltoall_base"),
+    ("broadcast",),
+    ("reduce",),
+    ("gather",),
+    ("scatter",),
+    ("barrier",),
 )
 #: P2p a pipeline schedule did not tag: recorded under its own name.
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
@@ -60,6 +58,11 @@ FUNCTIONAL = (
 )
 
 
+#: How long the end of a process group, or of the process, waits for callbacks of collectives, and how often it looks,
+#: seconds. Those of finished collectives are done in a moment; those of others never come.
+CALLBACKS_TIMEOUT_S, CALLBACKS_POLL_S = 2.0, 0.0005
+#: Threads of a gloo process group: as many works can end at once.
+GLOO_THREADS = 2
 #: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
 _COALESCED = 17
 
@@ -75,17 +78,24 @@ class CollectiveHooks:
         self._without_future: set[str] = set()
         self._waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._inside_computes: dict[int, tuple[str, int]] = {}
+        self._callbacks: dict[int, None] = {}
+        # Gloo's thread must not be the last to own its latest work: it holds Python objects of torch's, see below.
+        self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
         session.step_listeners.append(self._forget_unfinished)
+        session.before_the_end.append(self._await_callbacks)
 
     def install(self) -> None:
         """Hook the process group's methods, and, once DDP is used, its reducer's bucket reductions."""
-        for name in COLLECTIVES:
-            self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._collective, name))
+        for names in COLLECTIVES:
+            wraps = {name: functools.partial(self._collective, name) for name in names}
+            self.session.patch_any(dist.ProcessGroup, wraps, lacks=f"the collective {names[0]}")
         for name in POINT_TO_POINT:
-            self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._point_to_point, name))
-        self.session.patches.add(dist.Work, "wait", self._wait)
+            wrap = functools.partial(self._point_to_point, name)
+            self.session.patch(dist.ProcessGroup, name, wrap, lacks=f"calls of {name} outside a pipeline")
+        self.session.patch(dist.Work, "wait", self._wait, lacks="what computes wait for inside")
         # Not `__init__`: the warnings it gives would name this file instead of the user's.
-        self.session.patches.add(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", self._ddp_init)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        self.session.patch(ddp, "_ddp_init_helper", self._ddp_init, lacks=_BUCKETS)
 
     def group_number(self, group: Any) -> int:
         """The number that stands for a process group in records."""
@@ -180,8 +190,10 @@ class CollectiveHooks:
             except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
                 self._without_future.add(name)
             else:
-                attempt_hook = self.session.attempt_hook
-                future.add_done_callback(lambda _: attempt_hook(name, ended))
+                if isinstance(start, int):
+                    self._latest[number].append(work)
+                told = functools.partial(self.session.attempt_hook, name, ended)
+                future.add_done_callback(_Callback(self._callbacks, told))
                 return
         self._waited_for[id(work)] = (work, ended)
 
@@ -216,6 +228,19 @@ class CollectiveHooks:
     def _waited(self, name: str, group: int, start: Instant) -> None:
         self.session.record(Category.WAIT, name, start, self.session.instant(), peer=group)
 
+    def _await_callbacks(self) -> None:
+        """Let gloo's threads finish with our callbacks while the interpreter's lock is there for them.
+
+        A process group joins its threads, and its last owner may hold the lock meanwhile (the C++ part of
+        DistributedDataParallel does): a thread that wants the lock, for a callback or to let go of a work and what
+        torch keeps with it, would never come back. In an interpreter that ends, it would be killed, and the process
+        with it ("terminate called without an active exception"). Torch can do so by itself; callbacks keep its threads
+        at it for longer.
+        """
+        deadline = time.monotonic() + CALLBACKS_TIMEOUT_S
+        while self._callbacks and time.monotonic() < deadline:
+            time.sleep(CALLBACKS_POLL_S)
+
     def _forget_unfinished(self) -> None:
         self.session.unfinished += len(self._waited_for)
         self._waited_for.clear()
@@ -225,7 +250,8 @@ class CollectiveHooks:
 
     def install_fsdp(self, module: Any) -> None:
         """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, and no work is asked."""
-        self.session.patches.add(module.FSDPParamGroup, "wait_for_unshard", self._wait_for_unshard)
+        lacks = "what computes on a GPU wait for FSDP2's parameters"
+        self.session.patch(module, "FSDPParamGroup.wait_for_unshard", self._wait_for_unshard, lacks=lacks)
 
     def _wait_for_unshard(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -254,8 +280,9 @@ class CollectiveHooks:
         Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
         """
         for name in FUNCTIONAL:
-            self.session.patches.add(module, name, functools.partial(self._functional, name, module))
-        self.session.patches.add(module, "wait_tensor", self._wait_tensor)
+            wrap = functools.partial(self._functional, name, module)
+            self.session.patch(module, name, wrap, lacks=f"the functional collective {name}")
+        self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
 
     def _functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -315,7 +342,7 @@ class CollectiveHooks:
         @functools.wraps(original)
         def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
             original(ddp, *args, **kwargs)
-            session.attempt_hook("ddp-buckets", self._hook_reducer)
+            session.install("c10d::allreduce_", self._hook_reducer, lacks=_BUCKETS)
 
         return init
 
@@ -323,7 +350,6 @@ class CollectiveHooks:
         """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
         if self._reducer_hooked:
             return
-        self._reducer_hooked = True
         below = torch._C._after_autograd_keyset  # noqa: SLF001
         operator = torch.ops.c10d.allreduce_.default
         session = self.session
@@ -338,9 +364,26 @@ class CollectiveHooks:
             return result
 
         session.patches.add_patch(_Kernel("allreduce_", kernel))
+        self._reducer_hooked = True
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         self._started(_REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
+
+
+class _Callback:
+    """Tells the end of a collective, on a thread of gloo. In `alive` until that thread has let go of it."""
+
+    __slots__ = ("_alive", "_told")
+
+    def __init__(self, alive: dict[int, None], told: Callable[[], Any]) -> None:
+        self._alive, self._told = alive, told
+        alive[id(self)] = None
+
+    def __call__(self, _future: Any) -> None:
+        self._told()
+
+    def __del__(self) -> None:
+        self._alive.pop(id(self), None)
 
 
 class _Kernel:

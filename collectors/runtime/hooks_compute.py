@@ -14,11 +14,17 @@ from typing import Any
 import torch
 
 from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.patches import Patch
+from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.words import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
+#: Method of a pipeline stage that computes -> the kind of its op.
+COMPUTE_SOURCES = {
+    "forward_one_chunk": FORWARD,
+    "backward_one_chunk": BACKWARD,
+    "backward_weight_one_chunk": BACKWARD_WEIGHT,
+}
 #: Method of a pipeline stage that makes p2p ops -> their kind.
 P2P_SOURCES = {
     "get_fwd_recv_ops": "forward-recv",
@@ -44,16 +50,16 @@ class PipelineHooks:
 
     def install(self, schedules: ModuleType) -> None:
         """Hook the stages and schedules; called when `torch.distributed.pipelining.schedules` is imported."""
-        stage = schedules._PipelineStageBase  # noqa: SLF001  torch has no public hook here
-        patches = self.session.patches
-        patches.add(stage, "forward_one_chunk", functools.partial(self._compute, FORWARD))
-        patches.add(stage, "backward_one_chunk", functools.partial(self._compute, BACKWARD))
-        patches.add(stage, "backward_weight_one_chunk", functools.partial(self._compute, BACKWARD_WEIGHT))
+        for method, kind in COMPUTE_SOURCES.items():
+            self._patch(schedules, f"_PipelineStageBase.{method}", functools.partial(self._compute, kind), kind)
         for method, kind in P2P_SOURCES.items():
-            patches.add(stage, method, functools.partial(self._tag, kind))
-        patches.add(schedules._PipelineSchedule, "_maybe_compute_loss", self._loss)  # noqa: SLF001
-        patches.add(schedules, "_batch_p2p", self._batch)
-        patches.add(schedules, "_wait_batch_p2p", self._wait)
+            self._patch(schedules, f"_PipelineStageBase.{method}", functools.partial(self._tag, kind), kind)
+        self._patch(schedules, "_PipelineSchedule._maybe_compute_loss", self._loss, "loss (in forward-compute)")
+        self._patch(schedules, "_batch_p2p", self._batch, "send and recv")
+        self._patch(schedules, "_wait_batch_p2p", self._wait, "send and recv")
+
+    def _patch(self, schedules: ModuleType, path: str, wrap: Wrap, kind: str) -> None:
+        self.session.patch(schedules, path, wrap, lacks=f"the {kind} ops of pipeline stages")
 
     def _compute(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -208,7 +214,7 @@ class LoopHooks:
         self._search = Patch(torch.nn.Module, "__call__", self._find_roots)
         self._search.install()
         for name in ("backward", "grad"):
-            self.session.patches.add(torch.autograd, name, self._backward)
+            self.session.patch(torch.autograd, name, self._backward, lacks="the backward-compute ops of plain loops")
 
     def stop_looking(self) -> None:
         """Pipeline stages do the forwards, or the roots are found."""

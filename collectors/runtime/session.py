@@ -13,12 +13,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
 from tracekit.collectors.runtime.gpu_state import GpuState
-from tracekit.collectors.runtime.patches import PatchSet
+from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.words import NONE, Category, Flag, RuntimeOptions
 from tracekit.model import OpKind
@@ -59,6 +59,7 @@ class Session:
         self.device: DeviceClock | None = None
         self._gpu: GpuState | None = None
         self.step_entered: list[Callable[[], None]] = []
+        self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
         self._step_start = now_ns()
         self._compute_ns = 0
@@ -103,10 +104,17 @@ class Session:
                 "unfinished": self.unfinished,
                 "failures": dict(self.failures),
                 "off": self.recorder.off,
+                "gpu_used": self.device is not None and self.device.used,
             }
         )
 
+    def process_group_ends(self) -> None:
+        """Called before process groups are destroyed, and before the process ends."""
+        for listener in self.before_the_end:
+            self.attempt_hook("process-group-ends", listener)
+
     def _finish(self) -> None:
+        self.process_group_ends()
         self.flush_held()
         if self._step_over:
             self._record_step(self._last_end)
@@ -137,6 +145,37 @@ class Session:
         except Exception as error:
             self.failed(hook, error)
             return None
+
+    def patch(self, owner: Any, path: str, wrap: Wrap, *, lacks: str) -> None:
+        """Hook `owner.path`. Where that cannot be, the ranks tell that the trace lacks `lacks`; training goes on."""
+        self.patch_any(owner, {path: wrap}, lacks=lacks)
+
+    def patch_any(self, owner: Any, wraps: Mapping[str, Wrap], *, lacks: str) -> None:
+        """The same for one thing with several names, old and new: those that are there are hooked."""
+        hook = f"{getattr(owner, '__module__', '')}.{owner.__name__}.{next(iter(wraps))}".lstrip(".")
+        try:
+            added = [path for path, wrap in wraps.items() if self.patches.add(owner, path, wrap)]
+        except Exception as error:
+            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
+        else:
+            if not added:
+                self.lost_hook(hook, "there is none", lacks)
+
+    def install(self, hook: str, body: Callable[..., Any], *args: Any, lacks: str) -> None:
+        """Run what puts a hook in place; where it raises, the trace lacks `lacks`."""
+        try:
+            body(*args)
+        except Exception as error:
+            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
+
+    def lost_hook(self, hook: str, reason: str, lacks: str) -> None:
+        """Tell, once for all ranks now and on each for the trace, that a hook could not be put in place."""
+        self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
+        if self.recorder.first_of_all_ranks(f"lost-{hook}"):
+            sys.stderr.write(
+                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); the training goes on, the trace lacks"
+                f" {lacks}\n"
+            )
 
     # ---- the device ----------------------------------------------------------------------------------------------
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.collectors.conftest import TIMEOUT_S, collect, digests, environment, plain, python, torchrun
+from tests.collectors.conftest import TIMEOUT_S, collect, contradictions, digests, environment, plain, python, torchrun
 from tests.handmade import slow_trace
-from tracekit.analysis.attribution import attribute
-from tracekit.analysis.job_replay import JobReplay
 from tracekit.collectors.registry import read_any
 from tracekit.collectors.runtime.words import Category
 from tracekit.collectors.segments import read_attempt
@@ -158,7 +156,7 @@ def test_a_rank_that_dies_costs_only_its_last_step(tmp_path, crash):
     steps = {rank: part["step"].unique().sort().to_list() for (rank,), part in trace.ops.group_by("rank")}
     for rank in range(4):
         assert steps[rank][:6] == [1, 2, 3, 4, 5, 6]
-    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05  # step 7, on some ranks only, does no harm
+    assert contradictions(trace) == []  # step 7, on some ranks only, does no harm
     if crash == "kill":
         assert "rank 2: ended without closing its recorder" in collected.process.stderr
     else:
@@ -214,7 +212,7 @@ def test_failing_hooks_cost_one_warning(tmp_path):
     assert set(collected.attempt["ranks"][0]["failures"]) >= {"data-load", "forward", "backward", "optimizer"}
 
 
-def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, healthy):
+def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, pipeline_alone):
     """Pipeline stages, transfers and buckets on four ranks: the same weights, one warning for all of them."""
     collected = collect(
         tmp_path,
@@ -224,7 +222,7 @@ def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, healthy):
         SITECUSTOMIZE_SAYS=tmp_path / "said",
     )
     assert collected.process.returncode == 0
-    assert digests(collected.process) == digests(healthy.process)
+    assert digests(collected.process.stdout) == pipeline_alone
     assert collected.process.stderr.count("and is off from here; the training goes on") == 1
     for rank in collected.attempt["ranks"]:
         expected = {"data-load", "forward-compute", "backward-compute", "p2p", "allreduce", "gc", "optimizer"}
