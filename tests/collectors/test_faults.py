@@ -229,6 +229,52 @@ def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, pipeline_alone):
         assert set(rank["failures"]) >= expected
 
 
+def test_a_torch_without_what_a_hook_holds_on_to_is_named(tmp_path):
+    """Which hook, of which torch, what the trace lacks: as it starts, at the end and in the trace; the rest is there."""
+    alone = plain(python("loop.py", "plain"), tmp_path)
+    collected = collect(
+        tmp_path,
+        python("loop.py", "plain"),
+        PYTHONPATH=SABOTAGE,
+        SABOTAGE="renamed",
+        SITECUSTOMIZE_SAYS=tmp_path / "said",
+    )
+    assert collected.process.stdout.startswith(alone.stdout)
+    hook = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"
+    (lost,) = collected.trace.metadata["lost_hooks"]
+    version = lost.pop("torch")
+    assert version.startswith("2.")
+    assert lost == {"hook": hook, "reason": "there is none", "lacks": "data-load ops", "ranks": [0]}
+    said = collected.process.stderr
+    assert said.count(f"rank 0: {hook} cannot be hooked") == 1
+    closing = (
+        f"tracekit: WARNING: {hook} of torch {version} cannot be hooked (there is none) on rank 0; the trace lacks"
+    )
+    assert said.count(closing) == 1
+    kinds = set(collected.trace.ops["kind"].cast(str))
+    assert kinds >= {"forward-compute", "backward-compute", "optimizer", "checkpoint"}
+    assert "data-load" not in kinds
+
+
+def test_a_torch_for_cuda_records_without_a_driver(tmp_path):
+    """As `pip install torch` gives it on a login node: every question to CUDA raises, and none is asked."""
+    collected = collect(
+        tmp_path,
+        torchrun(2, "ddp_accumulation.py"),
+        PYTHONPATH=SABOTAGE,
+        SABOTAGE="driverless",
+        SITECUSTOMIZE_SAYS=tmp_path / "said",
+    )
+    said = collected.process.stderr
+    assert collected.process.returncode == 0, said
+    assert (collected.trace.layout.dp, list(collected.trace.steps)) == (2, list(range(1, 8)))
+    assert collected.trace.ops.filter(kind="all-reduce").height == 2 * 7
+    assert said.count("torch is built for CUDA 13.0, but no GPU was used: ops have host times") == 1
+    assert "CUDA events failed" not in said
+    assert [rank["failures"] for rank in collected.attempt["ranks"]] == [{}, {}]
+    assert {"device_clock", "lost_hooks", "failed_hooks"}.isdisjoint(collected.trace.metadata)
+
+
 def test_a_full_disk_costs_one_warning_per_rank(tmp_path):
     """The recorder switches itself off, the training ends as it would."""
     alone = plain(python("loop.py", "plain"), tmp_path)
