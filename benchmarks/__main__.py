@@ -13,7 +13,7 @@ from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
-SECTIONS = ("core", "causes", "collect", "device", "gpu", "nccl", "dashboard")
+SECTIONS = ("core", "causes", "collect", "live", "device", "gpu", "nccl", "dashboard")
 TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"
 
 

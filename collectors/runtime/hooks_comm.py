@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tracekit.collectors.runtime.callbacks import Callbacks
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.words import Category, Flag
@@ -58,11 +57,6 @@ FUNCTIONAL = (
 )
 
 
-#: How long the end of a process group, or of the process, waits for callbacks of collectives, and how often it looks,
-#: seconds. Those of finished collectives are done in a moment; those of others never come.
-CALLBACKS_TIMEOUT_S, CALLBACKS_POLL_S = 2.0, 0.0005
-#: Threads of a gloo process group: as many works can end at once.
-GLOO_THREADS = 2
 #: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
 _COALESCED = 17
 
@@ -78,11 +72,9 @@ class CollectiveHooks:
         self._without_future: set[str] = set()
         self._waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._inside_computes: dict[int, tuple[str, int]] = {}
-        self._callbacks: dict[int, None] = {}
-        # Gloo's thread must not be the last to own its latest work: it holds Python objects of torch's, see below.
-        self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
+        self._callbacks = Callbacks()
         session.step_listeners.append(self._forget_unfinished)
-        session.before_the_end.append(self._await_callbacks)
+        session.before_the_end.append(self._callbacks.wait_for_all)
 
     def install(self) -> None:
         """Hook the process group's methods, and, once DDP is used, its reducer's bucket reductions."""
@@ -128,7 +120,7 @@ class CollectiveHooks:
                 work = original(group, *args, **kwargs)
             if start is not None:
                 session.attempt_hook(name, self._started, name, group, args, start, work)
-                if session.busy and work is not None:
+                if work is not None and (session.busy or session.optimizing):
                     session.attempt_hook(name, self._note_inside, name, group, work)
             return work
 
@@ -179,7 +171,8 @@ class CollectiveHooks:
 
     def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
         """Record the collective when its future completes, at once where there is none."""
-        number, flags = self.group_number(group), _flags(args)
+        number = self.group_number(group)
+        flags = _flags(args) if self.session.in_main_thread() else 0
         ended = functools.partial(self._ended, name, start, number, self.session.step, _bytes(args), flags)
         if work is None:  # it runs on the current stream
             ended()
@@ -191,9 +184,8 @@ class CollectiveHooks:
                 self._without_future.add(name)
             else:
                 if isinstance(start, int):
-                    self._latest[number].append(work)
-                told = functools.partial(self.session.attempt_hook, name, ended)
-                future.add_done_callback(_Callback(self._callbacks, told))
+                    self._callbacks.hold(number, work)
+                self._callbacks.add(future, functools.partial(self.session.attempt_hook, name, ended))
                 return
         self._waited_for[id(work)] = (work, ended)
 
@@ -212,7 +204,7 @@ class CollectiveHooks:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             nested = inside.pop(id(work), None) if inside else None
             start = None
-            if nested is not None and session.busy and session.in_main_thread():
+            if nested is not None and (session.busy or session.optimizing) and session.in_main_thread():
                 start = session.attempt_hook("wait", session.instant)
             result = original(work, *args, **kwargs)
             if nested is not None and start is not None:
@@ -227,19 +219,6 @@ class CollectiveHooks:
 
     def _waited(self, name: str, group: int, start: Instant) -> None:
         self.session.record(Category.WAIT, name, start, self.session.instant(), peer=group)
-
-    def _await_callbacks(self) -> None:
-        """Let gloo's threads finish with our callbacks while the interpreter's lock is there for them.
-
-        A process group joins its threads, and its last owner may hold the lock meanwhile (the C++ part of
-        DistributedDataParallel does): a thread that wants the lock, for a callback or to let go of a work and what
-        torch keeps with it, would never come back. In an interpreter that ends, it would be killed, and the process
-        with it ("terminate called without an active exception"). Torch can do so by itself; callbacks keep its threads
-        at it for longer.
-        """
-        deadline = time.monotonic() + CALLBACKS_TIMEOUT_S
-        while self._callbacks and time.monotonic() < deadline:
-            time.sleep(CALLBACKS_POLL_S)
 
     def _forget_unfinished(self) -> None:
         self.session.unfinished += len(self._waited_for)
@@ -368,22 +347,6 @@ class CollectiveHooks:
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         self._started(_REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
-
-
-class _Callback:
-    """Tells the end of a collective, on a thread of gloo. In `alive` until that thread has let go of it."""
-
-    __slots__ = ("_alive", "_told")
-
-    def __init__(self, alive: dict[int, None], told: Callable[[], Any]) -> None:
-        self._alive, self._told = alive, told
-        alive[id(self)] = None
-
-    def __call__(self, _future: Any) -> None:
-        self._told()
-
-    def __del__(self) -> None:
-        self._alive.pop(id(self), None)
 
 
 class _Kernel:

@@ -87,12 +87,14 @@ class HostHooks:
             return
         start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
         self._optimizer = None if start is None else (id(optimizer), start)
+        self.session.optimizing = start is not None
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         begun = self._optimizer
         if begun is None or begun[0] != id(optimizer) or torch.compiler.is_compiling():
             return
         self._optimizer = None
+        self.session.optimizing = False
         self.session.attempt_hook("optimizer", self.session.optimizer_ended, begun[1])
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:

@@ -35,9 +35,10 @@ _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPO
 class Session:
     """One rank in one attempt.
 
-    `recording`: whether ops of the current step are kept. `busy`: inside a compute, an optimizer or a data fetch, where
-    nested hooks keep quiet. `microbatch`: in loops without a pipeline, the backwards of the step so far.
-    `instant` says when it is: on the host, or, while a device clock runs, by a mark on the current stream.
+    `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
+    keep quiet. `optimizing`: inside an optimizer's step, its closure included. `microbatch`: in loops without a
+    pipeline, the backwards of the step so far. `instant` says when it is: on the host, or, while a device clock runs,
+    by a mark on the current stream.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Session:
         self.step = 0
         self.recording = options.records_step(0)
         self.busy = 0
+        self.optimizing = False
         self.failures: Counter[str] = Counter()
         self.unfinished = 0
         self.microbatch = 0
@@ -343,6 +345,7 @@ class Session:
         self._optimizers_per_step = max(self._optimizers_per_step, len(self._stepped))
         self._record_step(self._last_end)
         self.busy = 0  # a forward that raised, and was caught by the user, never ended
+        self.optimizing = False
         self._enter(self.step + 1)
 
     def _record_step(self, end_ns: int) -> None:

@@ -230,7 +230,7 @@ def test_failing_hooks_of_a_pipeline_cost_one_warning(tmp_path, pipeline_alone):
 
 
 def test_a_torch_without_what_a_hook_holds_on_to_is_named(tmp_path):
-    """Which hook, of which torch, what the trace lacks: as it starts, at the end and in the trace; the rest is there."""
+    """Which hook, of which torch, what the trace lacks: at once, at the end and in the trace; the rest is there."""
     alone = plain(python("loop.py", "plain"), tmp_path)
     collected = collect(
         tmp_path,
