@@ -271,6 +271,11 @@ class Session:
         self.flush_held()
         self._held = (name, start, end, microbatch, chunk, self.step)
 
+    @property
+    def holding(self) -> bool:
+        """Whether a forward is held back."""
+        return self._held is not None
+
     def flush_held(self, until: Instant | None = None) -> None:
         """Record the forward held back; up to `until` where its loss ended then."""
         held = self._held

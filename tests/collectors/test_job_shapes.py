@@ -24,6 +24,7 @@ TWO = {
     "uneven": "plain_pipeline.py",
     "sharded": "sharded_optimizer.py",
     "functional": "functional.py",
+    "slept": "PAUSE=sleep WHERE=middle paused.py",
     "met": "MEET=1 PAUSE=sleep WHERE=between paused.py",
     **PAUSES,
 }
@@ -247,6 +248,20 @@ def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(two, 
         released = pl.col("start_gc") + pl.col("duration_gc")
         assert reduced.filter(pl.col("start") + pl.col("duration") < released - CLOCK_TICK_S).is_empty()
     assert contradictions(trace) == [] or where == "after"
+
+
+def test_what_a_script_sleeps_before_its_backward_is_host_time_of_that_rank(two):
+    """From the first step on, between forward and backward; a busy machine makes nobody sleep."""
+    trace = two["slept"].trace
+    ops = trace.ops.with_columns(pl.col("kind").cast(pl.String)).sort("rank", "step", "start")
+    placed = ops.with_columns(
+        before=pl.col("kind").shift(1).over("rank", "step"), behind=pl.col("kind").shift(-1).over("rank", "step")
+    )
+    slept = placed.filter(kind="host-delay", before="forward-compute", behind="backward-compute")
+    assert slept["rank"].to_list() == [1] * 4
+    assert slept["step"].to_list() == [1, 2, 3, 4]
+    assert slept["duration"].min() >= 0.029  # of 30 ms; the kernel may count the way into the sleep as work
+    assert trace.metadata["collect"]["other"]["asleep before backward"]["host_delays"] == 4
 
 
 def test_who_waits_at_a_meeting_between_steps_waits_in_it(two):
