@@ -97,11 +97,11 @@ def one_after_another(ops: pl.DataFrame, ranks: list[int]) -> pl.DataFrame:
     ordered = ops.sort("start_ns", "end_ns").with_columns(
         before_ns=pl.col("end_ns").cum_max().shift(1).over(key).fill_null(0)
     )
+    # What is asked for later comes later: an end before that of the one before was estimated, or noticed, too early.
+    queued = pl.col("kind").is_in(_ALWAYS_IN_TURN)
     on_device = pl.col("rank").is_in(ranks) & pl.col("kind").is_in(_IN_TURN)
-    in_turn = on_device | pl.col("kind").is_in(_ALWAYS_IN_TURN)
-    # Gathers can pass each other: then the later one brought nothing that the earlier one had not waited for.
-    gathers = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
-    ends = pl.when(gathers).then(pl.max_horizontal("end_ns", "before_ns")).otherwise(pl.col("end_ns"))
+    in_turn = on_device | queued
+    ends = pl.when(queued).then(pl.max_horizontal("end_ns", "before_ns")).otherwise(pl.col("end_ns"))
     begins = pl.min_horizontal(pl.max_horizontal("start_ns", "before_ns"), ends)
     return ordered.with_columns(start_ns=pl.when(in_turn).then(begins).otherwise(pl.col("start_ns")), end_ns=ends).drop(
         "before_ns"
