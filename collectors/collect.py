@@ -31,6 +31,7 @@ from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.progress import Overhead, Progress, measure_overhead
 from tracekit.collectors.runtime.words import RuntimeOptions
 from tracekit.collectors.segments import AttemptRecording, attempts, read_attempt, write_manifest
+from tracekit.collectors.unrecorded import find_unrecorded
 from tracekit.errors import TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, default_store
@@ -74,7 +75,8 @@ class CollectOptions:
 class CollectedAttempt:
     """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
 
-    `nccl`: what is to be said about NCCL's events, where they were asked for.
+    `notes`: what the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they
+    were asked for.
     """
 
     attempt: int
@@ -90,6 +92,7 @@ class CollectedAttempt:
     store: str | None
     overhead: Overhead | None
     problem: str | None
+    notes: tuple[str, ...] = ()
     nccl: tuple[str, ...] = ()
 
 
@@ -210,6 +213,7 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
         recording = read_attempt(directory, number)
     except TracekitError as error:
         return _failed_attempt(number, name, None, str(error))
+    notes = tuple(find_unrecorded(recording).lines())
     overhead = measure_overhead(recording, OVERHEAD_BLOCK) if options.overhead else None
     try:
         merged = merge_attempt(
@@ -222,7 +226,7 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
         )
     except TracekitError as error:
         failed = _failed_attempt(number, name, recording, str(error), overhead)
-        return replace(failed, nccl=_nccl_lines(options, recording, None))
+        return replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None))
     out = _out_path(options, number, last=last)
     problem = None
     store: Path | None = None
@@ -234,7 +238,8 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
     except TracekitError as error:
         problem = str(error)
     collected = _collected(number, merged, overhead, out, store, problem)
-    return replace(collected, nccl=_nccl_lines(options, recording, merged.trace.metadata.get("nccl")))
+    nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
+    return replace(collected, notes=notes, nccl=nccl)
 
 
 def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:

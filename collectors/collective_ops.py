@@ -36,15 +36,22 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     """Collectives with the kind the graph knows, null where it knows none; reductions are never `nested`.
 
     Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward.
-    What model-parallel ranks reduce between the last backward and the optimizer is the norm of the gradients.
+    What model-parallel ranks reduce between the last backward and the optimizer is the norm of the gradients. Any other
+    collective in which all data-parallel ranks meet between two computes (a barrier, a broadcast, FSDP2's scattering of
+    a chunk that others follow) belongs to the direction of the compute before it; from the last backward on it is one
+    with the reductions. What runs inside an optimizer is part of it.
     """
     computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     marked = mark_nested(collectives, direct).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
-    marked = marked.with_columns(all_there_ns=_all_there_ns())
+    marked = marked.with_columns(all_there_ns=_all_there_ns(), meets=_meets())
     of_step = computes.group_by("rank", "step").agg(last_ns=pl.col("start_ns").max())
     of_step = of_step.join(
-        optimizers.group_by("rank", "step").agg(optimizer_ns=pl.col("start_ns").min()), on=["rank", "step"], how="left"
+        optimizers.group_by("rank", "step").agg(
+            optimizer_ns=pl.col("start_ns").min(), optimizer_end_ns=pl.col("end_ns").max()
+        ),
+        on=["rank", "step"],
+        how="left",
     )
     forwards = (
         computes.filter(pl.col("kind") == "forward-compute")
@@ -57,6 +64,19 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
         marked.join(of_step, on=["rank", "step"], how="left")
         .sort("start_ns")
         .join_asof(forwards, on="start_ns", by=["rank", "step"], strategy="forward", check_sortedness=False)
+        .join_asof(
+            computes.select("rank", "step", "start_ns", compute_before="kind").sort("start_ns"),
+            on="start_ns",
+            by=["rank", "step"],
+            check_sortedness=False,
+        )
+    )
+    # An optimizer that begins before the last compute calls it, in its closure.
+    has_closure = (pl.col("optimizer_ns") < pl.col("last_ns")).fill_null(value=False)
+    before_optimizer = (pl.col("start_ns") < pl.col("optimizer_ns")) | has_closure
+    in_optimizer = (
+        pl.col("start_ns").is_between("optimizer_ns", "optimizer_end_ns", closed="left").fill_null(value=False)
+        & ~has_closure
     )
     name = pl.col("name")
     after_computes = pl.col("start_ns") >= pl.col("last_ns")
@@ -71,33 +91,73 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
         .then(pl.lit(str(OpKind.PARAMS_ALL_GATHER)))
         .when(_ALL_TO_ALL & ~pl.col("nested"))
         .then(pl.lit(str(OpKind.ALL_TO_ALL)))
+        .when(~pl.col("meets"))
+        .then(None)
+        .when(after_computes)
+        .then(pl.when(before_optimizer.fill_null(value=True)).then(pl.lit(str(OpKind.ALL_REDUCE))))
+        .when(pl.col("compute_before") == str(OpKind.BACKWARD_COMPUTE))
+        .then(pl.lit(str(OpKind.BACKWARD_COLLECTIVES)))
+        .otherwise(pl.lit(str(OpKind.FORWARD_COLLECTIVES)))
     )
     data_parallel = pl.col("data_parallel").fill_null(value=False) | _ALL_TO_ALL
-    of_norm = reduces & ~pl.col("nested") & (pl.col("start_ns") < pl.col("optimizer_ns")) & (pl.col("size") > 1)
+    of_norm = reduces & ~pl.col("nested") & before_optimizer & (pl.col("size") > 1)
     of_host = pl.col("nested") & ~pl.col("host_kind").is_in(COMPUTES)
     known = pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP)))
-    marked = marked.with_columns(kind=pl.when(~of_host).then(known))
-    gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
+    marked = marked.with_columns(kind=pl.when(~of_host & ~in_optimizer).then(known))
     own_name = name + pl.lit("@") + pl.col("group").fill_null("?")
-    return marked.with_columns(
+    return _with_gathered_chunks(marked, forwards).with_columns(
         nested=pl.col("nested") & pl.col("kind").is_null(),
-        chunk=pl.when(gather).then(pl.col("next_chunk")),
         microbatch=pl.lit(None, pl.Int32),
         name=own_name,
     )
 
 
-def _all_there_ns() -> pl.Expr:
-    """When the last rank of a data-parallel group began the collective, and the wait for it was over.
+def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
+    """`chunk`: whose parameters a collective gathers, null for others.
 
-    The k-th of a step and name is the same collective on all ranks that counted as many.
+    Several chunks are asked for at once, in the order in which they are used, each with equally many gathers. Where
+    that cannot be, a gather is for the forward behind it.
     """
-    alike = ["step", "members", "name"]
-    number = pl.col("start_ns").rank("ordinal").over("rank", *alike)
-    counted = pl.len().over("rank", *alike)
-    is_same = pl.col("data_parallel") & (counted.n_unique().over(alike) == 1)
-    last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*alike, number))
-    return pl.when(is_same).then(last_ns).otherwise("start_ns")
+    key = ["rank", "step"]
+    order = forwards.with_columns(place=pl.int_range(pl.len()).over(key), chunks=pl.len().over(key))
+    is_gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
+    placed = (
+        marked.with_columns(is_gather=is_gather.fill_null(value=False))
+        .with_columns(number=pl.int_range(pl.len()).over(*key, "is_gather"), count=pl.len().over(*key, "is_gather"))
+        .join(order.group_by(key).agg(pl.col("chunks").first()), on=key, how="left", maintain_order="left")
+        .with_columns(place=pl.col("number") * pl.col("chunks") // pl.col("count"))
+        .join(
+            order.select(*key, "place", used_ns="start_ns", used_chunk="next_chunk"),
+            on=[*key, "place"],
+            how="left",
+            maintain_order="left",
+        )
+    )
+    in_order = (pl.col("count") % pl.col("chunks") == 0) & (pl.col("start_ns") < pl.col("used_ns"))
+    in_order = in_order.fill_null(value=False).all().over(*key, "is_gather")
+    chunk = pl.when(in_order).then("used_chunk").otherwise("next_chunk")
+    return placed.with_columns(chunk=pl.when("is_gather").then(chunk))
+
+
+#: The k-th collective of a step, group and name is the same on all ranks that counted as many.
+_ALIKE = ("step", "members", "name")
+
+
+def _counted_alike() -> pl.Expr:
+    return (pl.len().over("rank", *_ALIKE).n_unique().over(_ALIKE) == 1) & pl.col("members").is_not_null()
+
+
+def _all_there_ns() -> pl.Expr:
+    """When the last rank of the group began the collective, and the wait for it was over."""
+    number = pl.col("start_ns").rank("ordinal").over("rank", *_ALIKE)
+    last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*_ALIKE, number))
+    return pl.when(_counted_alike()).then(last_ns).otherwise("start_ns")
+
+
+def _meets() -> pl.Expr:
+    """Whether all data-parallel ranks of the stage meet in the collective, and its caller waits in it at once."""
+    blocking = (pl.col("flags") & int(Flag.BLOCKING)) != 0
+    return (blocking & pl.col("joins_all") & ~pl.col("nested") & _counted_alike()).fill_null(value=False)
 
 
 def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
@@ -150,6 +210,18 @@ def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
     joined = ops.join(waited, on=["rank", "start_ns"], how="left")
     shorter_ns = pl.col("end_ns") - pl.when(host).then("waited_ns").fill_null(0)
     return joined.with_columns(end_ns=pl.max_horizontal("start_ns", shorter_ns)).select(OP_COLUMNS)
+
+
+def ended_by_optimizers(ops: pl.DataFrame) -> pl.DataFrame:
+    """Reductions end where the optimizer begins that waited for them, however late the thread that tells it came."""
+    key = ["rank", "step"]
+    is_reduction = pl.col("kind").is_in(REDUCTIONS)
+    optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", optimizer_ns="start_ns")
+    placed = ops.sort("start_ns").join_asof(
+        optimizers.sort("start_ns"), on="start_ns", by=key, strategy="forward", check_sortedness=False
+    )
+    end_ns = pl.when(is_reduction).then(pl.min_horizontal("end_ns", "optimizer_ns")).otherwise(pl.col("end_ns"))
+    return placed.with_columns(end_ns=end_ns).select(OP_COLUMNS)
 
 
 def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:

@@ -168,7 +168,7 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
             f"WARNING: {title}{len(one.missing_ranks)} ranks reported nothing: {shown}; the trace lacks them"
             ' (see "Missing ranks" in collectors/README.md)'
         )
-    lines += [f"{title}{line}" for line in one.nccl]
+    lines += [f"{title}{line}" for line in (*one.notes, *one.nccl)]
     for rank in one.ranks:
         if troubles := _troubles(rank):
             lines.append(f"{title}rank {rank.rank}: {', '.join(troubles)}")

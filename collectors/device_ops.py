@@ -14,13 +14,16 @@ import polars as pl
 
 from tracekit.collectors.device_clock import DeviceClockFit
 from tracekit.collectors.runtime.words import Flag
-from tracekit.model import OpKind
+from tracekit.model import KINDS, OpKind
 
 ON_DEVICE = (pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0
 #: Work of the host alone; while the device still has work, nobody waits for it.
 _HOST_WORK = pl.col("category").is_in(["data_load", "checkpoint", "gc", "span"]) & ~ON_DEVICE
 #: Collectives of one kind that run one after the other.
 _IN_TURN = [str(kind) for kind in (OpKind.ALL_REDUCE, OpKind.GRADS_REDUCE_SCATTER, OpKind.PARAMS_ALL_GATHER)]
+#: Ops of one kind that run so on the host's clock, too: transfers to one neighbour share a connection, and parameters
+#: that are asked for at once come one chunk after the other.
+_ALWAYS_IN_TURN = [str(kind) for kind in KINDS if kind.is_p2p or kind is OpKind.PARAMS_ALL_GATHER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,21 @@ def waited_for(records: pl.DataFrame) -> WaitedFor:
 
 
 def one_after_another(ops: pl.DataFrame, ranks: list[int]) -> pl.DataFrame:
-    """Start a collective of these ranks where the one of its kind before it ended: the GPU runs them in turn.
+    """Start an op where the one of its kind before it ended, where they run in turn: collectives, on these ranks' GPUs;
+    transfers and the gathering of parameters everywhere.
 
     They are launched while the one before still runs, and the wait for that is not their transfer.
     """
-    if not ranks:
-        return ops
     key = ["rank", "step", "kind"]
     ordered = ops.sort("start_ns", "end_ns").with_columns(
         before_ns=pl.col("end_ns").cum_max().shift(1).over(key).fill_null(0)
     )
-    in_turn = pl.col("rank").is_in(ranks) & pl.col("kind").is_in(_IN_TURN)
-    begins = pl.min_horizontal(pl.max_horizontal("start_ns", "before_ns"), "end_ns")
-    return ordered.with_columns(start_ns=pl.when(in_turn).then(begins).otherwise(pl.col("start_ns"))).drop("before_ns")
+    # What is asked for later comes later: an end before that of the one before was estimated, or noticed, too early.
+    queued = pl.col("kind").is_in(_ALWAYS_IN_TURN)
+    on_device = pl.col("rank").is_in(ranks) & pl.col("kind").is_in(_IN_TURN)
+    in_turn = on_device | queued
+    ends = pl.when(queued).then(pl.max_horizontal("end_ns", "before_ns")).otherwise(pl.col("end_ns"))
+    begins = pl.min_horizontal(pl.max_horizontal("start_ns", "before_ns"), ends)
+    return ordered.with_columns(start_ns=pl.when(in_turn).then(begins).otherwise(pl.col("start_ns")), end_ns=ends).drop(
+        "before_ns"
+    )

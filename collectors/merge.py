@@ -27,6 +27,7 @@ from tracekit.collectors.ops import OpReport, build_ops
 from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import AttemptRecording, RankRecording
 from tracekit.collectors.stepcut import cut_steps
+from tracekit.collectors.unrecorded import find_unrecorded
 from tracekit.errors import TraceError
 from tracekit.model import Unit
 from tracekit.trace import UNIT_KEY, Trace
@@ -110,6 +111,7 @@ def merge_attempt(
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
             **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden),
+            **find_unrecorded(recording).metadata(),
             **({"nccl": joined.report.to_dict()} if joined is not None else {}),
             **(metadata or {}),
         },

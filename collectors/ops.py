@@ -26,6 +26,7 @@ from tracekit.collectors.collective_ops import (
     REDUCTIONS,
     classify_collectives,
     cut_last_computes,
+    ended_by_optimizers,
     mark_nested,
     with_joined_reductions,
     with_one_clip,
@@ -33,7 +34,7 @@ from tracekit.collectors.collective_ops import (
 )
 from tracekit.collectors.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.ndtimeline import METRICS
-from tracekit.collectors.waits import with_waits_apart
+from tracekit.collectors.waits import shorter_by_waits, with_waits_apart, without_meetings
 from tracekit.model import Layout, OpKind
 
 #: A wait shorter than this, ns, found its transfer finished.
@@ -85,13 +86,18 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     )
     kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
     ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *kept]))
+    optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     apart = pl.col("joins_all") & pl.col("nested") & pl.col("host_kind").is_in(COMPUTES) & (layout.pp == 1)
     ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
     ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
+    waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
     if layout.pp == 1:
-        waits = records.filter(pl.col("category") == "wait").join(groups.filter("joins_all"), on=["rank", "peer"])
-        ops = with_waits_apart(ops, waits.select("rank", "start_ns", "end_ns"))
+        ops = with_waits_apart(ops, waits.filter("joins_all").select("rank", "start_ns", "end_ns"))
     ops = _without_closures(with_joined_reductions(with_one_clip(ops)))
+    inside_optimizers = _collected_inside(ops)
+    ops = ops.join(inside_optimizers, on=OP_COLUMNS, how="anti", nulls_equal=True)
+    ops = ended_by_optimizers(ops)
+    ops = shorter_by_waits(ops, waits.filter("data_parallel").select("rank", "start_ns", "end_ns"))
     unkinded = [
         records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()).with_columns(
             all_there_ns=pl.col("start_ns")
@@ -100,8 +106,11 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     ]
     delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
     ops = pl.concat([ops, delays.select(OP_COLUMNS)])
-    ops = pl.concat([ops, _between_steps(steps, ops, records).select(OP_COLUMNS)])
-    inside = pl.concat([frame.filter("nested").select("name") for frame in (collectives, pauses)])
+    meetings = collectives.select("rank", wait_ns="start_ns", released_ns="all_there_ns")
+    gaps = without_meetings(_between_steps(steps, ops, optimizers, records), meetings)
+    ops = pl.concat([ops, gaps.select(OP_COLUMNS)])
+    nested = [frame.filter("nested").select("name") for frame in (collectives, pauses)]
+    inside = pl.concat([*nested, inside_optimizers.select(name="kind")])
     report = OpReport(
         ops=ops.height,
         nested=dict(inside.group_by("name").len().sort("name").iter_rows()),
@@ -199,32 +208,48 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
 
 
 def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
-    """Optimizers without the computes and reductions inside them: a closure's, which are ops of their own."""
-    inner = ops.filter(pl.col("kind").is_in([*COMPUTES, *REDUCTIONS])).select(
-        "rank", "step", inner_ns="start_ns", inner_end_ns="end_ns"
-    )
-    optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select("rank", "step", "start_ns", "end_ns")
+    """Optimizers without what the closure inside them did: its computes and the rest are ops of their own."""
+    is_optimizer = pl.col("kind") == str(OpKind.OPTIMIZER)
+    inner = ops.filter(~is_optimizer).select("rank", "step", "kind", inner_ns="start_ns", inner_end_ns="end_ns")
+    optimizers = ops.filter(is_optimizer).select("rank", "step", "start_ns", "end_ns")
     closures = (
         optimizers.join(inner, on=["rank", "step"])
         .filter(pl.col("inner_ns").is_between("start_ns", "end_ns", closed="left"))
         .group_by("rank", "step", "start_ns")
-        .agg(begins_ns=pl.min_horizontal("inner_end_ns", "end_ns").max())
+        .agg(
+            begins_ns=pl.min_horizontal("inner_end_ns", "end_ns").max(),
+            has_closure=pl.col("kind").is_in(COMPUTES).any(),
+        )
+        .filter("has_closure")
         .with_columns(kind=pl.lit(str(OpKind.OPTIMIZER)))
     )
     joined = ops.join(closures, on=["rank", "step", "kind", "start_ns"], how="left")
     return joined.with_columns(start_ns=pl.coalesce("begins_ns", "start_ns")).select(OP_COLUMNS)
 
 
-def _between_steps(steps: pl.DataFrame, ops: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
+    """The collections of garbage among `ops` that an optimizer contains: they are part of it."""
+    key = ["rank", "step"]
+    optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", until_ns="end_ns")
+    pauses = ops.filter(pl.col("kind") == str(OpKind.GC)).sort("start_ns")
+    placed = pauses.join_asof(optimizers.sort("start_ns"), on="start_ns", by=key, check_sortedness=False)
+    return placed.filter(pl.col("start_ns") < pl.col("until_ns")).select(OP_COLUMNS)
+
+
+def _between_steps(
+    steps: pl.DataFrame, ops: pl.DataFrame, optimizers: pl.DataFrame, records: pl.DataFrame
+) -> pl.DataFrame:
     """From the end of a rank's last step to its first op, as host-delay: logging, evaluation, whatever the loop does.
 
-    Where the step before was not recorded, the host says when it ended; a GPU may have ended it later.
+    `optimizers` as they were recorded: waiting at their end is no longer in `ops`. Where the step before was not
+    recorded, the host says when it ended; a GPU may have ended it later.
     """
     on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
     spanned = ops.group_by("rank", "dp_rank", "pp_rank", "step").agg(
         first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max()
     )
-    before = spanned.select("rank", pl.col("step") + 1, before_ns="last_ns")
+    ended = pl.concat([spanned.select("rank", "step", "last_ns"), optimizers.select("rank", "step", last_ns="end_ns")])
+    before = ended.group_by("rank", pl.col("step") + 1).agg(before_ns=pl.col("last_ns").max())
     host = steps.filter(~pl.col("rank").is_in(on_device)).select("rank", "step", ended_ns="start_ns")
     return (
         spanned.join(before, on=["rank", "step"], how="left")

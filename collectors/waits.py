@@ -43,6 +43,40 @@ def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([ops.filter(~is_compute), *(part.select(ops.columns) for part in parts)])
 
 
+def shorter_by_waits(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Optimizers of `ops` without their `waits` (rank, start_ns, end_ns), such as for weights that others updated."""
+    is_optimizer = pl.col("kind") == str(OpKind.OPTIMIZER)
+    optimizers = ops.filter(is_optimizer).with_row_index("compute")
+    shorter = optimizers.join(_waited(optimizers, waits), on="compute", how="left")
+    shorter = shorter.with_columns(end_ns=pl.col("end_ns") - pl.col("waited_ns").fill_null(0))
+    return pl.concat([ops.filter(~is_optimizer), shorter.select(ops.columns)])
+
+
+def without_meetings(gaps: pl.DataFrame, meetings: pl.DataFrame) -> pl.DataFrame:
+    """The parts of `gaps` in which a rank waited for no other: those between its `meetings`.
+
+    `gaps`: ops, disjoint on a rank. `meetings` (rank, wait_ns, released_ns): when a rank entered a collective, and when
+    the last one had.
+    """
+    placed = (
+        meetings.filter(pl.col("released_ns") > pl.col("wait_ns"))
+        .sort("wait_ns")
+        .join_asof(gaps.sort("start_ns"), left_on="wait_ns", right_on="start_ns", by="rank", check_sortedness=False)
+        .filter(pl.col("wait_ns") < pl.col("end_ns"))
+    )
+    begins = gaps.with_columns(wait_ns="start_ns", released_ns="start_ns")
+    parts = (
+        pl.concat([begins, placed.select(begins.columns)])
+        .sort("rank", "wait_ns", "released_ns")
+        .with_columns(
+            free_ns=pl.col("released_ns").cum_max().over("rank"),
+            busy_ns=pl.min_horizontal("end_ns", pl.col("wait_ns").shift(-1).over("rank")).fill_null(pl.col("end_ns")),
+        )
+        .filter(pl.col("free_ns") < pl.col("busy_ns"))
+    )
+    return parts.with_columns(start_ns="free_ns", end_ns="busy_ns").select(gaps.columns)
+
+
 def _waited(computes: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """Per compute that waited: for how long in all, and when its last wait ended, ns."""
     hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns").sort("start_ns")

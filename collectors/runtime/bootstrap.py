@@ -69,12 +69,25 @@ def _watch_process_group(module: ModuleType) -> None:
         activate(module.get_rank(), module.get_world_size())
         return result
 
-    init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
-    init_process_group.__doc__ = original.__doc__
-    module.init_process_group = init_process_group  # type: ignore[attr-defined]
+    _replace(module, "init_process_group", init_process_group)
+    destroy = module.destroy_process_group
+
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        if _session is not None:
+            _session.process_group_ends()
+        return destroy(*args, **kwargs)
+
+    _replace(module, "destroy_process_group", destroy_process_group)
+
+
+def _replace(module: ModuleType, name: str, wrapper: Any) -> None:
+    """Put `wrapper` in the place of a function of `torch.distributed`."""
+    original = getattr(module, name)
+    wrapper.__wrapped__, wrapper.__doc__ = original, original.__doc__
+    setattr(module, name, wrapper)
     package = sys.modules.get("torch.distributed")
-    if package is not None and getattr(package, "init_process_group", None) is original:
-        package.init_process_group = init_process_group  # type: ignore[attr-defined]
+    if package is not None and getattr(package, name, None) is original:
+        setattr(package, name, wrapper)
 
 
 def _watch_optimizer(module: ModuleType) -> None:

@@ -2,7 +2,8 @@
 
 In: the places in the streams that hooks mark. Out: records on the device's own clock, flagged so, and readings of that
 clock against the host's, with which the merge turns device times into host times. On a torch built without CUDA there
-is no `DeviceClock` and the hooks take host times.
+is no `DeviceClock` and the hooks take host times. They do too where torch has CUDA and the process does not use it,
+as on a machine without a driver: nothing but `is_initialized` is asked until it does.
 
 Everything happens in the threads that train, nothing in the writer: asking for an event while another thread captures
 a CUDA graph can invalidate the capture, and only the training thread can know that none is under way. It asks at the
@@ -138,10 +139,18 @@ class DeviceClock:
         """Whether what happens to that tensor happens on a GPU."""
         return bool(getattr(tensor, "is_cuda", False))
 
+    @property
+    def used(self) -> bool:
+        """Whether the process has used a GPU so far."""
+        return self._base is not None or self._cuda.is_initialized()
+
     def capturing(self) -> bool:
-        """Whether a graph is being captured on the current stream, or CUDA would not say: then touch nothing."""
+        """Whether a graph is being captured on the current stream, or CUDA would not say: then touch nothing.
+
+        A process that has not used CUDA captures nothing. It is not asked: without a driver the question raises.
+        """
         try:
-            return self._cuda.is_current_stream_capturing()
+            return self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
         except Exception as error:
             self._switch_off(error)
             return True

@@ -15,38 +15,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tracekit.collectors.runtime.callbacks import Callbacks
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.words import Category, Flag
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 _REDUCERS = "allreduce"
+_BUCKETS = "the all-reduce ops of DistributedDataParallel"
 #: A guard under which operators pass by kernels registered for autograd.
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
-#: Bound methods of `ProcessGroup` that start a collective.
+#: Bound methods of `ProcessGroup` that start a collective; names of one collective, old and new, stand together.
 COLLECTIVES = (
-    "allreduce",
-    "allreduce_coalesced",
-    "allgather",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "_allgather_base",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
+    ("allreduce",),
+    ("allreduce_coalesced",),
+    ("allgather",),
+    ("all_gather_single", "_allgather_base"),
+    ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    ("allgather_coalesced",),
+    ("reduce_scatter",),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    ("alltoall",),
+    ("all_to_all_single", "alltoall_base"),
+    ("broadcast",),
+    ("reduce",),
+    ("gather",),
+    ("scatter",),
+    ("barrier",),
 )
 #: P2p a pipeline schedule did not tag: recorded under its own name.
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
@@ -75,17 +72,22 @@ class CollectiveHooks:
         self._without_future: set[str] = set()
         self._waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._inside_computes: dict[int, tuple[str, int]] = {}
+        self._callbacks = Callbacks()
         session.step_listeners.append(self._forget_unfinished)
+        session.before_the_end.append(self._callbacks.wait_for_all)
 
     def install(self) -> None:
         """Hook the process group's methods, and, once DDP is used, its reducer's bucket reductions."""
-        for name in COLLECTIVES:
-            self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._collective, name))
+        for names in COLLECTIVES:
+            wraps = {name: functools.partial(self._collective, name) for name in names}
+            self.session.patch_any(dist.ProcessGroup, wraps, lacks=f"the collective {names[0]}")
         for name in POINT_TO_POINT:
-            self.session.patches.add(dist.ProcessGroup, name, functools.partial(self._point_to_point, name))
-        self.session.patches.add(dist.Work, "wait", self._wait)
+            wrap = functools.partial(self._point_to_point, name)
+            self.session.patch(dist.ProcessGroup, name, wrap, lacks=f"calls of {name} outside a pipeline")
+        self.session.patch(dist.Work, "wait", self._wait, lacks="what computes wait for inside")
         # Not `__init__`: the warnings it gives would name this file instead of the user's.
-        self.session.patches.add(torch.nn.parallel.DistributedDataParallel, "_ddp_init_helper", self._ddp_init)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        self.session.patch(ddp, "_ddp_init_helper", self._ddp_init, lacks=_BUCKETS)
 
     def group_number(self, group: Any) -> int:
         """The number that stands for a process group in records."""
@@ -118,7 +120,7 @@ class CollectiveHooks:
                 work = original(group, *args, **kwargs)
             if start is not None:
                 session.attempt_hook(name, self._started, name, group, args, start, work)
-                if session.busy and work is not None:
+                if work is not None and (session.busy or session.optimizing):
                     session.attempt_hook(name, self._note_inside, name, group, work)
             return work
 
@@ -169,7 +171,8 @@ class CollectiveHooks:
 
     def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
         """Record the collective when its future completes, at once where there is none."""
-        number, flags = self.group_number(group), _flags(args)
+        number = self.group_number(group)
+        flags = _flags(args) if self.session.in_main_thread() else 0
         ended = functools.partial(self._ended, name, start, number, self.session.step, _bytes(args), flags)
         if work is None:  # it runs on the current stream
             ended()
@@ -180,8 +183,9 @@ class CollectiveHooks:
             except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
                 self._without_future.add(name)
             else:
-                attempt_hook = self.session.attempt_hook
-                future.add_done_callback(lambda _: attempt_hook(name, ended))
+                if isinstance(start, int):
+                    self._callbacks.hold(number, work)
+                self._callbacks.add(future, functools.partial(self.session.attempt_hook, name, ended))
                 return
         self._waited_for[id(work)] = (work, ended)
 
@@ -200,7 +204,7 @@ class CollectiveHooks:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             nested = inside.pop(id(work), None) if inside else None
             start = None
-            if nested is not None and session.busy and session.in_main_thread():
+            if nested is not None and (session.busy or session.optimizing) and session.in_main_thread():
                 start = session.attempt_hook("wait", session.instant)
             result = original(work, *args, **kwargs)
             if nested is not None and start is not None:
@@ -225,7 +229,8 @@ class CollectiveHooks:
 
     def install_fsdp(self, module: Any) -> None:
         """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, and no work is asked."""
-        self.session.patches.add(module.FSDPParamGroup, "wait_for_unshard", self._wait_for_unshard)
+        lacks = "what computes on a GPU wait for FSDP2's parameters"
+        self.session.patch(module, "FSDPParamGroup.wait_for_unshard", self._wait_for_unshard, lacks=lacks)
 
     def _wait_for_unshard(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -254,8 +259,9 @@ class CollectiveHooks:
         Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
         """
         for name in FUNCTIONAL:
-            self.session.patches.add(module, name, functools.partial(self._functional, name, module))
-        self.session.patches.add(module, "wait_tensor", self._wait_tensor)
+            wrap = functools.partial(self._functional, name, module)
+            self.session.patch(module, name, wrap, lacks=f"the functional collective {name}")
+        self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
 
     def _functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -315,7 +321,7 @@ class CollectiveHooks:
         @functools.wraps(original)
         def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
             original(ddp, *args, **kwargs)
-            session.attempt_hook("ddp-buckets", self._hook_reducer)
+            session.install("c10d::allreduce_", self._hook_reducer, lacks=_BUCKETS)
 
         return init
 
@@ -323,7 +329,6 @@ class CollectiveHooks:
         """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
         if self._reducer_hooked:
             return
-        self._reducer_hooked = True
         below = torch._C._after_autograd_keyset  # noqa: SLF001
         operator = torch.ops.c10d.allreduce_.default
         session = self.session
@@ -338,6 +343,7 @@ class CollectiveHooks:
             return result
 
         session.patches.add_patch(_Kernel("allreduce_", kernel))
+        self._reducer_hooked = True
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         self._started(_REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))

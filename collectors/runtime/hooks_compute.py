@@ -13,12 +13,19 @@ from typing import Any
 
 import torch
 
+from tracekit.collectors.runtime.asleep import Asleep
 from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.patches import Patch
+from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.words import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
+#: Method of a pipeline stage that computes -> the kind of its op.
+COMPUTE_SOURCES = {
+    "forward_one_chunk": FORWARD,
+    "backward_one_chunk": BACKWARD,
+    "backward_weight_one_chunk": BACKWARD_WEIGHT,
+}
 #: Method of a pipeline stage that makes p2p ops -> their kind.
 P2P_SOURCES = {
     "get_fwd_recv_ops": "forward-recv",
@@ -27,6 +34,8 @@ P2P_SOURCES = {
     "get_bwd_send_ops": "backward-send",
 }
 _TAG = "_tracekit_tag"
+#: Name of what a script does between a forward and its backward without computing, from this long on, ns.
+ASLEEP, SHORTEST_SLEEP_NS = "asleep before backward", 1_000_000
 
 
 class PipelineHooks:
@@ -44,16 +53,16 @@ class PipelineHooks:
 
     def install(self, schedules: ModuleType) -> None:
         """Hook the stages and schedules; called when `torch.distributed.pipelining.schedules` is imported."""
-        stage = schedules._PipelineStageBase  # noqa: SLF001  torch has no public hook here
-        patches = self.session.patches
-        patches.add(stage, "forward_one_chunk", functools.partial(self._compute, FORWARD))
-        patches.add(stage, "backward_one_chunk", functools.partial(self._compute, BACKWARD))
-        patches.add(stage, "backward_weight_one_chunk", functools.partial(self._compute, BACKWARD_WEIGHT))
+        for method, kind in COMPUTE_SOURCES.items():
+            self._patch(schedules, f"_PipelineStageBase.{method}", functools.partial(self._compute, kind), kind)
         for method, kind in P2P_SOURCES.items():
-            patches.add(stage, method, functools.partial(self._tag, kind))
-        patches.add(schedules._PipelineSchedule, "_maybe_compute_loss", self._loss)  # noqa: SLF001
-        patches.add(schedules, "_batch_p2p", self._batch)
-        patches.add(schedules, "_wait_batch_p2p", self._wait)
+            self._patch(schedules, f"_PipelineStageBase.{method}", functools.partial(self._tag, kind), kind)
+        self._patch(schedules, "_PipelineSchedule._maybe_compute_loss", self._loss, "loss (in forward-compute)")
+        self._patch(schedules, "_batch_p2p", self._batch, "send and recv")
+        self._patch(schedules, "_wait_batch_p2p", self._wait, "send and recv")
+
+    def _patch(self, schedules: ModuleType, path: str, wrap: Wrap, kind: str) -> None:
+        self.session.patch(schedules, path, wrap, lacks=f"the {kind} ops of pipeline stages")
 
     def _compute(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -191,9 +200,9 @@ class PipelineHooks:
 class LoopHooks:
     """Forward and backward of loops without a pipeline: trained modules the loop calls, `backward()` and `grad()`.
 
-    A forward lasts until its backward begins, so that the loss belongs to it. In the first step that calls a trained
-    module (a root; there can be several, as in a GAN), all calls of modules pass through here; from then on only the
-    roots have hooks.
+    A forward lasts until its backward begins, so that the loss belongs to it; not what the script sleeps there. In the
+    first step that calls a trained module (a root; there can be several, as in a GAN), all calls of modules pass
+    through here; from then on only the roots have hooks.
     """
 
     def __init__(self, session: Session) -> None:
@@ -201,6 +210,8 @@ class LoopHooks:
         self._search: Patch | None = None
         self._roots: set[int] = set()
         self._open: tuple[Any, Instant] | None = None
+        self._asleep = Asleep()
+        self._slept_before: tuple[int, int] | None = None
         session.step_listeners.append(self._step_ends)
 
     def install(self) -> None:
@@ -208,7 +219,7 @@ class LoopHooks:
         self._search = Patch(torch.nn.Module, "__call__", self._find_roots)
         self._search.install()
         for name in ("backward", "grad"):
-            self.session.patches.add(torch.autograd, name, self._backward)
+            self.session.patch(torch.autograd, name, self._backward, lacks="the backward-compute ops of plain loops")
 
     def stop_looking(self) -> None:
         """Pipeline stages do the forwards, or the roots are found."""
@@ -293,7 +304,9 @@ class LoopHooks:
         session = self.session
         self._open = None
         session.busy -= 1
-        session.hold(FORWARD, start, session.instant(), session.microbatch, NONE)
+        end = session.instant()
+        session.hold(FORWARD, start, end, session.microbatch, NONE)
+        self._slept_before = (end, self._asleep.ns()) if isinstance(end, int) else None
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -314,8 +327,22 @@ class LoopHooks:
         return backward
 
     def _backward_begins(self) -> Instant:
-        self.session.flush_held(self.session.instant())
-        return self.session.begin_op()
+        now = self.session.instant()
+        slept_ns = self._slept_since_forward(now) if self.session.holding else 0
+        self.session.flush_held(now - slept_ns if slept_ns else now)
+        begin = self.session.begin_op()
+        if slept_ns:
+            self.session.record(Category.SPAN, ASLEEP, now - slept_ns, now)
+        return begin
+
+    def _slept_since_forward(self, now: Instant) -> int:
+        """How long the script slept between a forward and its backward, ns; 0 where it mostly computed its loss."""
+        before, self._slept_before = self._slept_before, None
+        if before is None or not isinstance(now, int):
+            return 0
+        ended_ns, slept_ns = before
+        slept_ns = min(self._asleep.ns() - slept_ns, now - ended_ns)
+        return slept_ns if slept_ns >= max(SHORTEST_SLEEP_NS, (now - ended_ns) // 2) else 0
 
     def _backward_ends(self, start: Instant) -> None:
         session = self.session

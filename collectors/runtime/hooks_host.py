@@ -43,17 +43,24 @@ class HostHooks:
 
     def install(self) -> None:
         """Hook what is imported with torch."""
+        session = self.session
+        session.install("the optimizer's hooks", self._hook_optimizers, lacks="optimizer ops, and so the ends of steps")
+        load = functools.partial(self._timed, Category.DATA_LOAD, "data-load")
+        # The one place all loaders pass.
+        session.patch(torch.utils.data.dataloader, "_BaseDataLoaderIter.__next__", load, lacks="data-load ops")
+        save = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint")
+        session.patch(torch, "save", save, lacks="the checkpoint ops of torch.save")
+        gc.callbacks.append(self._on_gc)
+
+    def _hook_optimizers(self) -> None:
         torch_optimizer.register_optimizer_step_pre_hook(self._before_optimizer)
         torch_optimizer.register_optimizer_step_post_hook(self._after_optimizer)
-        iterator = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001  the one place all loaders pass
-        self.session.patches.add(iterator, "__next__", functools.partial(self._timed, Category.DATA_LOAD, "data-load"))
-        self.session.patches.add(torch, "save", functools.partial(self._timed, Category.CHECKPOINT, "checkpoint"))
-        gc.callbacks.append(self._on_gc)
 
     def install_distributed_checkpoint(self, module: ModuleType) -> None:
         """Hook `torch.distributed.checkpoint.save`; called when it is imported."""
         for name in ("save", "async_save"):
-            self.session.patches.add(module, name, functools.partial(self._timed, Category.CHECKPOINT, "checkpoint"))
+            timed = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint")
+            self.session.patch(module, name, timed, lacks="the checkpoint ops of torch.distributed.checkpoint")
 
     def _timed(self, category: Category, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -80,12 +87,14 @@ class HostHooks:
             return
         start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
         self._optimizer = None if start is None else (id(optimizer), start)
+        self.session.optimizing = start is not None
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         begun = self._optimizer
         if begun is None or begun[0] != id(optimizer) or torch.compiler.is_compiling():
             return
         self._optimizer = None
+        self.session.optimizing = False
         self.session.attempt_hook("optimizer", self.session.optimizer_ended, begun[1])
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
@@ -122,8 +131,8 @@ class HostHooks:
 
     def install_megatron_timers(self, module: ModuleType) -> None:
         """Record what Megatron's own timers time, under the timers' names."""
-        self.session.patches.add(module.Timer, "start", self._megatron_start)
-        self.session.patches.add(module.Timer, "stop", self._megatron_stop)
+        for name, wrap in (("start", self._megatron_start), ("stop", self._megatron_stop)):
+            self.session.patch(module, f"Timer.{name}", wrap, lacks="what Megatron's timers time")
 
     def _megatron_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,31 +20,49 @@ from tracekit.collectors.runtime.nccl import follow_steps
 from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.session import Session
 
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+#: A module with hooks -> the package that imports it. Where only the package is there, this torch has moved the module.
+_COMES_WITH = {
+    "torch.distributed.pipelining.schedules": "torch.distributed.pipelining",
+    "torch.distributed.checkpoint.state_dict_saver": "torch.distributed.checkpoint",
+    _FSDP: "torch.distributed.fsdp",
+}
+
 
 def install_hooks(session: Session) -> None:
     """Install what this process can have; what cannot be installed is counted as a failed hook."""
-    session.attempt_hook("install-device", _install_device, session)
+    session.recorder.fact("torch", {"version": torch.__version__, "device": _device_software()})
+    session.install("GPU events", _install_device, session, lacks="GPU times; ops have host times")
     host, loop = HostHooks(session), LoopHooks(session)
     pipeline = PipelineHooks(session, loop.stop_looking)
-    session.attempt_hook("install-host", host.install)
-    session.attempt_hook("install-loop", loop.install)
-    _later(session, "torch.distributed.pipelining.schedules", pipeline.install)
-    _later(session, "torch.distributed.checkpoint.state_dict_saver", host.install_distributed_checkpoint)
-    _later(session, "torch.distributed.checkpoint", host.install_distributed_checkpoint)
-    _later(session, "megatron.core.timers", host.install_megatron_timers)
+    session.install("the host", host.install, lacks="optimizer, data-load, checkpoint and gc ops")
+    session.install("the loop", loop.install, lacks="the forward and backward ops of plain loops")
+    _later(session, "torch.distributed.pipelining.schedules", pipeline.install, lacks="the ops of pipeline stages")
+    for name in ("torch.distributed.checkpoint.state_dict_saver", "torch.distributed.checkpoint"):
+        _later(session, name, host.install_distributed_checkpoint, lacks="the ops of distributed checkpoints")
+    _later(session, "megatron.core.timers", host.install_megatron_timers, lacks="what Megatron's timers time")
     session.step_listeners.append(_once(host.describe_megatron))
-    session.attempt_hook("install-nccl", follow_steps, session)
+    session.install("NCCL's profiler", follow_steps, session, lacks="the steps of NCCL's events")
     if dist.is_available() and dist.is_initialized():
         collectives = CollectiveHooks(session)
-        session.attempt_hook("install-collectives", collectives.install)
-        _later(session, "torch.distributed._functional_collectives", collectives.install_functional)
-        _later(session, "torch.distributed.fsdp._fully_shard._fsdp_param_group", collectives.install_fsdp)
-        _later(session, "torch.distributed.device_mesh", functools.partial(_watch_mesh, session))
+        session.install("torch.distributed", collectives.install, lacks="collectives")
+        functional, fsdp = collectives.install_functional, collectives.install_fsdp
+        _later(session, "torch.distributed._functional_collectives", functional, lacks="functional collectives")
+        _later(session, _FSDP, fsdp, lacks="what computes on a GPU wait for FSDP2's parameters")
+        watch_mesh = functools.partial(_watch_mesh, session)
+        _later(session, "torch.distributed.device_mesh", watch_mesh, lacks="the layout that device meshes tell")
+
+
+def _device_software() -> str | None:
+    """What torch can use a GPU with, such as `CUDA 13.0`; None where it is built without."""
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else None
 
 
 def _install_device(session: Session) -> None:
     """Be ready to time ops on a GPU where torch can use one; whether the process does shows later."""
-    if not (torch.version.cuda or torch.version.hip):
+    if _device_software() is None:
         return
     recorder = session.recorder
     clock = DeviceClock(
@@ -57,8 +76,15 @@ def _install_device(session: Session) -> None:
     session.use_device(clock, gpu)
 
 
-def _later(session: Session, module: str, install: Callable[[ModuleType], None]) -> None:
-    on_import(module, lambda imported: session.attempt_hook(f"install-{module}", install, imported))
+def _later(session: Session, module: str, install: Callable[[ModuleType], None], *, lacks: str) -> None:
+    """Install what hooks `module` once it is imported. Where step 0 passes without it, see whether it was moved."""
+
+    def look() -> None:
+        if _COMES_WITH.get(module) in sys.modules and module not in sys.modules:
+            session.lost_hook(module, "there is no such module", lacks)
+
+    on_import(module, lambda imported: session.install(module, install, imported, lacks=lacks))
+    session.step_listeners.append(_once(look))
 
 
 def _once(body: Callable[[], None]) -> Callable[[], None]:
@@ -88,4 +114,4 @@ def _watch_mesh(session: Session, module: ModuleType) -> None:
 
         return init
 
-    session.patches.add(module.DeviceMesh, "__init__", wrap)
+    session.patch(module, "DeviceMesh.__init__", wrap, lacks="the layout that device meshes tell")

@@ -59,18 +59,22 @@ class PatchSet:
     active: bool = True
     patches: list[Installable] = field(default_factory=list)
 
-    def add(self, owner: Any, name: str, wrap: Wrap) -> bool:
-        """Wrap `owner.name`; False where this version of the library has no such attribute."""
+    def add(self, owner: Any, path: str, wrap: Wrap) -> bool:
+        """Wrap `owner.path` (dots lead through inner objects); False where this version of the library has none."""
+        *inner, name = path.split(".")
+        for part in inner:
+            owner = getattr(owner, part, None)
         if not hasattr(owner, name) or (isinstance(owner, type) and name not in owner.__dict__):
             return False
         self.add_patch(Patch(owner, name, wrap))
         return True
 
     def add_patch(self, patch: Installable) -> None:
-        """Let `patch` come and go with the others."""
+        """Let `patch` come and go with the others. Raises where it cannot be put in place; then it is not kept."""
+        patch.install()
+        if not self.active:
+            patch.remove()
         self.patches.append(patch)
-        if self.active:
-            patch.install()
 
     def install(self) -> None:
         """Put all wrappers in place."""

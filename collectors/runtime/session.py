@@ -13,12 +13,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
 from tracekit.collectors.runtime.gpu_state import GpuState
-from tracekit.collectors.runtime.patches import PatchSet
+from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.words import NONE, Category, Flag, RuntimeOptions
 from tracekit.model import OpKind
@@ -35,9 +35,10 @@ _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPO
 class Session:
     """One rank in one attempt.
 
-    `recording`: whether ops of the current step are kept. `busy`: inside a compute, an optimizer or a data fetch, where
-    nested hooks keep quiet. `microbatch`: in loops without a pipeline, the backwards of the step so far.
-    `instant` says when it is: on the host, or, while a device clock runs, by a mark on the current stream.
+    `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
+    keep quiet. `optimizing`: inside an optimizer's step, its closure included. `microbatch`: in loops without a
+    pipeline, the backwards of the step so far. `instant` says when it is: on the host, or, while a device clock runs,
+    by a mark on the current stream.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Session:
         self.step = 0
         self.recording = options.records_step(0)
         self.busy = 0
+        self.optimizing = False
         self.failures: Counter[str] = Counter()
         self.unfinished = 0
         self.microbatch = 0
@@ -59,6 +61,7 @@ class Session:
         self.device: DeviceClock | None = None
         self._gpu: GpuState | None = None
         self.step_entered: list[Callable[[], None]] = []
+        self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
         self._step_start = now_ns()
         self._compute_ns = 0
@@ -103,10 +106,17 @@ class Session:
                 "unfinished": self.unfinished,
                 "failures": dict(self.failures),
                 "off": self.recorder.off,
+                "gpu_used": self.device is not None and self.device.used,
             }
         )
 
+    def process_group_ends(self) -> None:
+        """Called before process groups are destroyed, and before the process ends."""
+        for listener in self.before_the_end:
+            self.attempt_hook("process-group-ends", listener)
+
     def _finish(self) -> None:
+        self.process_group_ends()
         self.flush_held()
         if self._step_over:
             self._record_step(self._last_end)
@@ -137,6 +147,37 @@ class Session:
         except Exception as error:
             self.failed(hook, error)
             return None
+
+    def patch(self, owner: Any, path: str, wrap: Wrap, *, lacks: str) -> None:
+        """Hook `owner.path`. Where that cannot be, the ranks tell that the trace lacks `lacks`; training goes on."""
+        self.patch_any(owner, {path: wrap}, lacks=lacks)
+
+    def patch_any(self, owner: Any, wraps: Mapping[str, Wrap], *, lacks: str) -> None:
+        """The same for one thing with several names, old and new: those that are there are hooked."""
+        hook = f"{getattr(owner, '__module__', '')}.{owner.__name__}.{next(iter(wraps))}".lstrip(".")
+        try:
+            added = [path for path, wrap in wraps.items() if self.patches.add(owner, path, wrap)]
+        except Exception as error:
+            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
+        else:
+            if not added:
+                self.lost_hook(hook, "there is none", lacks)
+
+    def install(self, hook: str, body: Callable[..., Any], *args: Any, lacks: str) -> None:
+        """Run what puts a hook in place; where it raises, the trace lacks `lacks`."""
+        try:
+            body(*args)
+        except Exception as error:
+            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
+
+    def lost_hook(self, hook: str, reason: str, lacks: str) -> None:
+        """Tell, once for all ranks now and on each for the trace, that a hook could not be put in place."""
+        self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
+        if self.recorder.first_of_all_ranks(f"lost-{hook}"):
+            sys.stderr.write(
+                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); the training goes on, the trace lacks"
+                f" {lacks}\n"
+            )
 
     # ---- the device ----------------------------------------------------------------------------------------------
 
@@ -230,6 +271,11 @@ class Session:
         self.flush_held()
         self._held = (name, start, end, microbatch, chunk, self.step)
 
+    @property
+    def holding(self) -> bool:
+        """Whether a forward is held back."""
+        return self._held is not None
+
     def flush_held(self, until: Instant | None = None) -> None:
         """Record the forward held back; up to `until` where its loss ended then."""
         held = self._held
@@ -304,6 +350,7 @@ class Session:
         self._optimizers_per_step = max(self._optimizers_per_step, len(self._stepped))
         self._record_step(self._last_end)
         self.busy = 0  # a forward that raised, and was caught by the user, never ended
+        self.optimizing = False
         self._enter(self.step + 1)
 
     def _record_step(self, end_ns: int) -> None:

@@ -6,12 +6,68 @@ import sys
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import SCRIPTS, collect, plain, python, torchrun, weights
-from tracekit.analysis.attribution import attribute
-from tracekit.analysis.job_replay import JobReplay
+from tests.collectors.conftest import CLOCK_TICK_S, SCRIPTS, collect, contradictions, python, several, torchrun
 from tracekit.model import OpKind, Worker
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+
+
+PAUSES = {
+    f"{where}{'-in-closure' * closure}": f"PAUSE=gc WHERE={where} {'CLOSURE=1 ' * closure}paused.py"
+    for closure in (False, True)
+    for where in ("before", "middle", "after", "between")
+}
+#: Runs of two ranks, of four, and of one process.
+TWO = {
+    "fsdp": "fsdp_alone.py",
+    "fsdp-slow": "STEPS=4 SLOW_RANK=1 SLOW_MS=20 fsdp_alone.py",
+    "uneven": "plain_pipeline.py",
+    "sharded": "sharded_optimizer.py",
+    "functional": "functional.py",
+    "slept": "PAUSE=sleep WHERE=middle paused.py",
+    "met": "MEET=1 PAUSE=sleep WHERE=between paused.py",
+    **PAUSES,
+}
+FOUR = {"ddp": "ddp_accumulation.py", "fsdp-pipeline": "fsdp_interleaved.py", "megatron": "megatron_like.py"}
+STYLES = (
+    *("plain", "scaler", "compile", "compile-in-place", "checkpointing", "fork", "spawn", "spans", "set-step", "eval"),
+    *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
+)
+LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-many")}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return several(tmp_path_factory.mktemp("two"), 2, TWO)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return several(tmp_path_factory.mktemp("four"), 4, FOUR)
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    return several(tmp_path_factory.mktemp("loops"), 1, LOOPS)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The runs whose results are compared with what they give without collect."""
+    directories = {ranks: tmp_path_factory.mktemp(f"alone-{ranks}") for ranks in (1, 2, 4)}
+    return {
+        **several(directories[1], 1, {name: LOOPS[name] for name in ("plain", "compile-many")}, under_collect=False),
+        **several(directories[2], 2, {name: TWO[name] for name in ("fsdp", "uneven", "sharded")}, under_collect=False),
+        **several(directories[4], 4, {name: FOUR[name] for name in ("ddp", "fsdp-pipeline")}, under_collect=False),
+    }
+
+
+@pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline"])
+def test_a_job_trains_to_the_same_bits_as_alone(two, four, alone, name):
+    run = {**two, **four}[name]
+    assert set(run.exit_codes) == {0}, run.complained
+    assert run.weights == alone[name].weights
+    assert len(run.weights) >= 2
 
 
 def counts(trace) -> dict[str, int]:
@@ -23,36 +79,36 @@ def counts(trace) -> dict[str, int]:
     }
 
 
-def test_ddp_with_gradient_accumulation(tmp_path):
+def test_ddp_with_gradient_accumulation(four):
     """Four data-parallel ranks, two microbatches, the buckets of a step one reduction behind the second backward."""
-    collected = collect(tmp_path, torchrun(4, "ddp_accumulation.py"))
-    trace = collected.trace
+    trace = four["ddp"].trace
     assert (trace.layout.dp, trace.layout.pp) == (4, 1)
-    assert collected.attempt["layout_source"] == "gradient groups"
+    assert four["ddp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == {
         OpKind.FORWARD_COMPUTE: 2,
         OpKind.BACKWARD_COMPUTE: 2,
         OpKind.ALL_REDUCE: 1,
         OpKind.OPTIMIZER: 1,
     }
-    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
-    alone = plain(torchrun(4, "ddp_accumulation.py"), tmp_path)
-    assert weights(alone) == collected.weights
+    assert contradictions(trace) == []
 
 
-def test_fsdp2_with_interleaved_pipeline(tmp_path):
-    """Two chunks per rank, parameters gathered before and gradients scattered behind the computes."""
-    collected = collect(tmp_path, torchrun(4, "fsdp_interleaved.py"))
-    trace = collected.trace
+def test_fsdp2_with_interleaved_pipeline(four):
+    """Two chunks per rank. What each gathers is its own; the chunk that is done first scatters among the backwards."""
+    trace = four["fsdp-pipeline"].trace
     assert (trace.layout.dp, trace.layout.pp, trace.layout.vpp) == (2, 2, 2)
     seen = counts(trace)
     assert seen[OpKind.FORWARD_COMPUTE] == seen[OpKind.BACKWARD_COMPUTE] == 8
-    assert seen[OpKind.GRADS_REDUCE_SCATTER] == 1
-    assert OpKind.PARAMS_ALL_GATHER in seen
+    assert seen[OpKind.GRADS_REDUCE_SCATTER] == seen[OpKind.BACKWARD_COLLECTIVES] == 1
+    gathers = trace.ops.filter(kind=OpKind.PARAMS_ALL_GATHER).sort("seq")
+    gathered = gathers.group_by("rank", "step").agg("chunk")
+    assert gathered["chunk"].to_list() == [[0, 1]] * 4 * 5
     assert trace.metadata["collect"]["unmatched_p2p"] == 0
-    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
-    alone = plain(torchrun(4, "fsdp_interleaved.py"), tmp_path)
-    assert weights(alone) == collected.weights
+    assert contradictions(trace) == []
+    for kind in (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV):
+        transfers = trace.ops.filter(kind=kind).sort("rank", "step", "seq")
+        ended = (pl.col("start") + pl.col("duration")).shift(1).over("rank", "step")
+        assert transfers.filter(pl.col("start") < ended - CLOCK_TICK_S).is_empty()
 
 
 FSDP_STEP = {
@@ -65,57 +121,71 @@ FSDP_STEP = {
 }
 
 
-def test_fsdp2_without_a_pipeline(tmp_path):
+def test_fsdp2_without_a_pipeline(two):
     """Two data-parallel ranks, gradients of two layers scattered; what computes wait for is apart from them."""
-    collected = collect(tmp_path, torchrun(2, "fsdp_alone.py"))
-    trace = collected.trace
+    trace = two["fsdp"].trace
     assert (trace.layout.dp, trace.layout.pp) == (2, 1)
-    assert collected.attempt["layout_source"] == "gradient groups"
+    assert two["fsdp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == FSDP_STEP
     assert trace.metadata["collect"]["nested"] == {"all_gather_single@default_pg": 2 * 5 * 4}
-    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
-    alone = plain(torchrun(2, "fsdp_alone.py"), tmp_path)
-    assert weights(alone) == collected.weights
 
 
-def test_fsdp2_names_the_slow_rank(tmp_path):
-    """The other waits for it in the gathering inside its forward; that is not time of its own."""
-    collected = collect(tmp_path, torchrun(2, "fsdp_alone.py"), STEPS=12, DEVICE_MS=10, SLOW_RANK=1, SLOW_MS=40)
-    verdict = attribute(JobReplay.from_trace(collected.trace))
-    assert verdict.slowest_workers[0] == Worker(1, 0)
-    slow, other = (
-        collected.trace.ops.filter(rank=rank, kind=OpKind.FORWARD_COMPUTE)["duration"].median() for rank in (1, 0)
-    )
-    assert slow > 1.5 * other
+def test_the_time_of_a_slow_rank_is_its_own(two):
+    """Its two layers sleep 20 ms each in every forward: its forward lasts as long, cut in two by the gathering."""
+    forwards = two["fsdp-slow"].trace.ops.filter(rank=1, kind=OpKind.FORWARD_COMPUTE)
+    assert forwards.group_by("step").agg(pl.col("duration").sum())["duration"].min() >= 0.04
 
 
-def test_a_pipeline_without_a_data_loader(tmp_path):
+def test_a_pipeline_without_a_data_loader(two):
     """Where a step begins with a transfer, that is the transfer of this step; stages may differ in their layers."""
-    collected = collect(tmp_path, torchrun(2, "plain_pipeline.py"))
-    trace = collected.trace
+    trace = two["uneven"].trace
     assert (trace.layout.dp, trace.layout.pp) == (1, 2)
     assert trace.metadata["collect"]["unmatched_p2p"] == 0
     received = trace.ops.filter(kind=OpKind.FORWARD_RECV)
     assert received.group_by("step").agg(pl.col("microbatch").sort())["microbatch"].to_list() == [[0, 1, 2]] * 5
-    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
-    assert weights(plain(torchrun(2, "plain_pipeline.py"), tmp_path)) == collected.weights
+    assert contradictions(trace) == []
 
 
-def test_a_sharded_optimizer(tmp_path):
+def test_a_sharded_optimizer(two):
     """It steps another inside its own step, then sends the weights around: one optimizer, nothing of the next step.
 
     Warnings about how the user calls DistributedDataParallel name the user's line.
     """
-    collected = collect(tmp_path, torchrun(2, "sharded_optimizer.py"))
-    assert counts(collected.trace) == {
+    trace = two["sharded"].trace
+    assert counts(trace) == {
         OpKind.FORWARD_COMPUTE: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.ALL_REDUCE: 1,
         OpKind.OPTIMIZER: 1,
     }
-    assert "broadcast@default_pg" in collected.trace.metadata["collect"]["other"]
-    assert "hooks_comm.py" not in collected.process.stderr
-    assert weights(plain(torchrun(2, "sharded_optimizer.py"), tmp_path)) == collected.weights
+    assert "broadcast@default_pg" in trace.metadata["collect"]["other"]
+    assert "hooks_comm.py" not in two["sharded"].complained
+
+
+def test_megatron_is_recognised(four):
+    """Its parallel state places the ranks, its timers become ops; it need not be a dependency of tracekit.
+
+    What a hook saw inside a timer counts once (forwards, optimizer), fused transfers come apart, and other timers are
+    kept under their names.
+    """
+    trace = four["megatron"].trace
+    assert four["megatron"].attempt["layout_source"] == "Megatron parallel state"
+    assert (trace.layout.dp, trace.layout.pp, trace.layout.tp) == (2, 2, 1)
+    assert trace.worker_ranks() == {Worker(0, 0): 0, Worker(1, 0): 1, Worker(0, 1): 2, Worker(1, 1): 3}
+    assert trace.steps.tolist() == [1, 2, 3, 4]
+    for stage, transfers in enumerate((("forward-send", "backward-recv"), ("forward-recv", "backward-send"))):
+        ops = trace.ops.filter((pl.col("pp_rank") == stage) & (pl.col("kind") != str(OpKind.HOST_DELAY)))
+        per_step = {kind: part.height / 8 for (kind,), part in ops.group_by("kind")}
+        assert per_step == {
+            "forward-compute": 2,
+            "backward-compute": 2,
+            transfers[0]: 2,
+            transfers[1]: 2,
+            "all-reduce": 2,
+            "optimizer-clip-main-grad": 1,
+            "optimizer": 1,
+        }
+    assert {"forward-backward", "all-grads-sync", "interval-time"} <= set(trace.metadata["collect"]["other"])
 
 
 def test_ranks_that_the_script_spawns_itself(tmp_path):
@@ -132,18 +202,83 @@ def test_ranks_that_the_script_spawns_itself(tmp_path):
     assert len(collected.weights) == 2
 
 
-def test_functional_collectives(tmp_path):
+def test_functional_collectives(two):
     """Seen from their start to the wait for their result; one that nobody waits for is counted, not guessed."""
-    collected = collect(tmp_path, torchrun(2, "functional.py"))
-    assert collected.process.returncode == 0, collected.process.stderr
-    assert counts(collected.trace) == {
+    assert counts(two["functional"].trace) == {
         OpKind.FORWARD_COMPUTE: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.ALL_REDUCE: 2,
         OpKind.OPTIMIZER: 1,
         OpKind.PARAMS_ALL_GATHER: 1,
     }
-    assert "rank 0: 3 transfers were never waited for" in collected.process.stderr
+    assert two["functional"].attempt["ranks"][0]["unfinished"] == 3
+
+
+#: The ops of a step of `paused.py` in order, without the host work of the loop before it.
+STEP = ["forward-compute", "backward-compute", "all-reduce", "optimizer"]
+#: Behind which of them the pause comes; one between steps opens the next step.
+BEHIND = {"before": 0, "middle": 1, "after": 3, "between": 0}
+
+
+def in_order(trace, rank: int) -> dict[int, list[str]]:
+    """The kinds of a rank's ops by step, in order of their start."""
+    ops = trace.ops.filter(pl.col("rank") == rank).sort("step", "start")
+    kinds = ops.group_by("step", maintain_order=True).agg(pl.col("kind").cast(pl.String))
+    return {step: own[own[0] == "host-delay" :] for step, own in kinds.iter_rows()}
+
+
+@pytest.mark.parametrize("name", PAUSES)
+def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(two, name):
+    """Rank 1 collects in each step, at one place, which is the pause's; rank 0 has the ops it would have alone.
+
+    Its reduction ends behind the collection before rank 1's. The collection finalizes what takes 30 ms.
+    """
+    run = two[name]
+    assert set(run.exit_codes) == {0}, run.complained
+    trace, where = run.trace, name.split("-")[0]
+    paused = [*STEP]
+    paused.insert(BEHIND[where], "gc")
+    assert {tuple(kinds) for kinds in in_order(trace, 0).values()} == {tuple(STEP)}
+    assert {tuple(k for k in kinds if k != "host-delay") for kinds in in_order(trace, 1).values()} == {tuple(paused)}
+    pauses = trace.ops.filter(kind=OpKind.GC)
+    assert pauses["duration"].min() >= 0.03
+    if where != "after":
+        reduced = trace.ops.filter(rank=0, kind=OpKind.ALL_REDUCE).join(pauses, on="step", suffix="_gc")
+        assert reduced.height == len(trace.steps)
+        released = pl.col("start_gc") + pl.col("duration_gc")
+        assert reduced.filter(pl.col("start") + pl.col("duration") < released - CLOCK_TICK_S).is_empty()
+    assert contradictions(trace) == [] or where == "after"
+
+
+def test_what_a_script_sleeps_before_its_backward_is_host_time_of_that_rank(two):
+    """From the first step on, between forward and backward; a busy machine makes nobody sleep."""
+    trace = two["slept"].trace
+    ops = trace.ops.with_columns(pl.col("kind").cast(pl.String)).sort("rank", "step", "start")
+    placed = ops.with_columns(
+        before=pl.col("kind").shift(1).over("rank", "step"), behind=pl.col("kind").shift(-1).over("rank", "step")
+    )
+    slept = placed.filter(kind="host-delay", before="forward-compute", behind="backward-compute")
+    assert slept["rank"].to_list() == [1] * 4
+    assert slept["step"].to_list() == [1, 2, 3, 4]
+    assert slept["duration"].min() >= 0.029  # of 30 ms; the kernel may count the way into the sleep as work
+    assert trace.metadata["collect"]["other"]["asleep before backward"]["host_delays"] == 4
+
+
+def test_who_waits_at_a_meeting_between_steps_waits_in_it(two):
+    """Rank 1 sleeps 30 ms between steps, rank 0 waits for it in a broadcast: that is an op, and no time of the host."""
+    trace = two["met"].trace
+    assert counts(trace)[OpKind.FORWARD_COLLECTIVES] == 1
+    slept = trace.ops.filter(rank=1, kind=OpKind.HOST_DELAY).group_by("step").agg(pl.col("duration").sum())
+    assert slept["duration"].min() >= 0.03
+    met = trace.ops.filter(kind=OpKind.FORWARD_COLLECTIVES)
+    ended = pl.col("start") + pl.col("duration")
+    waited = met.filter(rank=0).join(met.filter(rank=1), on="step", suffix="_late")
+    assert waited.filter(ended < pl.col("start_late") - CLOCK_TICK_S).is_empty()
+    outside = trace.ops.filter(rank=0, kind=OpKind.HOST_DELAY).join(met.filter(rank=0), on="step", suffix="_met")
+    inside = (pl.col("start") < pl.col("start_met") + pl.col("duration_met") - CLOCK_TICK_S) & (
+        ended > pl.col("start_met") + CLOCK_TICK_S
+    )
+    assert outside.filter(inside).is_empty()
 
 
 @pytest.mark.parametrize(
@@ -158,70 +293,46 @@ def test_other_ways_to_start_a_process(tmp_path, launch):
     assert collected.trace.steps.tolist() == [1, 2, 3, 4, 5]
 
 
-@pytest.fixture(scope="module")
-def plain_weights(tmp_path_factory):
-    """What every style of the single-process loop trains to."""
-    return plain(python("loop.py", "plain"), tmp_path_factory.mktemp("plain")).stdout
-
-
-@pytest.mark.parametrize(
-    "style",
-    [
-        *(
-            "plain",
-            "scaler",
-            "compile",
-            "compile-in-place",
-            "checkpointing",
-            "fork",
-            "spawn",
-            "spans",
-            "set-step",
-            "eval",
-        ),
-        *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
-    ],
-)
-def test_single_process_loops(tmp_path, plain_weights, style):
+@pytest.mark.parametrize("style", STYLES)
+def test_single_process_loops(loops, alone, style):
     """One forward, backward, optimizer step and batch per step, whatever the loop's style.
 
     The compiled styles use fullgraph=True: an additional graph break would be an error.
     """
-    collected = collect(tmp_path, ["python", "-W", "error::UserWarning", *python("loop.py", style)[1:]])
-    assert collected.process.returncode == 0, collected.process.stderr
-    assert "failed" not in collected.process.stderr
-    assert collected.process.stdout.startswith(plain_weights)
+    run = loops[style]
+    assert run.exit_codes == [0], run.complained
+    assert run.attempt["ranks"][0]["failures"] == {}
+    assert run.said == alone["plain"].said
+    trace = run.trace
     first = 100 if style == "set-step" else 1
-    assert list(collected.trace.steps) == list(range(first, first + 5)), collected.process.stderr
-    seen = counts(collected.trace)
+    assert list(trace.steps) == list(range(first, first + 5)), run.complained
+    seen = counts(trace)
     assert seen.pop(OpKind.CHECKPOINT, 0) == (style != "closure")
-    assert attribute(JobReplay.from_trace(collected.trace)).trust.replay_error < 0.05
     assert seen == {
         OpKind.FORWARD_COMPUTE: 1 + (style == "two-modules"),
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.OPTIMIZER: 1,
         OpKind.DATA_LOAD: 1,
     }
+    if style != "set-step":  # its steps end with the next one's data, where the graph has no place for it
+        assert contradictions(trace) == []
     if style == "spans":
-        assert collected.trace.metadata["collect"]["other"]["tokenize"]["host_delays"] == 5
+        assert trace.metadata["collect"]["other"]["tokenize"]["host_delays"] == 5
 
 
-def test_modules_are_compiled_as_often_as_alone(tmp_path):
+def test_modules_are_compiled_as_often_as_alone(loops, alone):
     """Many modules, compiled in a step in which the roots of the loop are looked for, do not share what is compiled."""
-    collected = collect(tmp_path, python("loop.py", "compile-many"))
-    alone = plain(python("loop.py", "compile-many"), tmp_path)
-    assert collected.process.returncode == 0, collected.process.stderr
-    assert alone.stdout.startswith("compiled ")
-    assert collected.process.stdout.startswith(alone.stdout)
+    assert alone["compile-many"].said.startswith("compiled ")
+    assert loops["compile-many"].said == alone["compile-many"].said
 
 
-def test_misuse_of_spans_costs_the_training_nothing(tmp_path, plain_weights):
+def test_misuse_of_spans_costs_the_training_nothing(loops, alone):
     """A step that is no number is one warning; names without end are one name from some point on."""
-    collected = collect(tmp_path, python("loop.py", "misuse"))
-    assert collected.process.returncode == 0, collected.process.stderr
-    assert collected.process.stdout.startswith(plain_weights)
-    assert "the hook set-step failed (TypeError" in collected.process.stderr
-    assert "(more names)" in collected.trace.metadata["collect"]["other"]
+    assert loops["misuse"].said == alone["plain"].said
+    assert "the hook set-step failed (TypeError" in loops["misuse"].complained
+    assert "(more names)" in loops["misuse"].trace.metadata["collect"]["other"]
+    (failed,) = loops["misuse"].trace.metadata["failed_hooks"]
+    assert (failed["hook"], failed["ranks"]) == ("set-step", [0])
 
 
 def test_steps_and_every_choose_what_is_recorded(tmp_path):
@@ -235,7 +346,7 @@ def test_sampling_keeps_all_ranks_on_the_same_steps(tmp_path):
     collected = collect(tmp_path, torchrun(4, "dp2_pp2.py"), "--every", "4", STEPS=10, DEVICE_MS=1)
     assert list(collected.trace.steps) == [1, 5, 9]
     assert collected.trace.coverage().complete
-    assert attribute(JobReplay.from_trace(collected.trace)).trust.replay_error < 0.05
+    assert contradictions(collected.trace) == []
 
 
 def test_overhead_is_measured(tmp_path):

@@ -67,4 +67,4 @@ def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     assert trace.layout.dp == 2
     assert trace.coverage().complete
     assert trace.metadata["missing_ranks"] == []
-    assert abs(trace.ops["start"]).max() < 1
+    assert abs(trace.ops["start"]).max() < TIMEOUT_S  # one clock: a boot lies between two

@@ -5,6 +5,7 @@ import pytest
 
 from tracekit.collectors.clock import ClockFit
 from tracekit.collectors.merge import merge_attempt
+from tracekit.collectors.mesh import LayoutOptions
 from tracekit.collectors.runtime.words import Category, Flag
 from tracekit.collectors.segments import RECORD_DTYPE, AttemptRecording, RankRecording
 from tracekit.errors import TraceError
@@ -438,3 +439,157 @@ def test_a_timer_of_two_transfers_is_two_ops():
     )
     assert ops_of(result, 1, OpKind.FORWARD_SEND) == ops_of(result, 1, OpKind.BACKWARD_RECV) == [(10, 14)]
     assert result.ops.other == {}
+
+
+def meeting(arrives, released, *, flags=Flag.BLOCKING, name="broadcast"):
+    """A collective of all data-parallel ranks whose caller waits."""
+    return (Category.COLLECTIVE, name, arrives, released, {"peer": 0, "flags": flags})
+
+
+def test_a_meeting_between_computes_is_an_op_of_all_who_meet():
+    """It lasts from a rank's arrival to its release, so that the late rank's time is its own and nobody's host time."""
+    rows = [
+        [
+            compute("forward-compute", 0, forward_ms),
+            meeting(forward_ms, 32),
+            compute("backward-compute", 32, 60),
+            (Category.OPTIMIZER, "optimizer", 60, 70, {}),
+        ]
+        for forward_ms in (10, 30)
+    ]
+    result = pair(*rows)
+    assert ops_of(result, 0, OpKind.FORWARD_COLLECTIVES) == [(10, 32)]
+    assert ops_of(result, 1, OpKind.FORWARD_COLLECTIVES) == [(30, 32)]
+    assert ops_of(result, 0, OpKind.HOST_DELAY) == []
+    attribution = Job(result.trace).attribution
+    assert attribution.trust.replay_error == pytest.approx(0)
+    assert attribution.slowdown == pytest.approx(70 / 60)
+
+
+def test_waiting_between_steps_is_no_host_time():
+    """Rank 1 comes 100 ms late to a broadcast that opens the step, as Lightning's does. Rank 0's loop took 2 + 1 ms."""
+    rows = [
+        [
+            (Category.STEP, "step", 0, 200, {"flags": Flag.COMPLETE | Flag.RECORDING}),
+            meeting(arrives, 104),
+            compute("forward-compute", 105, 120),
+            compute("backward-compute", 120, 140),
+            (Category.OPTIMIZER, "optimizer", 140, 150, {}),
+        ]
+        for arrives in (2, 102)
+    ]
+    result = pair(*rows)
+    for number, arrives in enumerate((2, 102)):
+        assert ops_of(result, number, OpKind.FORWARD_COLLECTIVES) == [(arrives, 104)]
+    loops = {number: [end - start for start, end in spans(result, number)] for number in (0, 1)}
+    assert loops == {0: [pytest.approx(2)], 1: [pytest.approx(102)]}
+
+
+def spans(result, rank_number):
+    """(start, end) in ms of a rank's host delays, as numbers."""
+    rows = result.trace.ops.filter(rank=rank_number, kind=OpKind.HOST_DELAY)
+    return [(1e3 * start, 1e3 * (start + duration)) for start, duration in rows.select("start", "duration").iter_rows()]
+
+
+def test_waiting_for_some_ranks_between_steps_is_no_host_time_either():
+    """Two of four ranks meet: no op of all, but the 98 ms of waiting are cut out of what the loop did."""
+    rows = [
+        [
+            (Category.STEP, "step", 0, 200, {"flags": Flag.COMPLETE | Flag.RECORDING}),
+            meeting(arrives, 104),
+            compute("forward-compute", 105, 120),
+            (Category.OPTIMIZER, "optimizer", 140, 150, {}),
+        ]
+        for arrives in (2, 100, 2, 100)
+    ]
+    result = hybrid(*rows)
+    assert sum(end - start for start, end in spans(result, 0)) == pytest.approx(2 + 4)
+    assert sum(end - start for start, end in spans(result, 1)) == pytest.approx(100 + 4)
+
+
+def test_waiting_inside_an_optimizer_is_not_its_time():
+    """A sharded optimizer updates for 5 ms and waits 20 ms for what others updated; the next step's loop is not it."""
+    rows = [
+        compute("forward-compute", 0, 10),
+        compute("backward-compute", 10, 20),
+        (Category.OPTIMIZER, "optimizer", 20, 45, {}),
+        (Category.WAIT, "broadcast", 25, 45, {"peer": 0}),
+        (Category.STEP, "step", 45, 90, {"flags": Flag.COMPLETE | Flag.RECORDING, "step": 2}),
+        compute("forward-compute", 47, 50, step=2),
+        (Category.OPTIMIZER, "optimizer", 50, 60, {"step": 2}),
+    ]
+    trace = data_parallel(rows).trace
+    optimizers = trace.ops.filter(kind=OpKind.OPTIMIZER, rank=0)
+    assert optimizers["duration"].to_list() == [pytest.approx(0.005), pytest.approx(0.01)]
+    assert trace.ops.filter(kind=OpKind.HOST_DELAY, rank=0)["duration"].to_list() == [pytest.approx(0.002)]
+
+
+@pytest.mark.parametrize("pause", [(1, 3), (12, 14), (41, 44)])
+def test_a_collection_in_a_closure_is_an_op_at_its_place(pause):
+    """Before the forward, between forward and backward, behind the reduction: the optimizer begins behind it all."""
+    result = data_parallel(
+        [
+            (Category.OPTIMIZER, "optimizer", 0, 60, {}),
+            (Category.GC, "gc", *pause, {}),
+            compute("forward-compute", 4, 12),
+            compute("backward-compute", 15, 35),
+            (Category.COLLECTIVE, "allreduce", 35, 40, {"peer": 0}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.GC) == [pause]
+    assert ops_of(result, 0, OpKind.OPTIMIZER) == [(max(40, pause[1]), 60)]
+
+
+def test_a_collection_inside_an_optimizer_is_part_of_it():
+    """It is counted, as one inside a compute is."""
+    result = data_parallel(
+        [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 30),
+            (Category.OPTIMIZER, "optimizer", 30, 60, {}),
+            (Category.GC, "gc", 40, 50, {}),
+            (Category.COLLECTIVE, "allreduce", 52, 55, {"peer": 0, "flags": Flag.BLOCKING}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.GC) == ops_of(result, 0, OpKind.ALL_REDUCE) == []
+    assert ops_of(result, 0, OpKind.OPTIMIZER) == [(30, 60)]
+    assert result.ops.nested == {"gc": 2}
+    assert result.ops.other["allreduce@dp"]["count"] == 2
+
+
+def test_a_reduction_ends_before_the_optimizer_that_waited_for_it():
+    """The thread that tells its end came 4 ms late."""
+    result = data_parallel(
+        [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 30),
+            (Category.COLLECTIVE, "allreduce", 30, 44, {"peer": 0}),
+            (Category.OPTIMIZER, "optimizer", 40, 60, {}),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(30, 40)]
+
+
+def test_chunks_gather_what_is_theirs():
+    """Both are asked for before the first forward, in the order of their use; one waits for the other to pass."""
+    rows = (
+        [
+            (Category.COLLECTIVE, "all_gather_single", 0, 8, {"peer": 0}),
+            (Category.COLLECTIVE, "all_gather_single", 1, 12, {"peer": 0}),
+            compute("forward-compute", 8, 20, chunk=0),
+            compute("forward-compute", 20, 30, chunk=1),
+            compute("backward-compute", 30, 40, chunk=1),
+            meeting(40, 45, name="reduce_scatter_single"),
+            compute("backward-compute", 45, 60, chunk=0),
+            meeting(60, 64, name="reduce_scatter_single"),
+            (Category.OPTIMIZER, "optimizer", 64, 70, {}),
+        ],
+    ) * 2
+    mesh = {"names": ["dp"], "ranks": [0, 1]}
+    recorded = [rank(number, one, mesh=mesh, groups=[GROUP]) for number, one in enumerate(rows)]
+    result = merged(*recorded, options=LayoutOptions(vpp=2))
+    assert ops_of(result, 0, OpKind.PARAMS_ALL_GATHER) == [(0, 8), (8, 12)]
+    assert result.trace.ops.filter(rank=0, kind=OpKind.PARAMS_ALL_GATHER)["chunk"].to_list() == [0, 1]
+    assert ops_of(result, 0, OpKind.BACKWARD_COLLECTIVES) == [(40, 45)]
+    assert ops_of(result, 0, OpKind.GRADS_REDUCE_SCATTER) == [(60, 64)]
+    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)

@@ -1,18 +1,13 @@
 """The DP 2 x PP 2 job, from an unmodified script to the verdict."""
 
-import numpy as np
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import TRIES, collect_pipeline, digests, plain, torchrun
-from tracekit.analysis.attribution import attribute
-from tracekit.analysis.job_replay import JobReplay
+from tests.collectors.conftest import contradictions, digests
 from tracekit.model import OpKind, Worker
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
-#: A worker whose S is this much above the median worker's stands out.
-STANDS_OUT = 0.06
 KINDS = {
     OpKind.DATA_LOAD,
     OpKind.FORWARD_COMPUTE,
@@ -28,93 +23,52 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def healthy_verdict(healthy):
-    return attribute(JobReplay.from_trace(healthy.trace))
-
-
-@pytest.fixture(scope="module")
-def slowed_verdict(slowed):
-    return attribute(JobReplay.from_trace(slowed.trace))
-
-
-def test_layout_is_found_without_options(healthy):
+def test_layout_is_found_without_options(pipeline):
     """The device mesh says who stands where."""
-    layout = healthy.trace.layout
+    layout = pipeline.trace.layout
     assert (layout.dp, layout.pp, layout.tp, layout.vpp, layout.world_size) == (2, 2, 1, 1, 4)
-    assert healthy.trace.worker_ranks() == {Worker(0, 0): 0, Worker(0, 1): 1, Worker(1, 0): 2, Worker(1, 1): 3}
-    assert healthy.attempt["layout_source"] == "device mesh (dp, pp)"
+    assert pipeline.trace.worker_ranks() == {Worker(0, 0): 0, Worker(0, 1): 1, Worker(1, 0): 2, Worker(1, 1): 3}
+    assert pipeline.attempt["layout_source"] == "device mesh (dp, pp)"
 
 
-def test_every_kind_of_op_is_there(healthy):
+def test_every_kind_of_op_is_there(pipeline):
     """All a step does has its kind, for every worker and step."""
-    trace = healthy.trace
+    trace = pipeline.trace
     assert set(trace.ops["kind"].cast(str).unique()) == set(KINDS)
     assert trace.coverage().complete
-    assert list(trace.steps) == list(range(1, 25))
+    assert list(trace.steps) == list(range(1, 9))
 
 
-def test_microbatches_are_told_apart(healthy):
+def test_microbatches_are_told_apart(pipeline):
     """Four forwards and four backwards per worker and step, one per microbatch."""
-    computes = healthy.trace.ops.filter(pl.col("kind").cast(pl.String).str.ends_with("compute"))
+    computes = pipeline.trace.ops.filter(pl.col("kind").cast(pl.String).str.ends_with("compute"))
     per_worker = computes.group_by("step", "rank", "kind").agg(pl.col("microbatch").sort())
-    assert per_worker["microbatch"].to_list() == [[0, 1, 2, 3]] * (24 * 4 * 2)
+    assert per_worker["microbatch"].to_list() == [[0, 1, 2, 3]] * (8 * 4 * 2)
 
 
-def test_nothing_is_lost(healthy):
+def test_nothing_is_lost(pipeline):
     """No record dropped, no transfer without its peer, no hook failed, no effect before its cause."""
-    assert healthy.trace.metadata["dropped_records"] == 0
-    assert healthy.trace.metadata["collect"]["unmatched_p2p"] == 0
-    assert healthy.trace.metadata["collect"]["causality_violations"] == 0
-    assert all(not rank["failures"] and not rank["unfinished"] for rank in healthy.attempt["ranks"])
+    assert pipeline.trace.metadata["dropped_records"] == 0
+    assert pipeline.trace.metadata["collect"]["unmatched_p2p"] == 0
+    assert pipeline.trace.metadata["collect"]["causality_violations"] == 0
+    assert all(not rank["failures"] and not rank["unfinished"] for rank in pipeline.attempt["ranks"])
 
 
-def test_the_replay_explains_the_recording(healthy_verdict, slowed_verdict):
-    """Replay error and discrepancy stay under 5 %."""
-    for verdict in (healthy_verdict, slowed_verdict):
-        assert verdict.trust.replay_error < 0.05
-        assert abs(verdict.trust.discrepancy) < 0.05
+def test_the_graph_orders_nothing_that_ran_the_other_way(pipeline):
+    assert contradictions(pipeline.trace) == []
 
 
-def test_the_slow_rank_is_named(slowed_verdict):
-    """Its worker is the slowest, and stands out."""
-    assert slowed_verdict.slowest_workers[0] == Worker(1, 1)
-    assert np.unravel_index(slowed_verdict.worker_slowdown.argmax(), (2, 2)) == (1, 1)
-    assert slowed_verdict.worker_slowdown.max() - np.median(slowed_verdict.worker_slowdown) > STANDS_OUT
+def test_what_makes_a_rank_slow_is_in_its_forwards_and_nobody_elses(pipeline):
+    """Every forward sleeps 1 ms, those of rank 3 7 ms, every backward 2 ms: on no machine do they last less."""
+    shortest = pipeline.trace.ops.group_by("rank", "kind").agg(pl.col("duration").min())
+    found = {(rank, kind): duration for rank, kind, duration in shortest.iter_rows()}
+    assert found[3, "forward-compute"] >= 0.007
+    for rank in range(4):
+        assert found[rank, "forward-compute"] >= 0.001
+        assert found[rank, "backward-compute"] >= 0.002
 
 
-def off_by(healthy, slowed) -> float:
-    """How far S of the slowed run is from what both runs measure, relative.
-
-    Medians over the steps on both sides: other processes of the machine disturb single steps.
-    """
-    measured = np.median(slowed.recorded) / np.median(healthy.recorded)
-    return abs(np.median(slowed.step_slowdown) / measured - 1)
-
-
-def test_its_slowdown_is_what_the_run_without_it_measures(healthy_verdict, slowed_verdict, tmp_path):
-    """Within 5 %. Where the machine had other things to do during one of the two runs, both run again."""
-    found = [off_by(healthy_verdict, slowed_verdict)]
-    while found[-1] > 0.05 and len(found) < TRIES:
-        directory = tmp_path / str(len(found))
-        runs = []
-        for slow in (False, True):
-            (directory / str(slow)).mkdir(parents=True)
-            runs.append(collect_pipeline(directory / str(slow), slow=slow))
-        found.append(off_by(*(attribute(JobReplay.from_trace(run.trace)) for run in runs)))
-    assert found[-1] <= 0.05, found
-
-
-def test_nobody_is_named_on_a_healthy_run(healthy_verdict):
-    """Without a slow rank no worker stands out."""
-    slowdowns = healthy_verdict.worker_slowdown
-    assert slowdowns.max() - np.median(slowdowns) < STANDS_OUT
-
-
-def test_weights_do_not_change(healthy, slowed, tmp_path):
+def test_weights_do_not_change(pipeline, pipeline_alone):
     """Training gives the same bits with and without collect."""
-    alone = plain(torchrun(4, "dp2_pp2.py"), tmp_path)
-    expected = digests(alone)
-    assert len(expected) == 2
-    assert digests(healthy.process) == expected
-    assert digests(slowed.process) == expected
+    assert len(pipeline_alone) == 2
+    assert digests(pipeline.process.stdout) == pipeline_alone

@@ -4,16 +4,12 @@ import subprocess
 import sys
 import types
 
-import polars as pl
 import pytest
 
-from tests.collectors.conftest import collect, environment, torchrun
-from tracekit.analysis.attribution import attribute
-from tracekit.analysis.job_replay import JobReplay
+from tests.collectors.conftest import environment
 from tracekit.collectors import set_step, span, spans
 from tracekit.collectors.runtime.patches import PatchSet, on_import
 from tracekit.collectors.runtime.words import RuntimeOptions
-from tracekit.model import OpKind, Worker
 
 #: Never in a training process on tracekit's account.
 HEAVY = {"polars", "pandas", "duckdb", "numba", "pyarrow", "click", "networkx", "dash"}
@@ -141,36 +137,6 @@ def test_which_steps_are_recorded(options, expected):
     """Step 0 shows the job's shape; the rest is as asked."""
     chosen = RuntimeOptions(**options)
     assert [step for step in range(8) if chosen.records_step(step)] == expected
-
-
-def test_megatron_is_recognised(tmp_path):
-    """Its parallel state places the ranks, its timers become ops; it need not be a dependency of tracekit.
-
-    What a hook saw inside a timer counts once (forwards, optimizer), fused transfers come apart, and other timers are
-    kept under their names.
-    """
-    pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-    collected = collect(tmp_path, torchrun(4, "megatron_like.py"))
-    assert collected.process.returncode == 0, collected.process.stderr
-    trace = collected.trace
-    assert collected.attempt["layout_source"] == "Megatron parallel state"
-    assert (trace.layout.dp, trace.layout.pp, trace.layout.tp) == (2, 2, 1)
-    assert trace.worker_ranks() == {Worker(0, 0): 0, Worker(1, 0): 1, Worker(0, 1): 2, Worker(1, 1): 3}
-    assert trace.steps.tolist() == [1, 2, 3, 4]
-    for stage, transfers in enumerate((("forward-send", "backward-recv"), ("forward-recv", "backward-send"))):
-        ops = trace.ops.filter((pl.col("pp_rank") == stage) & (pl.col("kind") != str(OpKind.HOST_DELAY)))
-        per_step = {kind: part.height / 8 for (kind,), part in ops.group_by("kind")}
-        assert per_step == {
-            "forward-compute": 2,
-            "backward-compute": 2,
-            transfers[0]: 2,
-            transfers[1]: 2,
-            "all-reduce": 2,
-            "optimizer-clip-main-grad": 1,
-            "optimizer": 1,
-        }
-    assert {"forward-backward", "all-grads-sync", "interval-time"} <= set(trace.metadata["collect"]["other"])
-    assert attribute(JobReplay.from_trace(trace)).trust.replay_error < 0.05
 
 
 def test_the_module_type_is_all_a_patch_needs():

@@ -1,6 +1,7 @@
 """A user's sitecustomize, run behind the one of `tracekit collect`: says so, and breaks what SABOTAGE names.
 
-hooks: every hook's body raises. disk: the recorder's segments refuse to be written.
+hooks: every hook's body raises. disk: the recorder's segments refuse to be written. renamed: a torch that has no longer
+what the hooks hold on to. driverless: a torch built for CUDA on a machine without a driver.
 """
 
 import os
@@ -41,3 +42,28 @@ if "tracekit.collectors.runtime.bootstrap" in sys.modules:
         return session
 
     bootstrap._start = sabotaged
+
+    def rename(dataloader):
+        dataloader._BaseIterator = dataloader._BaseDataLoaderIter
+        del dataloader._BaseDataLoaderIter
+
+    def without_driver(torch):
+        def raises(*args, **kwargs):
+            raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU.")
+
+        torch.version.cuda = "13.0"
+        torch._C._cuda_getDeviceCount = lambda: 0
+        torch._C._cuda_isCurrentStreamCapturing = raises
+        torch.cuda.graphs._cuda_isCurrentStreamCapturing = raises
+
+        def missing(name):
+            if name.startswith("_cuda_"):
+                return raises
+            raise AttributeError(name)
+
+        torch._C.__getattr__ = missing
+
+    if os.environ.get("SABOTAGE") == "renamed":
+        bootstrap.on_import("torch.utils.data.dataloader", rename)
+    if os.environ.get("SABOTAGE") == "driverless":
+        bootstrap.on_import("torch", without_driver)

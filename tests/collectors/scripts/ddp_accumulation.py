@@ -38,8 +38,8 @@ def main():
         optimizer.step()
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
     print(f"rank {rank} weights {digest.hexdigest()}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # behind the model: torch can hang or abort where one outlives its group

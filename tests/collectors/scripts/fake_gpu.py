@@ -100,9 +100,9 @@ def main():
         if step % 4 == 3 and step != 7:
             wait_for_gpu()
     print("trained", flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():
+        dist.destroy_process_group()

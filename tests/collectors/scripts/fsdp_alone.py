@@ -44,12 +44,12 @@ def main():
         optimizer.step()
     digest = hashlib.sha256(b"".join(v.to_local().numpy().tobytes() for v in model.state_dict().values()))
     print(f"rank {rank} weights {digest.hexdigest()}", flush=True)
-    dist.destroy_process_group()
 
 
 def spawned(rank, port):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     main()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -57,3 +57,4 @@ if __name__ == "__main__":
         torch.multiprocessing.spawn(spawned, args=(sys.argv[1],), nprocs=2)
     else:
         main()
+        dist.destroy_process_group()

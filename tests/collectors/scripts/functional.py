@@ -19,8 +19,8 @@ def main():
         functional.wait_tensor(functional.all_gather_single(model.bias.detach(), 0, [0, 1]))
         functional.all_reduce(torch.ones(2), "sum", group)
         functional.all_reduce(torch.ones(2), "sum", group).view(2, 1).add(1)  # waits for a view of the result
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # behind the model: torch can hang or abort where one outlives its group

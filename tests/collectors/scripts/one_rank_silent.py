@@ -21,7 +21,8 @@ def main():
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    del model, optimizer  # gloo can abort where they outlive the process group
+
+    del model, optimizer  # torch can hang or abort where they outlive the process group
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,0 +1,61 @@
+"""Callbacks of collectives on threads of gloo, and how they let a process group and a process end.
+
+A process group joins its threads when it ends, and its last owner may hold the interpreter's lock meanwhile: the C++
+part of DistributedDataParallel does. A thread that wants the lock then, for a callback or to let go of a work and what
+torch keeps with it, never comes back: the rank hangs. In an interpreter that ends, such a thread is killed, and the
+process with it ("terminate called without an active exception"). Torch can do both by itself, rarely; callbacks keep
+its threads at it for longer, so here we see to it that neither can happen to a job that is recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+#: Threads of a gloo process group: as many works can end at once.
+GLOO_THREADS = 2
+#: How long the end waits for callbacks, and how often it looks, seconds. Those of finished collectives are done in a
+#: moment; those of others never come.
+TIMEOUT_S, POLL_S = 2.0, 0.0005
+
+
+class Callbacks:
+    """The callbacks of one rank."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, None] = {}
+        # With these, a thread of gloo is never the last owner of its latest work.
+        self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
+
+    def add(self, future: Any, tell: Callable[[], Any]) -> None:
+        """Call `tell()` when `future` completes."""
+        future.add_done_callback(_Callback(self._alive, tell))
+
+    def hold(self, group: int, work: Any) -> None:
+        """Keep a work of gloo until its process group has had some more."""
+        self._latest[group].append(work)
+
+    def wait_for_all(self) -> None:
+        """Let gloo's threads finish with the callbacks while the interpreter's lock is there for them."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self._alive and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+
+class _Callback:
+    """In `alive` until the thread that called it has let go of it."""
+
+    __slots__ = ("_alive", "_tell")
+
+    def __init__(self, alive: dict[int, None], tell: Callable[[], Any]) -> None:
+        self._alive, self._tell = alive, tell
+        alive[id(self)] = None
+
+    def __call__(self, _future: Any) -> None:
+        self._tell()
+
+    def __del__(self) -> None:
+        self._alive.pop(id(self), None)
