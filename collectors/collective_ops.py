@@ -76,6 +76,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     before_optimizer = (pl.col("start_ns") < pl.col("optimizer_ns")) | has_closure
     in_optimizer = (
         pl.col("start_ns").is_between("optimizer_ns", "optimizer_end_ns", closed="left").fill_null(value=False)
+        & _is_blocking()
         & ~has_closure
     )
     name = pl.col("name")
@@ -154,10 +155,14 @@ def _all_there_ns() -> pl.Expr:
     return pl.when(_counted_alike()).then(last_ns).otherwise("start_ns")
 
 
+def _is_blocking() -> pl.Expr:
+    """Whether the caller waits in the collective."""
+    return (pl.col("flags") & int(Flag.BLOCKING)) != 0
+
+
 def _meets() -> pl.Expr:
     """Whether all data-parallel ranks of the stage meet in the collective, and its caller waits in it at once."""
-    blocking = (pl.col("flags") & int(Flag.BLOCKING)) != 0
-    return (blocking & pl.col("joins_all") & ~pl.col("nested") & _counted_alike()).fill_null(value=False)
+    return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & _counted_alike()).fill_null(value=False)
 
 
 def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,7 @@ LABEL = "training_job"
 _FIGURES = (
     ("tracekit_job_slowdown_ratio", "Slowdown S of the job: T(original) / T(ideal)", "slowdown"),
     ("tracekit_job_waste_ratio", "Share of the GPU time that stragglers cost", "waste"),
-    ("tracekit_job_lost_gpus", "As many GPUs' worth of time is lost to stragglers", "lost_gpus"),
+    ("tracekit_job_lost_gpus", "As many GPUs' worth of time is lost, to stragglers or anything else", "lost_gpus"),
     ("tracekit_job_step_seconds", "Mean step time as recorded", "recorded_s"),
     ("tracekit_job_trustworthy", "1 where the replay explains the recording, else 0", "trustworthy"),
 )

@@ -16,7 +16,9 @@ GLOSSARY: Final[dict[str, str]] = {
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
     "waste": "1 - 1/S: the share of the GPU time that stragglers cost.",
     "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
-    "GPU-hours lost": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
+    "GPU-hours lost": "What the verdict says is lost, to stragglers or to anything else, x GPUs x time. A day's figure"
+    " assumes that the job goes on as in the traced steps.",
+    "lost to stragglers": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
     "recorded": "Mean step time as recorded in the trace.",
     "original": "Mean step time of the replay without launch delays.",
     "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",

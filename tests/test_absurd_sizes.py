@@ -30,15 +30,17 @@ from tracekit.model import Layout
 from tracekit.terminal import print_trace
 from tracekit.trace import MOST_MISSING, Trace
 
-#: Runs a command in this process and prints the most memory it held, in MB.
-MEASURED = """
-import resource, sys
+#: Runs a command in this process and prints the most memory it held, in MB: VmHWM, for what getrusage says begins with
+#: the memory of the process that started this one.
+MEASURED = r"""
+import re, sys
+from pathlib import Path
 from tracekit.cli import main
 sys.argv = ["tracekit", *sys.argv[1:]]
 try:
     main()
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)
+    print(int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) // 1024, file=sys.stderr)
 """
 
 

@@ -67,7 +67,7 @@ def _figures(before: Side, after: Side) -> Component:
             share=False,
             points=True,
         ),
-        _row([term("GPU-hours lost"), " a day"], Change(*lost, None, None), lambda value: f"{value:,.1f}", share=False),
+        _row(["GPU-hours ", term("lost to stragglers"), " a day"], Change(*lost, None, None), lambda value: f"{value:,.1f}", share=False),
         _row(
             ["Steps"],
             Change(len(before.steps), len(after.steps), None, None),

@@ -64,7 +64,7 @@ def _figures(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame) 
                 f"straggling (S >= 1.1): {straggling.height:,} of {trusted.height:,}",
             ),
             card(f"{lost:,.0f}", [term("GPU-hours lost"), " a day"]),
-            card(f"{lost / total:.1%}" if total else "-", ["of their GPU time, the ", term("waste")]),
+            card(f"{lost / total:.1%}" if total else "-", ["of their GPU time"]),
             card(f"{doubtful:,}", [term("trust", "not trustworthy"), ", so not counted here"]),
             card(f"{jobs.height - analysed.height:,}", "not analysed"),
         ],

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.page_text import Pages, found
 from tests.handmade import run, slow_trace
+from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.dashboards.asked import Asked
 from tracekit.dashboards.metrics import exposition
 from tracekit.dashboards.queries import Results
@@ -69,19 +70,20 @@ def test_the_slowdown(pages: Pages, sample_store: Path, report: dict[str, Any], 
     assert fleet_row(pages, JOB)["slowdown"] == pytest.approx(slowdown, rel=1e-12)
     for path in PAGES[1:]:
         assert f"straggler, S = {slowdown:.3f} trustworthy" in shown[path], path
-    assert re.search(rf"S = {slowdown:.2f}\d?:", terminal)
+    assert f"S = {slowdown:.2f}. " in terminal
     compared = next(at for at, line in enumerate(shown["/compare"]) if line == "S")
     assert f"{slowdown:.3f}" in shown["/compare"][compared + 1 : compared + 3]
 
 
 def test_what_is_lost(pages: Pages, sample_store: Path, report: dict[str, Any], terminal: str, shown: Any) -> None:
-    lost, waste = report["wasted_gpu_hours_per_day"], report["waste"]
+    lost, waste, verdict = report["wasted_gpu_hours_per_day"], report["waste"], report["verdict"]
+    assert (verdict["lost_gpu_hours_per_day"], verdict["share"]) == pytest.approx((lost, waste), rel=1e-12)
     figures, row = metrics(sample_store, JOB), fleet_row(pages, JOB)
     assert figures["tracekit_job_lost_gpus"] * 24 == pytest.approx(lost, rel=1e-12)
     assert row["lost"] == pytest.approx(lost, rel=1e-12)
     assert figures["tracekit_job_waste_ratio"] == row["waste"] == pytest.approx(waste, rel=1e-12)
-    assert f"{lost:,.0f} a day at this rate" in terminal
-    assert f"{waste:.1%} of the GPU time: {lost:,.0f} GPU-hours a day" in "\n".join(shown["/job"])
+    assert f"{lost:,.0f} a day at this rate, {waste:.1%} of the time" in " ".join(terminal.split())
+    assert f"({waste:.1%}). {lost:,.0f} GPU-hours a day" in "\n".join(shown["/job"])
     assert f"{lost:,.1f}" in shown["/compare"]
     assert f"{waste:.1%}" in shown["/compare"]
     assert report["assumptions"] == ["GPU-hours a day: 16 GPUs running all day as in the 12 traced steps"]
@@ -138,7 +140,8 @@ def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> N
     trace = slow_trace((0,))
     found_out = Job(trace).whatif()
     faster = replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
-    odd = replace(found_out, attribution=faster)
+    verdict = Verdict(LossKind.CONTRADICTION, 0.0, 0.0, 0.0, 0.0, 0.0, "S = 0.80 cannot be", None, ())
+    odd = replace(found_out, attribution=faster, diagnosis=replace(found_out.diagnosis, verdict=verdict))
     store = Store(tmp_path / "jobs.duckdb")
     store.add([Incoming(trace, "odd", "x", odd.findings())])
     pages = Pages(store.path)
@@ -147,5 +150,5 @@ def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> N
     assert row["lost"] == figures["tracekit_job_lost_gpus"] == 0
     assert row["waste"] == figures["tracekit_job_waste_ratio"] == pytest.approx(odd.to_dict()["waste"])
     text = pages.text("/job", job="odd")
-    assert "S = 0.800 is a contradiction" in text
+    assert "No verdict. S = 0.80 cannot be." in text
     assert "no straggler" not in text.lower()

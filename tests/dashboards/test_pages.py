@@ -121,7 +121,8 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     page = visit("/job?job=slow-worker", theme=theme)
     text = page.inner_text("#page")
     assert f"S = {found['slowdown']:.3f}" in page.inner_text(".job-title")
-    assert f"{found['waste']:.1%} of the GPU time" in text
+    sentence = found["verdict"]["sentence"]
+    assert f"{sentence}. {found['verdict']['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate." in text
     for cause in found["causes"]:
         assert cause["title"] in text
         assert cost(cause["saved_s"], cause["alone_s"]) in text
