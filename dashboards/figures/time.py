@@ -56,6 +56,7 @@ def step_slowdown(by_step: pl.DataFrame, pattern: dict[str, Any], moments: Seque
     step_axis(drawn, steps)
     low, high = min(1.0, float(slowdown.min())), max(STRAGGLING, float(slowdown.max()))
     drawn.update_yaxes(range=[low - 0.02, high + 0.08 * (high - low) + 0.01])
+    drawn.update_layout(hovermode="x", hoverdistance=-1)
     return drawn
 
 
@@ -77,6 +78,7 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
         )
     drawn.update_yaxes(rangemode="tozero")
     step_axis(drawn, steps)
+    drawn.update_layout(hovermode="x", hoverdistance=-1)  # anywhere above a step is a click on that step
     return drawn
 
 
