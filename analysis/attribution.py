@@ -42,6 +42,10 @@ from tracekit.trace import traced_dp_ranks
 STRAGGLING_SLOWDOWN = 1.1
 #: A recording that the replay without launch delays misses by more than this explains too little.
 LARGEST_DISCREPANCY = 0.05
+#: A straggling job of which missing ranks could hide this much more of S has no price to rely on.
+LARGEST_HIDDEN = 1.05
+#: More ops than this share with a negative time are more than a few odd recordings.
+LARGEST_CLAMPED_SHARE = 0.002
 #: A job cannot run faster than without its stragglers; below this S is more than rounding and noise.
 SMALLEST_SLOWDOWN = 0.98
 #: M_W idealises this share of the workers, at least one.
@@ -107,7 +111,8 @@ class Attribution:
     `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
     `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
     where nothing was reconstructed. `hidden_slowdown`: S if all that collectives take was waiting for DP ranks that are
-    not in the trace, None where none is missing.
+    not in the trace, None where none is missing. `incomplete_steps`: how many steps lack DP ranks. `ops`: how many ops
+    are in the graph.
     """
 
     steps: Int32s
@@ -134,9 +139,11 @@ class Attribution:
     correlation: Mapping[int, float | None]
     clamped_transfers: int
     clamped_delays: int
+    ops: int
     gaps: tuple[Gap, ...]
     slowdown_as_recorded: float | None
     hidden_slowdown: float | None
+    incomplete_steps: int
 
     @property
     def original_s(self) -> float:
@@ -224,10 +231,11 @@ class Attribution:
         if error > LARGEST_DISCREPANCY:
             reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
         reasons += self._doubts()
-        if reasons and (self.clamped_transfers or self.clamped_delays):
+        clamped = self.clamped_transfers + self.clamped_delays
+        if clamped > LARGEST_CLAMPED_SHARE * self.ops or (reasons and clamped):
             reasons.append(
-                f"{self.clamped_transfers + self.clamped_delays} transfers or launch delays lie more than 10 ms below"
-                " zero (taken as 0): clocks of ranks disagree, or ops overlapped that the graph orders"
+                f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): clocks of ranks"
+                " disagree, or ops overlapped that the graph orders"
             )
         return Trust(error, discrepancy, not reasons, tuple(reasons))
 
@@ -247,10 +255,17 @@ class Attribution:
                 f"{gaps_text(self.gaps)} were not recorded: S is {self.slowdown:.2f} with them reconstructed and"
                 f" {recorded:.2f} without"
             )
-        if self.hidden_slowdown is not None and self.hidden_slowdown >= STRAGGLING_SLOWDOWN and not self.straggling:
+        hidden = self.hidden_slowdown
+        could_be = self.slowdown * LARGEST_HIDDEN if self.straggling else STRAGGLING_SLOWDOWN
+        if self.straggling and 0 < self.incomplete_steps < len(self.steps):
+            doubts.append(
+                f"DP ranks are missing from {self.incomplete_steps} of {len(self.steps)} steps, where waiting for them"
+                " counts as communication: leave these steps out with --ignore-steps"
+            )
+        elif hidden is not None and hidden >= could_be:
             doubts.append(
                 "DP ranks are missing from the trace, and collectives may be waiting for them: S could be up to"
-                f" {self.hidden_slowdown:.2f}"
+                f" {hidden:.2f}"
             )
         return doubts
 
@@ -333,9 +348,11 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         correlation=forward_backward_correlation(replay),
         clamped_transfers=durations.clamped_transfers,
         clamped_delays=durations.clamped_delays,
+        ops=graph.ops,
         gaps=graph.gaps,
         slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
         hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
+        incomplete_steps=len(_incomplete_steps(replay)),
     )
 
 
@@ -370,11 +387,7 @@ def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
 
     Where ranks are missing in some steps only, those steps count alone.
     """
-    graph = replay.graph
-    lanes = np.zeros(len(graph.steps), np.int64)
-    for block in graph.blocks:
-        lanes += np.bincount(block.step, minlength=len(graph.steps))
-    incomplete = graph.steps[lanes < traced_dp_ranks(graph.layout, np.array(graph.dp_ranks))]
+    graph, incomplete = replay.graph, _incomplete_steps(replay)
     waiting = DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
     if not len(incomplete) or not waiting & set(graph.kinds):
         return None
@@ -383,6 +396,15 @@ def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
         selection = selection & StepSet(frozenset(incomplete.tolist()))
     ideal_s = replay.mean_step_time(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
     return original_s / ideal_s if ideal_s > 0 else math.inf
+
+
+def _incomplete_steps(replay: JobReplay) -> Int32s:
+    """The numbers of the steps that lack DP ranks of the layout."""
+    graph = replay.graph
+    lanes = np.zeros(len(graph.steps), np.int64)
+    for block in graph.blocks:
+        lanes += np.bincount(block.step, minlength=len(graph.steps))
+    return graph.steps[lanes < traced_dp_ranks(graph.layout, np.array(graph.dp_ranks))]
 
 
 def _by_worker(replay: JobReplay, couples: tuple[Couple, ...], by_dp_rank: Floats) -> Floats:

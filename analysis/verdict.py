@@ -96,10 +96,10 @@ class Verdict:
 
 def verdict_of(facts: Facts, causes: Sequence[Cause]) -> Verdict:
     """The verdict on a job with these causes."""
-    losses = _losses(facts, causes)
+    losses = _losses(facts, causes) or _exposed_communication(facts)
     found = facts.attribution
     lost_s, base_s = _lost_s(facts, causes, losses), _base_s(facts, losses)
-    kind, headline_s, sentence = _headline(facts, losses)
+    kind, headline_s, sentence = _headline(facts, losses, lost_s)
     leading = next((loss.causes for loss in losses if loss.kind is kind), ())
     return Verdict(
         kind=kind,
@@ -161,23 +161,25 @@ def _base_s(facts: Facts, losses: Sequence[Loss]) -> float:
     return found.original_s if by_s else found.recorded_s
 
 
-def _headline(facts: Facts, losses: Sequence[Loss]) -> tuple[LossKind, float, str]:
+def _headline(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
     """The kind to name, what it costs, and the sentence that says so."""
     found = facts.attribution
+    if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
+        step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
+        return (
+            LossKind.COMMUNICATION,
+            losses[0].lost_s,
+            f"{exposed} of every {step} step are communication that no compute hides",
+        )
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
         return losses[0].kind, losses[0].lost_s, _loss_sentence(facts, losses)
+    if losses and lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
+        return _hiding(facts, losses, lost_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
         return (
             LossKind.CONTRADICTION,
             0.0,
             f"S = {found.slowdown:.2f}: the job without stragglers would be slower than it is, which cannot be",
-        )
-    exposed_s = _exposed_communication_s(facts)
-    if exposed_s >= COMMUNICATION_BOUND_SHARE * found.recorded_s:
-        return (
-            LossKind.COMMUNICATION,
-            exposed_s,
-            f"{seconds(exposed_s)} of every {seconds(found.recorded_s)} step are communication that no compute hides",
         )
     small = ""
     if losses and losses[0].causes:
@@ -199,12 +201,27 @@ def _loss_sentence(facts: Facts, losses: Sequence[Loss]) -> str:
     return f"S = {found.slowdown:.2f}. {said}" if loss.kind is LossKind.STRAGGLER else said
 
 
+def _hiding(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
+    """The headline of causes that cost little each, because each hides behind the others, and much together."""
+    causes = sorted((cause for loss in losses for cause in loss.causes), key=lambda cause: -cause.alone_s)
+    recorded_s = facts.attribution.recorded_s
+    named = "; ".join(f"{cause.title}{_place(cause)}" for cause in causes[:2])
+    more = f" and {len(causes) - 2} more" if len(causes) > 2 else ""
+    size = f"together {seconds(lost_s)} of every {seconds(recorded_s)} step ({lost_s / recorded_s:.1%})"
+    return _loss_kind(causes[0]), lost_s, f"{named}{more}, which hide each other: {size}"
+
+
 def _place(cause: Cause) -> str:
     """Where a cause is, in brackets; nothing where that is the whole job."""
     return f" ({cause.where})" if str(cause.where) != "whole job" else ""
 
 
-def _exposed_communication_s(facts: Facts) -> float:
-    """Seconds by which the mean step shortens if communication takes no time."""
+def _exposed_communication(facts: Facts) -> list[Loss]:
+    """What the mean step would save if communication took no time, where that binds the job; nothing elsewhere."""
+    if facts.attribution.slowdown < SMALLEST_SLOWDOWN:
+        return []
     silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
-    return facts.attribution.original_s - facts.replay.mean_step_time(silent)
+    exposed_s = facts.attribution.original_s - facts.replay.mean_step_time(silent)
+    if exposed_s < COMMUNICATION_BOUND_SHARE * facts.attribution.recorded_s:
+        return []
+    return [Loss(LossKind.COMMUNICATION, exposed_s, ())]

@@ -23,6 +23,8 @@ HICCUP_FACTOR = 8.0
 LARGEST_HICCUP_SHARE = 0.1
 FEWEST_HICCUPS = 3
 FEWEST_STEPS = 3
+#: No collective between workers is quicker, seconds.
+SMALLEST_TRANSFER_S = 1e-6
 #: Network time protocols keep clocks closer than this, seconds: a larger offset is worth a word.
 SMALLEST_OFFSET_S = 1.5e-3
 
@@ -88,11 +90,16 @@ class SlowNic(Rule):
 
     def candidates(self, facts: Facts) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if facts.collectives.empty or len(facts.dp_ranks) < 2:
+        few = len(facts.replay.graph.steps) < FEWEST_STEPS
+        if facts.collectives.empty or len(facts.dp_ranks) < 2 or few:
             return
         seconds = facts.collectives.gather(facts.replay.durations.own)
         usual = lower_median(median(seconds, (2,)), axis=-1)
-        factor = median(seconds / np.maximum(usual, 1e-9)[:, :, None, None], (1, 2))
+        # Peers that transfer in no time have been waited for, or measured by a wrong clock: no measure of a card.
+        usual = np.where(usual > SMALLEST_TRANSFER_S, usual, np.nan)
+        factor = median(seconds / usual[:, :, None, None], (1, 2))
+        if not np.isfinite(factor).any():
+            return
         hit = factor > SMALLEST_NIC_FACTOR * max(1.0, float(np.nanmedian(factor)))
         if not hit.any():
             return

@@ -19,7 +19,7 @@ from tracekit.analysis.causes.compute_profile import (
     stands_out,
 )
 from tracekit.analysis.causes.facts import Facts
-from tracekit.analysis.robust import lower_median, median
+from tracekit.analysis.robust import lower_median, median, nan_mean
 from tracekit.analysis.structure import Floats
 from tracekit.model import Worker
 
@@ -135,5 +135,6 @@ def worker_series(facts: Facts, hit: np.ndarray) -> Floats:
     grid = facts.table.grid.sum(axis=0)
     usual = lower_median(median(grid, (1, 2)), axis=-1 if len(facts.dp_ranks) > 1 else 0)
     mine = median(grid, (1, 2)) / safe(usual[..., None] if len(facts.dp_ranks) > 1 else usual[None])
-    series: Floats = np.nanmean(mine.transpose(0, 2, 1)[hit], axis=0)
-    return series
+    series = nan_mean(mine.transpose(0, 2, 1)[hit], (0,))
+    # In steps that lack the workers they are taken to have been as slow as in the others.
+    return np.where(np.isfinite(series), series, median(series, (0,)))

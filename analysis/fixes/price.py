@@ -52,6 +52,10 @@ _ASSUMED = {
     FixKind.CALM_NETWORK: "all of them go",
     FixKind.HIDE_LAUNCHES: "all of them go",
 }
+#: Why a fix of a cause that hides behind another one has no price of its own.
+HIDDEN = "saves nothing until the other causes are gone, see the combination"
+#: Fixes that live with a cause.
+_WAYS_AROUND = frozenset({FixKind.SHIFT_WORK})
 #: Fixes that exclude each other: of a combination at most one of them is part.
 _EXCLUSIVE = ({FixKind.REPLACE_WORKERS, FixKind.DRAIN_HOST, FixKind.SHIFT_WORK},)
 
@@ -83,11 +87,19 @@ def fixes_of(facts: Facts, causes: Sequence[Cause], *, layers: tuple[int, ...] |
         *general_plans(facts),
     ]
     fixes = [pricer.price(plan) for plan in plans]
-    paying = [fix for fix in fixes if fix.saved_s >= SMALLEST_SAVING_SHARE * facts.attribution.recorded_s]
+    least_s = SMALLEST_SAVING_SHARE * facts.attribution.recorded_s
+    paying = [fix for fix in fixes if fix.saved_s >= least_s]
+    # Causes hide behind each other: a fix of one alone may save nothing, and all of them together a lot.
+    hidden = [replace(fix, withheld=HIDDEN) for fix in fixes if fix.saved_s < least_s and _removes_a_cause(fix)]
     paying.sort(key=lambda fix: -fix.saved_s)
-    combination = _combination(pricer, [fix for fix in paying if not fix.bound and fix.change is not None])
+    combination = _combination(pricer, [fix for fix in paying if not fix.bound and fix.change is not None], hidden)
     paying.sort(key=lambda fix: (fix.cause is None, fix.bound))
-    return (*paying, *combination)
+    return (*paying, *hidden, *combination)
+
+
+def _removes_a_cause(fix: Fix) -> bool:
+    """True for a fix that makes a named cause go away, and is no way around it."""
+    return fix.cause is not None and fix.change is not None and not fix.bound and fix.kind not in _WAYS_AROUND
 
 
 def _withheld(facts: Facts, causes: Sequence[Cause]) -> str | None:
@@ -220,25 +232,22 @@ def _balanced(facts: Facts, cause: Cause) -> Plan:
     )
 
 
-def _combination(pricer: _Pricer, fixes: Sequence[Fix]) -> Iterator[Fix]:
-    """Greedy: the fix that helps most on top of those before it, with what it adds."""
-    if len(fixes) < 2:
+def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -> Iterator[Fix]:
+    """The best of: the fix that helps most, or those of all named causes; then whatever helps most on top of that.
+
+    `hidden`: fixes of causes that save nothing alone.
+    """
+    causes_gone = _compatible([fix for fix in (*fixes, *hidden) if _removes_a_cause(fix)])
+    starts = [start for start in (list(fixes[:1]), causes_gone) if start]
+    grown = [_grown(pricer, start, fixes) for start in starts]
+    if not grown:
         return
-    taken: list[Fix] = [fixes[0]]
-    sequence: list[dict[str, Any]] = [_step_of(fixes[0], fixes[0].saved_s)]
-    saved_s, best_times = fixes[0].saved_s, _times(pricer.facts, taken)
-    while len(taken) < LONGEST_COMBINATION:
-        options = [(fix, _times(pricer.facts, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
-        if not options:
-            break
-        fix, times = min(options, key=lambda option: float(option[1].mean()))
-        gain = pricer.facts.unchanged_s - float(times.mean()) - saved_s
-        if gain < SMALLEST_SAVING_SHARE * pricer.facts.unchanged_s / 2:
-            break
-        taken.append(fix)
-        saved_s += gain
-        best_times = times
-        sequence.append(_step_of(fix, gain))
+    taken, best_times = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
+    sequence, done_s = [], 0.0
+    for count, fix in enumerate(taken, 1):
+        saved_s = pricer.facts.unchanged_s - float(_times(pricer.facts, taken[:count]).mean())
+        sequence.append(_step_of(fix, saved_s - done_s))
+        done_s = saved_s
     if len(taken) > 1:
         plan = Plan(
             FixKind.COMBINATION,
@@ -255,6 +264,31 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix]) -> Iterator[Fix]:
         # As sure as its least sure part; a part for no cause has nothing to be sure of.
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
         yield replace(pricer.price(plan), confidence=min(sure, default=None))
+
+
+def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
+    """`start` with the fixes that help most on top of it, one by one, and the step times then."""
+    taken, times = list(start), _times(pricer.facts, start)
+    while len(taken) < max(LONGEST_COMBINATION, len(start)):
+        options = [(fix, _times(pricer.facts, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
+        if not options:
+            break
+        fix, then = min(options, key=lambda option: float(option[1].mean()))
+        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.facts.unchanged_s / 2:
+            break
+        taken.append(fix)
+        times = then
+    return taken, times
+
+
+def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
+    """The fixes without those that exclude one before them."""
+    taken: list[Fix] = []
+    for fix in fixes:
+        kinds = {other.kind for other in taken}
+        if not any(fix.kind in group and (kinds & group) - {fix.kind} for group in _EXCLUSIVE):
+            taken.append(fix)
+    return taken
 
 
 def _all_assumed(fixes: Sequence[Fix]) -> str | None:

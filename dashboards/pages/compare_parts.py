@@ -67,7 +67,12 @@ def _figures(before: Side, after: Side) -> Component:
             share=False,
             points=True,
         ),
-        _row(["GPU-hours ", term("lost to stragglers"), " a day"], Change(*lost, None, None), lambda value: f"{value:,.1f}", share=False),
+        _row(
+            ["GPU-hours ", term("lost to stragglers"), " a day"],
+            Change(*lost, None, None),
+            lambda value: f"{value:,.1f}",
+            share=False,
+        ),
         _row(
             ["Steps"],
             Change(len(before.steps), len(after.steps), None, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
@@ -88,3 +89,30 @@ def test_the_largest_of_several_losses_is_the_headline():
     assert [loss.kind for loss in verdict.losses] == [LossKind.INPUT, LossKind.STRAGGLER]
     assert verdict.kind is LossKind.INPUT
     assert verdict.lost_s == pytest.approx(0.4)
+
+
+def test_causes_that_hide_each_other_are_the_headline_together():
+    """One rank computes 0.15 s longer, the others load for 0.15 s: neither costs anything until the other is gone."""
+    slow = [("forward-compute", 0.15), ("backward-compute", 0.3)]
+    report = report_of(data_parallel_job([slow] + [[("data-load", 0.15), FORWARD, BACKWARD]] * 3, steps=10))
+    verdict = report.diagnosis.verdict
+    assert verdict.kind in {LossKind.INPUT, LossKind.STRAGGLER}
+    assert verdict.lost_s == pytest.approx(0.15)
+    assert "which hide each other" in verdict.sentence
+    combination = report.diagnosis.fixes[-1]
+    assert combination.saved_s >= 0.15
+    assert {fix.cause for fix in report.diagnosis.fixes} >= {"bad-worker", "late-data-loading"}
+
+
+def test_missing_steps_of_the_slow_rank_are_not_trusted():
+    slow = [("forward-compute", 0.3), ("backward-compute", 0.4)]
+    trace = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8)
+    seen = trace.ops.filter((pl.col("dp_rank") < 3) | (pl.col("step") % 2 == 0))
+    assert not attribute(JobReplay.from_trace(replace(trace, ops=seen))).trust.trustworthy
+
+
+def test_many_times_below_zero_are_not_trusted():
+    """What ran 0.05 s before all it waits for had ended cannot have waited for it."""
+    found = attribute(JobReplay.from_trace(data_parallel_job([[FORWARD, BACKWARD]] * 2)))
+    assert replace(found, clamped_transfers=0).trust.trustworthy
+    assert not replace(found, clamped_transfers=4).trust.trustworthy
