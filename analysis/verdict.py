@@ -198,7 +198,8 @@ def _loss_sentence(facts: Facts, losses: Sequence[Loss]) -> str:
     first = loss.causes[0]
     more = f", and {len(loss.causes) - 1} more" if len(loss.causes) > 1 else ""
     said = f"{first.title}{_place(first)}{more}: {size}"
-    return f"S = {found.slowdown:.2f}. {said}" if loss.kind is LossKind.STRAGGLER else said
+    figure = f"S = {found.slowdown:.2f}"
+    return f"{figure}. {said}" if loss.kind is LossKind.STRAGGLER else f"{said}; {figure}"
 
 
 def _hiding(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:

@@ -224,7 +224,10 @@ def _who(report: Report) -> str:
         shares.append((found.m_s.removal, f"idealising the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
     shares.sort(reverse=True)
     line = ", ".join(text for _, text in shares)
-    return line if shares[0][0] >= _CULPRIT_SHARE else f"nobody in particular: {line}"
+    if shares[0][0] >= _CULPRIT_SHARE:
+        return line
+    most = max(shares[0][0], 0.0)
+    return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {_percent(most)}"
 
 
 def _percent(share: float) -> str:
