@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit.analysis.attribution import Attribution
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause
+from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.fixes import fixes_of
 from tracekit.analysis.fixes.model import Fix
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.verdict import Verdict, verdict_of
 from tracekit.trace import Trace
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
-from tracekit.analysis.causes.changes import step_times_with
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.attribution.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
-from tracekit.analysis.scenario import Action, Base, Edit, Scenario, communication
+from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario, communication
 from tracekit.text import cost, seconds
 
 #: A loss of less than this share of the step is no headline.

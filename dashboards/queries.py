@@ -31,7 +31,7 @@ from tracekit.text import short
 if TYPE_CHECKING:
     import duckdb
 
-    from tracekit.analysis.job_replay import JobReplay
+    from tracekit.analysis.replay.engine import JobReplay
 
 #: Results kept in memory, and traces: these are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
-from tracekit.analysis.scenario import count_selected
-from tracekit.analysis.selection_text import checked_selection
+from tracekit.analysis.whatif.scenario import count_selected
+from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.dashboards.asked import Asked
 from tracekit.dashboards.queries import Results, Stored
 from tracekit.errors import SelectionError, TracekitError

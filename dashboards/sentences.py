@@ -14,7 +14,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from tracekit.analysis.attribution import STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.verdict import LossKind

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.timeline import compared_frame
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.chrome import STREAMS
 from tracekit.model import KINDS, OpKind
 

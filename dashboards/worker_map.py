@@ -19,7 +19,7 @@ from tracekit.model import Worker
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
-#: Workers below this S_w are not pointed at: the patterns (analysis/patterns.py) take less than 2 % for noise.
+#: Workers below this S_w are not pointed at: analysis/attribution/patterns.py takes less than 2 % for noise.
 WORTH_NAMING = 1.02
 #: More cells than this are pooled: a screen cannot show them and a browser draws them slowly.
 MOST_CELLS = 20_000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analysis.attribution import attribute
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.scenario import RECORDED
+from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.errors import LayoutError, SelectionError
 from tracekit.model import Layout, OpKind
 from tracekit.synth import (

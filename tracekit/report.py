@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution import Attribution, waste
+from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.diagnosis import Diagnosis
-from tracekit.analysis.method import Method
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.replay.method import Method
 from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings
 from tracekit.model import Layout, Worker

@@ -11,9 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tracekit.analysis.attribution import Attribution
-from tracekit.analysis.causes.changes import Change, step_times_with
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Evidence, Where
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_compute import (
@@ -32,9 +31,10 @@ from tracekit.analysis.causes.rules_outside import (
     TooLittleTrace,
 )
 from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
-from tracekit.analysis.causes.workers import as_fast_as_peers, beyond_peers_s
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.patterns import pattern_of_series
+from tracekit.analysis.evidence.changes import Change, step_times_with
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
 

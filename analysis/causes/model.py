@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.causes.changes import Change
-from tracekit.analysis.patterns import TimePattern
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.attribution.patterns import TimePattern
+from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.graph.rules.megatron import Floats
 from tracekit.model import Worker
 
 

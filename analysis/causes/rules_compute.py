@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.compute_profile import (
+from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
+from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.compute_profile import (
     FACTOR_ERRORS,
     SMALLEST_FACTOR,
     STEP_ERRORS,
@@ -20,10 +22,8 @@ from tracekit.analysis.causes.compute_profile import (
     safe,
     stands_out,
 )
-from tracekit.analysis.causes.facts import Facts
-from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
-from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.causes.workers import (
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.evidence.workers import (
     SMALLEST_STAGE_EXCESS,
     hosts_that_are_slow,
     slow_workers,

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Change, NoDelays, Scale, ScaleDelays, Together
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.robust import lower_median, sampled
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.evidence.changes import Change, NoDelays, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.robust import lower_median, sampled
 
 #: Waiting for data from here on (seconds) is late data.
 SMALLEST_DATA_DELAY_S = 5e-3

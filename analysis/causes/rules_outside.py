@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Link, Where, sureness
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.robust import lower_median, median
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.numeric.robust import lower_median, median
 
 #: Transfers scatter; a link (a network card) this many times slower than the others is slow.
 SMALLEST_LINK_FACTOR = 3.0
@@ -143,8 +143,8 @@ class ClockError(Rule):
     """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
 
     Paper: takes synchronised clocks for granted. tracekit compares clocks wherever ops end together (see
-    `tracekit.analysis.clocks`) and removes offsets before anything is measured, so that the rank whose clock is off is
-    not blamed; this rule names those of more than 1.5 ms.
+    `tracekit.analysis.replay.clocks`) and removes offsets before anything is measured, so that the rank whose clock is
+    off is not blamed; this rule names those of more than 1.5 ms.
     """
 
     kind = CauseKind.CLOCK_ERROR

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Change, Scale, Together
-from tracekit.analysis.causes.compute_profile import BACKWARD, FORWARD
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.op_grid import OpGrid
-from tracekit.analysis.robust import lower_median
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.evidence.changes import Change, Scale, Together
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.graph.op_grid import OpGrid
+from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.robust import lower_median
 from tracekit.model import Worker
 
 FEWEST_PAUSES = 2

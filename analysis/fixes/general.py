@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Where
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 

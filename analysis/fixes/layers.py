@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
-from tracekit.analysis.causes.workers import worker_factor
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.evidence.workers import worker_factor
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.partition import (
     MOST_LAYERS,
@@ -27,7 +27,7 @@ from tracekit.analysis.fixes.partition import (
     work_shares,
 )
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.graph.rules.megatron import Floats
 from tracekit.errors import SelectionError, TraceError
 from tracekit.text import short
 from tracekit.trace import Trace

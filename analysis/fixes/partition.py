@@ -12,10 +12,10 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.replay import Costs, replay_lanes
-from tracekit.analysis.structure import Floats
-from tracekit.analysis.template import Template
+from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.graph.template import Template
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.model import OpKind
 
 #: Extra cost of an end stage below this share of a stage is noise.

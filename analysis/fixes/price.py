@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.attribution import LARGEST_DISCREPANCY, Attribution
-from tracekit.analysis.causes.changes import Change, Scale, step_times_with
-from tracekit.analysis.causes.compute_profile import safe
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
+from tracekit.analysis.evidence.changes import Change, Scale, step_times_with
+from tracekit.analysis.evidence.compute_profile import safe
+from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace import Trace
 
 #: Fixes that save less than this share of the step are left out.

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale, step_times_with
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
-from tracekit.analysis.causes.workers import as_fast_as_peers, worker_factor
+from tracekit.analysis.evidence.changes import Scale, step_times_with
+from tracekit.analysis.evidence.facts import Facts
+from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.model import Worker

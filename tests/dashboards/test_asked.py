@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.dashboards.conftest import SAMPLES
-from tracekit.analysis.selection_text import parse_selection
+from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.dashboards.asked import (
     LONGEST_SELECTION,
     MOST_KEPT,

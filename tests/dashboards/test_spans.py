@@ -24,7 +24,7 @@ from tests.handmade import (
     slow_frame,
     slow_trace,
 )
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.dashboards.app import make_app
 from tracekit.dashboards.context import EXTENSION
 from tracekit.dashboards.queries import Results

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tests.handmade import slow_trace
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.dashboards.spans import Line, Replay, Window, step_ops
 from tracekit.dashboards.timeline_state import OpName, Order, Streams, View, read_state
 from tracekit.model import OpKind, Worker

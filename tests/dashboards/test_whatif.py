@@ -16,7 +16,7 @@ from playwright.sync_api import Page, Route, expect
 import tracekit
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.handmade import run
-from tracekit.analysis.scenario import Action, Base, Edit, Scenario, communication
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario, communication
 from tracekit.dashboards import replays
 from tracekit.dashboards.asked import LONGEST_ADDRESS
 from tracekit.text import seconds

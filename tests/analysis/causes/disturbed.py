@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Draft, Scale
-from tracekit.analysis.causes.compute_table import ComputeTable
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.evidence.changes import Draft, Scale
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.replay.engine import JobReplay
 
 
 def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:

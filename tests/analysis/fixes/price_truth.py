@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.analysis.causes.corpus import recorded_s
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution.attribution import attribute
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.fixes import Fix, FixKind, fixes_of
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.structure import Ints
+from tracekit.analysis.graph.rules.megatron import Ints
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout
 from tracekit.synth import (
     Cause,

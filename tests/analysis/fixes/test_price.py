@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from tests.analysis.fixes.price_truth import checked_fixes
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution.attribution import attribute
 from tracekit.analysis.causes import causes_of, find_causes
-from tracekit.analysis.causes.changes import Draft, step_times_with
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.evidence.changes import Draft, step_times_with
+from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.fixes import FixKind, fixes_of, price_fixes
 from tracekit.analysis.fixes.workers import fewest_that_suffice
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.errors import SelectionError
 from tracekit.model import Layout
 from tracekit.synth import (
@@ -237,7 +237,7 @@ class TestPlans:
         proposed = [
             fix for fix in fixes_of(facts, named) if fix.kind is FixKind.REPLACE_WORKERS and "enough" in fix.title
         ]
-        from tracekit.analysis.causes.workers import as_fast_as_peers
+        from tracekit.analysis.evidence.workers import as_fast_as_peers
         from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
 
         target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
