@@ -92,7 +92,8 @@ def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)  # noqa: S202 - our own
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import tracekit.analysis.replay.kernel, tracekit.collectors.published, tracekit.dashboards, tracekit.store\n"
+        "import tracekit.analysis.replay.kernel, tracekit.collectors.importers.published\n"
+        "import tracekit.dashboards, tracekit.store\n"
         "from importlib.resources import files\n"
         "print(*{module.__file__ for name, module in sys.modules.items() if name.startswith('tracekit')}, sep='\\n')\n"
         "print(files('tracekit').joinpath('schema.sql').read_text()[:2])\n"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
-from tracekit.collectors.published import read_published
+from tracekit.collectors.importers.published import read_published
 from tracekit.columns import SCHEMA, step_positions
 from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.job import Job

@@ -18,7 +18,7 @@ import click
 
 from tracekit import __version__
 from tracekit.arguments import Condition, parse_layers, parse_steps
-from tracekit.collectors.command import collect_command
+from tracekit.collectors.launch.command import collect_command
 from tracekit.dashboards.command import dashboard_command
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.streams import hushed_panics, open_stderr, progress, say, silence_stdout
@@ -195,7 +195,7 @@ def import_(
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
-        from tracekit.collectors.registry import IMPORTERS
+        from tracekit.collectors.importers.registry import IMPORTERS
 
         for known in IMPORTERS.values():
             click.echo(f"{known.name:<20} {known.description}")

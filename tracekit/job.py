@@ -269,10 +269,10 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
 
         return read_parquet(file, unit=unit)
     if importer is None and layout is not None and not file.is_dir():
-        from tracekit.collectors.published import read_published
+        from tracekit.collectors.importers.published import read_published
 
         return read_published(file, layout, unit=unit)
-    from tracekit.collectors.registry import read_any
+    from tracekit.collectors.importers.registry import read_any
 
     return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
 

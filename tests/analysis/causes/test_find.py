@@ -17,7 +17,7 @@ from tracekit.analysis.causes import RULES, CauseKind, find_causes
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.collectors.published import read_published
+from tracekit.collectors.importers.published import read_published
 from tracekit.model import Layout, Worker
 from tracekit.synth import (
     BaseCosts,
