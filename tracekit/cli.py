@@ -19,7 +19,7 @@ import click
 from tracekit import __version__
 from tracekit.arguments import Condition, parse_layers, parse_steps
 from tracekit.collectors.launch.command import collect_command
-from tracekit.dashboards.command import dashboard_command
+from tracekit.dashboards.web.command import dashboard_command
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.streams import hushed_panics, open_stderr, progress, say, silence_stdout
 from tracekit.text import printable, short

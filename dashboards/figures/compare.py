@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tracekit.dashboards.compare import CostChange, Side
+from tracekit.dashboards.data.comparisons import CostChange, Side
+from tracekit.dashboards.data.worker_map import blocks_that_fit, pool
 from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.theme import Theme, scale
-from tracekit.dashboards.worker_map import blocks_that_fit, pool
+from tracekit.dashboards.ui.theme import Theme, scale
 
 #: Numbers along an axis of a worker map.
 MOST_TICKS = 16

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tracekit.dashboards.theme import DARK, Theme
+from tracekit.dashboards.ui.theme import DARK, Theme
 
 
 @dataclass(frozen=True, slots=True)

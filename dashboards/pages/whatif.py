@@ -16,7 +16,7 @@ from dash import ClientsideFunction, Input, Output, State, clientside_callback, 
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
-from tracekit.dashboards.asked import (
+from tracekit.dashboards.data.asked import (
     LONGEST_ADDRESS,
     Ask,
     Asked,
@@ -26,13 +26,13 @@ from tracekit.dashboards.asked import (
     read_kept,
     suggestions,
 )
-from tracekit.dashboards.callbacks import answers
-from tracekit.dashboards.components import attributes, panel, told
-from tracekit.dashboards.context import replays, results
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.data.replays import Refused
 from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, kept_panel
-from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.replays import Refused
-from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.ui.callbacks import answers
+from tracekit.dashboards.ui.components import attributes, panel, told
+from tracekit.dashboards.ui.context import replays, results
+from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError, StoreError, TracekitError
 
 #: How often a page asks for answers that are not there yet, and how long the first view waits for them.

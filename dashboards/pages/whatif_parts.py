@@ -13,11 +13,11 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.asked import MOST_KEPT, Ask, Asked, kept_text
-from tracekit.dashboards.components import attributes, figure_parts, inline_csv, note, panel, problem, term
-from tracekit.dashboards.context import viewer
+from tracekit.dashboards.data.asked import MOST_KEPT, Ask, Asked, kept_text
+from tracekit.dashboards.data.replays import Answer, Pending, Phase, Refused, Status
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
-from tracekit.dashboards.replays import Answer, Pending, Phase, Refused, Status
+from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, term
+from tracekit.dashboards.ui.context import viewer
 from tracekit.text import seconds
 
 

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.page_text import Pages, found
 from tests.handmade import run, slow_trace
-from tracekit.dashboards.asked import Asked
-from tracekit.dashboards.metrics import exposition
-from tracekit.dashboards.queries import Results
+from tracekit.dashboards.data.asked import Asked
+from tracekit.dashboards.data.queries import Results
+from tracekit.dashboards.web.metrics import exposition
 from tracekit.job import Job
 from tracekit.store import Incoming, Store
 from tracekit.text import seconds
