@@ -6,7 +6,7 @@ import click
 
 from tracekit.collectors.launch.command import collect_command
 from tracekit.errors import TracekitError
-from tracekit.streams import open_stderr, say
+from tracekit.stderr import open_stderr, say
 from tracekit.text import printable
 
 EXIT_BAD_INPUT = 2

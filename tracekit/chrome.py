@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import polars as pl
 
+from tracekit.atomic_write import Kind, replacing
 from tracekit.model import KINDS, OpKind, Worker
-from tracekit.writing import Kind, replacing
 
 #: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
 MARK = "tracekit_timeline"

@@ -23,11 +23,11 @@ from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.graph.rules.megatron import Floats
 from tracekit.analysis.replay.method import Method
+from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings
 from tracekit.model import Layout, Worker
 from tracekit.trace import Coverage
-from tracekit.writing import Kind, parquet_with, replacing, starting_with
 
 if TYPE_CHECKING:
     import pandas

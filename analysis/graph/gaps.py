@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.columns import KIND_TYPE, SCHEMA
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
+from tracekit.schema import KIND_TYPE, SCHEMA
 from tracekit.trace import Trace
 
 #: Collectives that a worker takes part in wherever its peers on the other DP ranks do.

@@ -28,9 +28,9 @@ from tracekit.analysis.graph.rules.megatron import (
     is_held,
 )
 from tracekit.analysis.numeric.kernels import kernel
-from tracekit.columns import distinct_steps, step_positions
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.schema import distinct_steps, step_positions
 from tracekit.text import short
 from tracekit.trace import Trace
 

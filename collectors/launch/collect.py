@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tracekit.atomic_write import check_writable
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     finish_run,
@@ -34,11 +35,10 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, attempt
 from tracekit.collectors.runtime.words import RuntimeOptions
 from tracekit.errors import TracekitError
 from tracekit.findings import Findings, Unanalysed
+from tracekit.stderr import say
 from tracekit.store import Incoming, Store, default_store
-from tracekit.streams import say
 from tracekit.text import printable
 from tracekit.trace import TRACE_FILE, Trace
-from tracekit.writing import check_writable
 
 #: Steps per block of `--overhead`.
 OVERHEAD_BLOCK = 10

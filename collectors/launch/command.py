@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.collectors.launch.signals import hold, release
-from tracekit.streams import say
+from tracekit.stderr import say
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracekit.writing import Kind, starting_with, write_text
+from tracekit.atomic_write import Kind, starting_with, write_text
 
 SITECUSTOMIZE = '''"""Arms tracekit's recorder, then runs the sitecustomize this file shadows."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from tracekit.atomic_write import Kind, Place, write_text
 from tracekit.collectors.launch.inject import write_injection
 from tracekit.collectors.launch.signals import WATCHED, hold, release
 from tracekit.collectors.run_directory.host_clocks import EchoServer, append_sample, measure
@@ -26,7 +27,6 @@ from tracekit.collectors.runtime.nccl_words import ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.ring import RingStore
 from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
 from tracekit.errors import OutputError
-from tracekit.writing import Kind, Place, write_text
 
 #: How often the launcher looks after the command, seconds.
 POLL_S = 0.5

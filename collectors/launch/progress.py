@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording
 from tracekit.collectors.runtime.words import HEADER, Category, Flag
-from tracekit.streams import say
+from tracekit.stderr import say
 
 _SEGMENT_STEM = re.compile(r"(rank-(\d+)-\d+)\.(?:ops|open)$")
 

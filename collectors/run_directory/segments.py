@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.atomic_write import Kind, replacing, starting_with, write_text
 from tracekit.collectors.runtime.ring import LeftOver
 from tracekit.collectors.runtime.words import (
     FACTS_SUFFIX,
@@ -34,7 +35,6 @@ from tracekit.collectors.runtime.words import (
 )
 from tracekit.errors import FormatError
 from tracekit.model import is_size
-from tracekit.writing import Kind, replacing, starting_with, write_text
 
 #: `RECORD` as numpy sees it.
 RECORD_DTYPE = np.dtype(

@@ -38,7 +38,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth_job import GPUS_PER_HOST
+from tracekit.synth.job import GPUS_PER_HOST
 from tracekit.trace import Trace
 
 MUST_FIND_SLOWDOWN = 1.1

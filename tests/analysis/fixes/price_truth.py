@@ -30,7 +30,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth_job import Effect, Seeded
+from tracekit.synth.job import Effect, Seeded
 
 #: What goes when the fix is made.
 CURES: dict[FixKind, tuple[type[Cause], ...]] = {

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tracekit.errors import SelectionError
 from tracekit.model import OpKind
-from tracekit.synth_job import Cause, Effect, Floats, JobShape, Scaled, Seeded
-from tracekit.synth_network import FlappingNetwork, SlowNic, SlowP2pLink
-from tracekit.synth_schedules import PlannedOp
+from tracekit.synth.job import Cause, Effect, Floats, JobShape, Scaled, Seeded
+from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
+from tracekit.synth.schedules import PlannedOp
 
 COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})
 #: Token budget of a packed microbatch, and the lengths of the documents in it: a lognormal with a long tail.

@@ -34,8 +34,8 @@ from tracekit.synth import (
     parse_cause,
     synthesize,
 )
-from tracekit.synth_job import JobShape, Seeded
-from tracekit.synth_schedules import compute_order
+from tracekit.synth.job import JobShape, Seeded
+from tracekit.synth.schedules import compute_order
 from tracekit.trace import Trace
 
 F, B = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE
@@ -369,7 +369,7 @@ class TestCauses:
         assert coverage.missing_workers == ()
 
     def test_packed_lengths_have_the_long_tail_of_real_corpora(self):
-        from tracekit.synth_causes import PACKED_TOKENS, packed_squares
+        from tracekit.synth.causes import PACKED_TOKENS, packed_squares
 
         squares = packed_squares(np.random.default_rng(0), 4000)
         assert squares.max() <= PACKED_TOKENS**2

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind
-from tracekit.synth_job import Cause, Effect, Floats, JobShape, Scaled, Seeded, places
-from tracekit.synth_schedules import PlannedOp
+from tracekit.synth.job import Cause, Effect, Floats, JobShape, Scaled, Seeded, places
+from tracekit.synth.schedules import PlannedOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.columns import KIND_TYPE
 from tracekit.errors import SelectionError
 from tracekit.model import DP_COLLECTIVES, Layout, OpKind, Worker
-from tracekit.synth_causes import (
+from tracekit.schema import KIND_TYPE
+from tracekit.synth.causes import (
     CAUSES,
     ClockOffset,
     LateDataLoading,
@@ -34,9 +34,9 @@ from tracekit.synth_causes import (
     SlowWorker,
     parse_cause,
 )
-from tracekit.synth_job import Cause, Effect, Floats, JobShape, Seeded
-from tracekit.synth_network import FlappingNetwork, SlowNic, SlowP2pLink
-from tracekit.synth_schedules import Plan, PlannedOp, Schedule, check_schedule, plan_lane
+from tracekit.synth.job import Cause, Effect, Floats, JobShape, Seeded
+from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
+from tracekit.synth.schedules import Plan, PlannedOp, Schedule, check_schedule, plan_lane
 from tracekit.trace import Trace
 
 #: Profilers sample steps: runs of this many steps in a row, and from one run to the next this many steps.

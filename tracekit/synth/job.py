@@ -1,6 +1,6 @@
 """What every injected cause has in common: a place in the job, a strength, an effect on the cost of ops.
 
-In: the sizes of a job. Out: the types that `synth_causes` and `synth_network` fill with causes.
+In: the sizes of a job. Out: the types that `causes` and `network` fill with causes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tracekit.errors import SelectionError
 from tracekit.model import Layout, OpKind
-from tracekit.synth_schedules import PlannedOp
+from tracekit.synth.schedules import PlannedOp
 
 Floats = npt.NDArray[np.float64]
 
