@@ -15,7 +15,8 @@ from tracekit.analysis.attribution.attribution import SMALLEST_SLOWDOWN, STRAGGL
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.facts import Facts
-from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario, communication
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import communication
 from tracekit.text import cost, seconds
 
 #: A loss of less than this share of the step is no headline.

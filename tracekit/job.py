@@ -181,7 +181,8 @@ class Job:
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
-        from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario, count_selected
+        from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
+        from tracekit.analysis.whatif.selection import count_selected
         from tracekit.analysis.whatif.selection_text import checked_selection
         from tracekit.report import Question
 

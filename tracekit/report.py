@@ -21,7 +21,7 @@ import polars as pl
 
 from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.diagnosis import Diagnosis
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
 from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.lanes import Int32s
-from tracekit.analysis.graph.rules.megatron import Floats
 from tracekit.analysis.graph.template import Template, build_coupled_template
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
 from tracekit.analysis.whatif.scenario import IDEAL

@@ -16,24 +16,10 @@ import numpy as np
 from tracekit.analysis.attribution.added_back import Couple, add_back_lanes, couple_lanes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.graph.gaps import Gap, gaps_text
-from tracekit.analysis.graph.lanes import Int32s
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import (
-    IDEAL,
-    ORIGINAL,
-    RECORDED,
-    Action,
-    Base,
-    Edit,
-    Scenario,
-    Selection,
-    StepSet,
-    dp_rank,
-    kind,
-    stage,
-    worker,
-)
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import Selection, StepSet, dp_rank, kind, stage, worker
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
 from tracekit.trace import traced_dp_ranks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.analysis.graph.compute_rows import compute_rows
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind
 

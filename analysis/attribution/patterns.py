@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.graph.rules.megatron import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import Worker
 
 #: A slowdown below this is no pattern: 2 % of the step.

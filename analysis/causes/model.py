@@ -11,7 +11,7 @@ from typing import Any
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
 
 

@@ -13,7 +13,7 @@ from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, NoDelays, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.facts import Facts
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, sampled
 
 #: Waiting for data from here on (seconds) is late data.

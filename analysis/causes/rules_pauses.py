@@ -15,7 +15,7 @@ from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.graph.op_grid import OpGrid
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median
 from tracekit.model import Worker
 

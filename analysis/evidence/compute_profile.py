@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, SAMPLE, lower_median, median, nan_mean, sampled
 
 FORWARD, BACKWARD = 0, 1

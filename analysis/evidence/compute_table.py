@@ -14,9 +14,8 @@ import numpy as np
 
 from tracekit.analysis.graph.compute_rows import ComputeRows, compute_rows
 from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.lanes import Int32s
 from tracekit.analysis.graph.op_grid import Part
-from tracekit.analysis.graph.rules.megatron import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind
 

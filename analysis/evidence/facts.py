@@ -16,7 +16,7 @@ from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker

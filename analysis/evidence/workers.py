@@ -19,7 +19,7 @@ from tracekit.analysis.evidence.compute_profile import (
     stands_out,
 )
 from tracekit.analysis.evidence.facts import Facts
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.model import Worker
 

@@ -27,7 +27,7 @@ from tracekit.analysis.fixes.partition import (
     work_shares,
 )
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.errors import SelectionError, TraceError
 from tracekit.text import short
 from tracekit.trace import Trace

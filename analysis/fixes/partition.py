@@ -12,8 +12,8 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from tracekit.analysis.graph.rules.megatron import Floats
 from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.model import OpKind

@@ -12,7 +12,7 @@ from typing import Any
 from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 
 
 @dataclass(frozen=True)

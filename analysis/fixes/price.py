@@ -24,7 +24,7 @@ from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace import Trace
 

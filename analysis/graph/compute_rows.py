@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.rules.megatron import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
 
 

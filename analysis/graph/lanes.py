@@ -21,20 +21,17 @@ from tracekit.analysis.graph.rules.megatron import (
     DP_STREAM,
     FORWARD,
     NO_OP_SLACK_S,
-    Floats,
-    LaneOps,
-    Structure,
     build_structure,
     is_held,
 )
+from tracekit.analysis.graph.structure import LaneOps, Structure
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.kernels import kernel
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 from tracekit.schema import distinct_steps, step_positions
 from tracekit.text import short
 from tracekit.trace import Trace
-
-Int32s = npt.NDArray[np.int32]
 
 #: Stands for "no chunk" and "no microbatch" in integer columns.
 NONE = -1

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
-from tracekit.analysis.graph.lanes import Int32s
-from tracekit.analysis.graph.rules.megatron import Floats, Ints
 from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import OpKind
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.lanes import Int32s
-from tracekit.analysis.graph.rules.megatron import Ints, Structure
+from tracekit.analysis.graph.structure import Structure
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.numeric.kernels import kernel
 from tracekit.errors import GraphError
 from tracekit.model import COMMUNICATION, KINDS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 
 #: Median absolute deviation to standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826

@@ -19,7 +19,7 @@ import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
-from tracekit.analysis.graph.rules.megatron import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
 from tracekit.model import OpKind
 

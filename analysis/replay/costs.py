@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.kernels import kernel
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import Durations, measure_durations
 from tracekit.analysis.replay.kernel import (
@@ -24,9 +25,16 @@ from tracekit.analysis.replay.kernel import (
     replay_timeline,
 )
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.whatif.scenario import Scenario, scenario_costs
 from tracekit.errors import SelectionError
 from tracekit.trace import Trace
+
+
+class CostRule(Protocol):
+    """What each op costs in a replay, such as a what-if `Scenario`."""
+
+    def costs(self, graph: DependencyGraph, durations: Durations, number: int) -> Costs:
+        """The costs of block `number` of `graph`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ class JobReplay:
             np.maximum.at(times, block.step, ends)
         return times
 
-    def step_times(self, scenario: Scenario, *, threads: int | None = None) -> Floats:
+    def step_times(self, scenario: CostRule, *, threads: int | None = None) -> Floats:
         """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
         return self._step_times(self._lanes(scenario), threads=threads)
 
@@ -120,11 +128,11 @@ class JobReplay:
             np.maximum.at(times, block.step, end)
         return times
 
-    def mean_step_time(self, scenario: Scenario) -> float:
+    def mean_step_time(self, scenario: CostRule) -> float:
         """T(scenario): the mean over the steps, seconds."""
         return float(self.step_times(scenario).mean())
 
-    def timelines(self, scenario: Scenario, *, threads: int | None = None) -> tuple[Timeline, ...]:
+    def timelines(self, scenario: CostRule, *, threads: int | None = None) -> tuple[Timeline, ...]:
         """When every op runs under `scenario`, one timeline per block of the graph."""
         if self.graph.blocks_meet:
             return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.joins, threads=threads))
@@ -133,14 +141,14 @@ class JobReplay:
             for lanes in self._lanes(scenario)
         )
 
-    def _lanes(self, scenario: Scenario) -> list[LanesToReplay]:
+    def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
         """The lanes of each block with their costs under `scenario`."""
         return [
             LanesToReplay(
                 block.template,
                 block.step,
                 block.first_lane,
-                scenario_costs(scenario, self.graph, self.durations, number),
+                scenario.costs(self.graph, self.durations, number),
             )
             for number, block in enumerate(self.graph.blocks)
         ]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.rules.megatron import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
 from tracekit.model import KINDS, OpKind
 

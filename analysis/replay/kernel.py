@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.rules.megatron import Floats, Ints
 from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.kernels import kernel
 
 #: Lanes replayed together: their live end times fit the second-level cache.

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.replay.costs import Durations
-from tracekit.analysis.whatif import scenario
-from tracekit.analysis.whatif.scenario import Selection, all_of, count_selected
+from tracekit.analysis.whatif import selection as select
+from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
 from tracekit.errors import SelectionError
 from tracekit.model import KINDS, OpKind, Worker, kind_groups
 
@@ -95,11 +95,11 @@ class _Parser:
     def words(self) -> Selection:
         word = self._take("a selection").lower()
         if word in ("all", "everything"):
-            return scenario.everything()
+            return select.everything()
         if word == "communication":
-            return scenario.communication()
+            return select.communication()
         if word == "compute":
-            return ~scenario.communication()
+            return ~select.communication()
         if word not in _VALUED:
             raise self.error(f"{word!r} is not known")
         try:
@@ -146,14 +146,14 @@ def _kinds(text: str) -> Selection:
         if name not in known:
             raise ValueError(f"{name!r} is no op kind; known: {', '.join(known)}")
         chosen.extend(known[name])
-    return scenario.kind(*chosen)
+    return select.kind(*chosen)
 
 
 def _worker(text: str) -> Selection:
     match = re.fullmatch(r"(\d+),(\d+)", text)
     if not match:
         raise ValueError(f"{text!r} is not DP_RANK,PP_RANK such as 5,2")
-    return scenario.worker(Worker(int(match[1]), int(match[2])))
+    return select.worker(Worker(int(match[1]), int(match[2])))
 
 
 def _slowest(text: str) -> Selection:
@@ -161,18 +161,18 @@ def _slowest(text: str) -> Selection:
         percent = float(text.removesuffix("%"))
     except ValueError:
         raise ValueError(f"{text!r} is no percentage such as 3%") from None
-    return scenario.slowest(percent)
+    return select.slowest(percent)
 
 
 _VALUED: dict[str, Callable[[str], Selection]] = {
     "kind": _kinds,
-    "stage": lambda text: scenario.stage(*_flat(text)),
-    "pp_rank": lambda text: scenario.stage(*_flat(text)),
-    "dp": lambda text: scenario.dp_rank(*_flat(text)),
-    "dp_rank": lambda text: scenario.dp_rank(*_flat(text)),
+    "stage": lambda text: select.stage(*_flat(text)),
+    "pp_rank": lambda text: select.stage(*_flat(text)),
+    "dp": lambda text: select.dp_rank(*_flat(text)),
+    "dp_rank": lambda text: select.dp_rank(*_flat(text)),
     "worker": _worker,
-    "step": lambda text: all_of(scenario.steps(part[0], part[-1]) for part in _numbers(text)),
-    "steps": lambda text: all_of(scenario.steps(part[0], part[-1]) for part in _numbers(text)),
-    "microbatch": lambda text: scenario.microbatch(*_flat(text)),
+    "step": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
+    "steps": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
+    "microbatch": lambda text: select.microbatch(*_flat(text)),
     "slowest": _slowest,
 }

@@ -19,6 +19,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.errors import FormatError
 from tracekit.model import Layout, OpKind, Unit
@@ -26,16 +27,7 @@ from tracekit.trace import UNIT_KEY, Trace
 
 #: Metric -> op kinds, where it is not the name of the kind itself.
 METRICS: dict[str, tuple[OpKind, ...]] = {
-    "forward-send-backward-recv": (OpKind.FORWARD_SEND, OpKind.BACKWARD_RECV),
-    "backward-send-forward-recv": (OpKind.BACKWARD_SEND, OpKind.FORWARD_RECV),
-    "forward-send-forward-recv": (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV),
-    "backward-send-backward-recv": (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV),
-    "forward-backward-send-forward-backward-recv": (
-        OpKind.FORWARD_SEND,
-        OpKind.BACKWARD_SEND,
-        OpKind.FORWARD_RECV,
-        OpKind.BACKWARD_RECV,
-    ),
+    **FUSED_TRANSFERS,
     "unshard-all-gather": (OpKind.PARAMS_ALL_GATHER,),
     "params-all-gather-nonoverlapping": (OpKind.PARAMS_ALL_GATHER,),
     "grad-reduce-scatter": (OpKind.GRADS_REDUCE_SCATTER,),

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit.collectors.importers.ndtimeline import METRICS
 from tracekit.collectors.merge.collective_ops import (
     CLIP,
     COMPUTES,
@@ -34,6 +33,7 @@ from tracekit.collectors.merge.collective_ops import (
     without_waits,
 )
 from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
+from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
 from tracekit.model import Layout, OpKind
 
@@ -124,7 +124,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
 
 def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
     """A timer of Megatron that times several transfers at once becomes one record for each of them."""
-    fused = {name: [str(kind) for kind in kinds] for name, kinds in METRICS.items() if len(kinds) > 1}
+    fused = {name: [str(kind) for kind in kinds] for name, kinds in FUSED_TRANSFERS.items()}
     is_fused = (pl.col("category") == "span") & pl.col("name").is_in(list(fused))
     parts = pl.DataFrame({"name": list(fused), "part": list(fused.values())})
     apart = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))

@@ -15,7 +15,8 @@ from typing import Any
 
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario, Selection
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import Selection
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.errors import SelectionError
 from tracekit.model import DP_COLLECTIVES

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
-from tracekit.analysis.whatif.scenario import count_selected
+from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.dashboards.data.asked import Asked
 from tracekit.dashboards.data.queries import Results, Stored

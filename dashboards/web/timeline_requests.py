@@ -36,8 +36,6 @@ WHOLE_SPANS = 200_000
 OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
 MOST_COLUMNS, MOST_WORKERS = 16_384, 1_024
 SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
-#: Bounds of the classes of colour, as ratio to the peers.
-CLASSES = (1.1, 1.25, 1.5, 2.0, 3.0)
 
 
 class _Shown:

@@ -1,4 +1,4 @@
-"""The dependency rules: which op of one lane waits for which.
+"""The dependency rules of pipeline jobs such as Megatron's: which op of one lane waits for which.
 
 In: the ops of one lane (one model-parallel group in one step) as columns in row order, that is by
 (pp_rank, kind, seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis.graph.structure import LaneOps, Structure
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 #: Kinds that run one after the other on a worker, in order of start. What of them runs last precedes the collectives
 #: and the optimizer at the end of the step.
@@ -63,40 +62,6 @@ class Direction:
 
 FORWARD = Direction(OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1)
 BACKWARD = Direction(OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOps:
-    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages."""
-
-    pp_rank: npt.NDArray[np.int16]
-    kind: npt.NDArray[np.uint8]
-    seq: npt.NDArray[np.int32]
-    chunk: npt.NDArray[np.int16]
-    start: Floats
-    end: Floats
-    stages: int
-    chunks: int
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """Dependencies among the rows of a lane.
-
-    `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
-    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number that is the same in
-    every structure of the job, -1 elsewhere, [rows].
-    """
-
-    pp_rank: npt.NDArray[np.int16]
-    kind: npt.NDArray[np.uint8]
-    seq: npt.NDArray[np.int32]
-    chunk: npt.NDArray[np.int16]
-    before: Ints
-    after: Ints
-    group: Ints
-    dp_key: Ints
 
 
 def build_structure(ops: LaneOps) -> Structure:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tracekit.analysis.attribution.attribution import attribute, contribution
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import Scenario, dp_rank, stage, worker
+from tracekit.analysis.whatif.scenario import Scenario
+from tracekit.analysis.whatif.selection import dp_rank, stage, worker
 from tracekit.model import Layout, Worker
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace import Trace

@@ -11,7 +11,7 @@ from tracekit.analysis.causes import causes_of
 from tracekit.analysis.evidence.facts import Facts
 from tracekit.analysis.fixes import Fix, FixKind, fixes_of
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
-from tracekit.analysis.graph.rules.megatron import Ints
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout
 from tracekit.synth import (

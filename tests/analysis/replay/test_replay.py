@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.oracle import oracle_times, random_jobs
-from tracekit.analysis.graph.rules.megatron import Structure
+from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import build_coupled_template, build_templates, join_keys
 from tracekit.analysis.replay import kernel as replay
 from tracekit.analysis.replay.kernel import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.handmade import slow_trace
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import Context, Selection, all_of, count_selected
+from tracekit.analysis.whatif.selection import Context, Selection, all_of, count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection, parse_selection
 from tracekit.errors import SelectionError
 from tracekit.model import COMMUNICATION, KINDS

@@ -16,7 +16,8 @@ from playwright.sync_api import Page, Route, expect
 import tracekit
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.handmade import run
-from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario, communication
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import communication
 from tracekit.dashboards.data import replays
 from tracekit.dashboards.data.asked import LONGEST_ADDRESS
 from tracekit.text import seconds

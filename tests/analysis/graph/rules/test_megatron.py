@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tracekit.analysis.graph.rules.megatron import LaneOps, build_structure
+from tracekit.analysis.graph.rules.megatron import build_structure
+from tracekit.analysis.graph.structure import LaneOps
 from tracekit.errors import GraphError
 from tracekit.model import KINDS, OpKind
 
