@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tracekit.analysis.attribution.added_back import Couple, add_back_lanes, couple_lanes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
+from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
@@ -268,9 +268,9 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
     removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
     tell("DP ranks and workers")
-    couples = couple_lanes(replay)
-    by_dp_rank = add_back_lanes(replay, couples, lambda template: np.ones(template.rows, np.bool_))
-    by_worker = _by_worker(replay, couples, by_dp_rank)
+    represented = representative_lanes(replay)
+    by_dp_rank = add_back_lanes(replay, represented, lambda template: np.ones(template.rows, np.bool_))
+    by_worker = _by_worker(replay, represented, by_dp_rank)
     tell("launch delays")
     with_delays = replay.step_times(RECORDED)
     delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
@@ -371,14 +371,14 @@ def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
     return original_s / ideal_s if ideal_s > 0 else math.inf
 
 
-def _by_worker(replay: JobReplay, couples: tuple[Couple, ...], by_dp_rank: Floats) -> Floats:
+def _by_worker(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], by_dp_rank: Floats) -> Floats:
     """Step times with one worker as recorded, [steps, dp_ranks, stages]."""
     stages = replay.graph.layout.pp
     if stages == 1:
         return by_dp_rank[:, :, None]
     times = np.empty((*by_dp_rank.shape, stages))
     for at in range(stages):
-        times[:, :, at] = add_back_lanes(replay, couples, lambda template, at=at: template.pp_rank == at)  # type: ignore[misc]
+        times[:, :, at] = add_back_lanes(replay, represented, lambda template, at=at: template.pp_rank == at)  # type: ignore[misc]
     return times
 
 

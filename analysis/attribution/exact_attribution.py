@@ -24,7 +24,7 @@ Choice = Callable[[Template], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
-class Couple:
+class RepresentativeLanes:
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 
     Member 0 of `template` is the lane itself; `own`: its costs, [rows of member 0, lanes]. `ideal`: of all members,
@@ -38,14 +38,14 @@ class Couple:
     dp_index: npt.NDArray[np.int64]
 
 
-def couple_lanes(replay: JobReplay) -> tuple[Couple, ...]:
+def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
     """Every lane of the job with its stand-ins: one of each structure that the other lanes of its step have."""
     graph = replay.graph
     lanes_here = np.zeros((len(graph.blocks), len(graph.steps)), np.int64)
     for number, block in enumerate(graph.blocks):
         lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
     dp_ranks = np.array(graph.dp_ranks)
-    couples = []
+    found = []
     for number, block in enumerate(graph.blocks):
         others = lanes_here[:, block.step].T > 0
         others[:, number] = lanes_here[number, block.step] > 1
@@ -53,8 +53,8 @@ def couple_lanes(replay: JobReplay) -> tuple[Couple, ...]:
             lanes = np.flatnonzero((others == company).all(axis=1))
             members = [number, *np.flatnonzero(company).tolist()]
             own = replay.durations.own[number]
-            couples.append(
-                Couple(
+            found.append(
+                RepresentativeLanes(
                     template=build_coupled_template([graph.blocks[member].structure for member in members]),
                     ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
                     own=own if len(lanes) == block.lanes else np.ascontiguousarray(own[:, lanes]),
@@ -62,18 +62,18 @@ def couple_lanes(replay: JobReplay) -> tuple[Couple, ...]:
                     dp_index=np.searchsorted(dp_ranks, block.dp_rank[lanes]),
                 )
             )
-    return tuple(couples)
+    return tuple(found)
 
 
-def add_back_lanes(replay: JobReplay, couples: tuple[Couple, ...], choice: Choice) -> Floats:
+def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:
     """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
     graph = replay.graph
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
-    for couple in couples:
-        template = couple.template
+    for part in represented:
+        template = part.template
         chosen = choice(template) & (template.member == 0)
         rows = np.where(chosen, np.arange(template.rows), -1)
         none = np.full(template.rows, -1)
-        costs = Costs(couple.own, rows, couple.ideal, NO_MATRIX, none)
-        times[couple.step, couple.dp_index] = replay_lanes(template, np.arange(len(couple.step) + 1), costs)
+        costs = Costs(part.own, rows, part.ideal, NO_MATRIX, none)
+        times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
     return times
