@@ -22,7 +22,7 @@ from tracekit.analysis.replay.kernel import Costs
 
 
 @dataclass
-class Draft:
+class CostOverlay:
     """Costs under change: own costs and launch delays per block, copied when first changed."""
 
     own: list[Floats]
@@ -31,7 +31,7 @@ class Draft:
     _copied: set[tuple[str, int]] = field(default_factory=set)
 
     @classmethod
-    def recorded(cls, replay: JobReplay) -> Draft:
+    def recorded(cls, replay: JobReplay) -> CostOverlay:
         """As the job ran."""
         return cls(list(replay.durations.own), list(replay.durations.launch_delay))
 
@@ -59,8 +59,8 @@ class Draft:
 class Change(Protocol):
     """One change to the costs of a job. All multiply, so that several can be made in any order."""
 
-    def make(self, draft: Draft) -> None:
-        """Make the change in `draft`."""
+    def make(self, overlay: CostOverlay) -> None:
+        """Make the change in `overlay`."""
         ...
 
 
@@ -71,9 +71,9 @@ class Scale:
     ops: ComputeTable | OpGrid | TransferGrid
     factor: Floats
 
-    def make(self, draft: Draft) -> None:
+    def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
-        draft.scale_own(_changed(self.ops.parts(self.factor)))
+        overlay.scale_own(_changed(self.ops.parts(self.factor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,18 @@ class ScaleDelays:
     ops: OpGrid
     factor: Floats
 
-    def make(self, draft: Draft) -> None:
+    def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
-        draft.scale_delays(_changed(self.ops.parts(self.factor)))
+        overlay.scale_delays(_changed(self.ops.parts(self.factor)))
 
 
 @dataclass(frozen=True, slots=True)
 class NoDelays:
     """No launch delay anywhere."""
 
-    def make(self, draft: Draft) -> None:
+    def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
-        draft.keeps_delays = False
+        overlay.keeps_delays = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +103,20 @@ class Together:
 
     changes: tuple[Change, ...]
 
-    def make(self, draft: Draft) -> None:
+    def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
         for change in self.changes:
-            change.make(draft)
+            change.make(overlay)
 
 
 def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
     """The duration of each step after the changes, seconds, [steps]."""
-    draft = Draft.recorded(replay)
-    Together(tuple(changes)).make(draft)
+    overlay = CostOverlay.recorded(replay)
+    Together(tuple(changes)).make(overlay)
     costs = []
-    for block, own, delay in zip(replay.graph.blocks, draft.own, draft.delay, strict=True):
+    for block, own, delay in zip(replay.graph.blocks, overlay.own, overlay.delay, strict=True):
         rows = np.arange(block.template.rows)
-        delayed = np.where(block.template.is_communication | (not draft.keeps_delays), -1, rows)
+        delayed = np.where(block.template.is_communication | (not overlay.keeps_delays), -1, rows)
         costs.append(Costs(own, rows, np.zeros(len(rows)), delay, delayed))
     return replay.step_times_at(costs)
 

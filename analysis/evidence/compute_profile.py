@@ -102,7 +102,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
         # what their microbatches cost: who it is, and how much each, is no surer than that.
         worker_error = np.hypot(worker_error, np.hypot(*dp_rank_error))
     # A factor that does not stand out is the microbatches' own: taking it out would bend their costs.
-    slow_ranks = np.where(stands_out(dp_rank, dp_rank_error, FACTOR_ERRORS), dp_rank, 1.0)
+    slow_ranks = np.where(is_significant(dp_rank, dp_rank_error, FACTOR_ERRORS), dp_rank, 1.0)
     # Workers are compared with their peers of the same stage and kind before anything is called the DP rank's:
     # where only its backwards are slow, what backwards share would make its forwards look fast, and the peers' slow.
     beyond_peers = raw * slow_ranks
@@ -111,7 +111,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     all_share = np.where(np.abs(all_share / slow_ranks - 1) > SMALLEST_FACTOR, all_share, slow_ranks)
     step, step_error = _typical(shared / safe(dp_rank_raw), (0, 2))
     step = step / safe(median(step, (0,)))
-    slow_steps = np.where(stands_out(step, step_error, STEP_ERRORS), step, 1.0)
+    slow_steps = np.where(is_significant(step, step_error, STEP_ERRORS), step, 1.0)
     microbatch = shared / slow_ranks / slow_steps[:, None]
     pause = _pauses(grid, base, raw, shared)
     correlation, spread = _length_signature(relative, pause)
@@ -130,7 +130,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     )
 
 
-def stands_out(factor: Floats, error: Floats, errors: float) -> np.ndarray:
+def is_significant(factor: Floats, error: Floats, errors: float) -> np.ndarray:
     """Where a factor is above 1 by more than the smallest worth naming and by `errors` standard errors.
 
     No two GPUs and no two steps are alike: how much the factors differ usually counts as error, too.

@@ -19,8 +19,8 @@ from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
     FACTOR_ERRORS,
     FORWARD,
+    is_significant,
     profile_computes,
-    stands_out,
 )
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
@@ -227,8 +227,8 @@ class TestRealNoise:
 
     @staticmethod
     def named(profile) -> np.ndarray:
-        by_worker = stands_out(profile.worker, profile.worker_error, FACTOR_ERRORS)
-        return by_worker | stands_out(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)[None]
+        by_worker = is_significant(profile.worker, profile.worker_error, FACTOR_ERRORS)
+        return by_worker | is_significant(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)[None]
 
     def test_a_worker_that_slows_down_for_good_is_no_noise(self):
         replay = job_of(Layout(dp=4, pp=2), steps=24, noise=0.01)
@@ -255,11 +255,11 @@ class TestGrids:
         replay = replay_of(layout=Layout(dp=2, pp=2, vpp=2), schedule=Schedule.INTERLEAVED, microbatches=4)
         table = ComputeTable.of(replay)
         factor = np.random.default_rng(0).uniform(0.5, 2, table.shape)
-        from tracekit.analysis.evidence.changes import Draft
+        from tracekit.analysis.evidence.changes import CostOverlay
 
-        draft = Draft.recorded(replay)
-        Scale(table, factor).make(draft)
-        assert table.gather(draft.own) == pytest.approx(table.grid * factor)
+        overlay = CostOverlay.recorded(replay)
+        Scale(table, factor).make(overlay)
+        assert table.gather(overlay.own) == pytest.approx(table.grid * factor)
 
     def test_a_change_by_one_changes_nothing(self):
         replay = replay_of(SlowWorker())

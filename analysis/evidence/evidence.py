@@ -1,6 +1,6 @@
 """What all rules look at, computed once per job.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Facts`.
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tracekit.trace import Trace, share_of_samples
 
 
 @dataclass(frozen=True)
-class Facts:
+class Evidence:
     """One job as the rules see it."""
 
     trace: Trace
