@@ -21,8 +21,8 @@ import numpy as np
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
-from tracekit.dashboards.data.asked import Asked
 from tracekit.dashboards.data.queries import Results, Stored
+from tracekit.dashboards.data.whatif_query import WhatifQuery
 from tracekit.errors import SelectionError, TracekitError
 from tracekit.job import Job
 
@@ -84,7 +84,7 @@ class Answer:
 
 
 Status = Pending | Answer | Refused
-_Key = tuple[str, float, Asked]
+_Key = tuple[str, float, WhatifQuery]
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class _Run:
     """One question under way; `status` changes as it proceeds."""
 
     stored: Stored
-    asked: Asked
+    query: WhatifQuery
     asked_at: float
     status: Status = field(default_factory=lambda: Pending(Phase.WAITING))
     done: threading.Event = field(default_factory=threading.Event)
@@ -108,7 +108,7 @@ class Replays:
         self._keeping = threading.Lock()
         self._loading = threading.Lock()
 
-    def ask(self, stored: Stored, asked: Asked, *, wait_s: float = 0.0) -> Status:
+    def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
         """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
         ops = (stored.report or {}).get("job", {}).get("ops", 0)
         if ops > MOST_OPS:
@@ -116,9 +116,9 @@ class Replays:
                 f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads; ask with `tracekit whatif"
                 f" --fix` where there is memory for it."
             )
-        key = (stored.name, stored.imported_at, asked)
+        key = (stored.name, stored.imported_at, query)
         with self._keeping:
-            run = self._runs.get(key) or self._start(key, stored, asked)
+            run = self._runs.get(key) or self._start(key, stored, query)
             if run is None:
                 return Refused(f"{MOST_WAITING} questions are waiting already; ask again in a minute.")
             run.asked_at = time.monotonic()
@@ -130,11 +130,11 @@ class Replays:
                 self._runs.pop(key, None)
         return status
 
-    def _start(self, key: _Key, stored: Stored, asked: Asked) -> _Run | None:
+    def _start(self, key: _Key, stored: Stored, query: WhatifQuery) -> _Run | None:
         """A new run in its queue; None where too many wait."""
         if sum(not run.done.is_set() for run in self._runs.values()) >= MOST_WAITING:
             return None
-        run = _Run(stored, asked, time.monotonic())
+        run = _Run(stored, query, time.monotonic())
         self._runs[key] = run
         for old in [old for old, other in self._runs.items() if other.done.is_set()][:-ANSWERS_KEPT]:
             del self._runs[old]
@@ -168,17 +168,17 @@ class Replays:
             _ = job.replay
         run.status = Pending(Phase.REPLAYING)
         assert run.stored.report is not None, "only analysed jobs can be asked about"
-        return answered(job, run.stored.report, run.asked)
+        return answered(job, run.stored.report, run.query)
 
 
-def answered(job: Job, report: dict[str, Any], asked: Asked) -> Answer:
+def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job, whose times are not computed again.
 
     Raises SelectionError for a selection without a single op.
     """
     replay = job.replay
-    chosen = checked_selection(asked.selection, replay.graph, replay.durations)
-    times = replay.step_times(asked.scenario(chosen))
+    chosen = checked_selection(query.selection, replay.graph, replay.durations)
+    times = replay.step_times(query.scenario(chosen))
     known = report["step_time_s"]
     saving = np.array([row["original_s"] for row in report["by_step"]]) - times
     step_time_s = float(times.mean())

@@ -9,9 +9,9 @@ import pytest
 
 from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, run, slow_trace
 from tracekit.dashboards.data import replays
-from tracekit.dashboards.data.asked import Ask, Asked
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Refused, Replays
+from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.errors import StoreError
 from tracekit.job import Job
 
@@ -48,16 +48,16 @@ class Held(Results):
 
 
 @pytest.mark.parametrize(
-    ("asked", "step_s"),
+    ("query", "step_s"),
     [
-        (Asked("worker=1,0"), FIXED_STEP_S),
-        (Asked("worker=1,0", Ask.KEEP), KEPT_STEP_S),
-        (Asked("all", Ask.SCALE, 2.0), 2 * SLOW_STEP_S),
-        (Asked("all", Ask.SCALE, 1.0), SLOW_STEP_S),
+        (WhatifQuery("worker=1,0"), FIXED_STEP_S),
+        (WhatifQuery("worker=1,0", QueryAction.KEEP), KEPT_STEP_S),
+        (WhatifQuery("all", QueryAction.SCALE, 2.0), 2 * SLOW_STEP_S),
+        (WhatifQuery("all", QueryAction.SCALE, 1.0), SLOW_STEP_S),
     ],
 )
-def test_the_answer_is_the_one_worked_out_by_hand(results, stored, asked: Asked, step_s: float) -> None:
-    answer = Replays(results).ask(stored, asked, wait_s=LONG_S)
+def test_the_answer_is_the_one_worked_out_by_hand(results, stored, query: WhatifQuery, step_s: float) -> None:
+    answer = Replays(results).ask(stored, query, wait_s=LONG_S)
     assert isinstance(answer, Answer)
     assert answer.step_time_s == pytest.approx(step_s)
     assert answer.slowdown == pytest.approx(step_s / IDEAL_STEP_S)
@@ -69,27 +69,27 @@ def test_the_answer_is_the_one_worked_out_by_hand(results, stored, asked: Asked,
 def test_a_question_tells_what_is_under_way_until_its_answer_is_there(results, stored) -> None:
     held = Held(results.path)
     asking = Replays(held)
-    asked = Asked("worker=1,0")
-    assert isinstance(asking.ask(stored, asked), Pending)
+    query = WhatifQuery("worker=1,0")
+    assert isinstance(asking.ask(stored, query), Pending)
     held.reading_began.wait()
-    assert asking.ask(stored, asked) == Pending(Phase.READING)
+    assert asking.ask(stored, query) == Pending(Phase.READING)
     held.go.set()
-    assert isinstance(asking.ask(stored, asked, wait_s=LONG_S), Answer)
+    assert isinstance(asking.ask(stored, query, wait_s=LONG_S), Answer)
 
 
 def test_many_people_who_ask_the_same_share_one_replay(results, stored) -> None:
     held = Held(results.path)
     asking = Replays(held)
     for _ in range(20):
-        asking.ask(stored, Asked("worker=1,0"))
+        asking.ask(stored, WhatifQuery("worker=1,0"))
     held.go.set()
-    first = asking.ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
-    assert asking.ask(stored, Asked("worker=1,0")) is first
+    first = asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
+    assert asking.ask(stored, WhatifQuery("worker=1,0")) is first
     assert held.reads == 1
 
 
 def test_a_selection_without_ops_is_refused_in_words(results, stored) -> None:
-    refused = Replays(results).ask(stored, Asked("stage=7"), wait_s=LONG_S)
+    refused = Replays(results).ask(stored, WhatifQuery("stage=7"), wait_s=LONG_S)
     assert isinstance(refused, Refused)
     assert refused.selection
     assert "matches no op; the job has stages 0-1" in refused.message
@@ -99,26 +99,26 @@ def test_a_store_that_is_gone_is_refused_and_asked_again_the_next_time(results, 
     asking = Replays(results)
     away = results.path.with_suffix(".away")
     results.path.rename(away)
-    refused = asking.ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
+    refused = asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert isinstance(refused, Refused)
     assert not refused.selection
     assert "is the store still there?" in refused.message
     away.rename(results.path)
-    assert isinstance(asking.ask(stored, Asked("worker=1,0"), wait_s=LONG_S), Answer)
+    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), Answer)
 
 
 def test_a_job_removed_from_the_store_is_refused(results, stored, tmp_path: Path) -> None:
     slow_trace(name="another").write_parquet(tmp_path / "another.parquet")
     assert run("import", tmp_path / "another.parquet", "--store", tmp_path / "other.duckdb").code == 0
     (tmp_path / "other.duckdb").replace(results.path)
-    refused = Replays(results).ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
+    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert isinstance(refused, Refused)
     assert "no job named 'slow job'" in refused.message
 
 
 def test_a_job_too_large_for_the_server_is_refused_before_it_is_read(results, stored, monkeypatch) -> None:
     monkeypatch.setattr(replays, "MOST_OPS", 10)
-    refused = Replays(results).ask(stored, Asked("worker=1,0"))
+    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"))
     assert isinstance(refused, Refused)
     assert "96 ops, more than the 10 that this server loads; ask with `tracekit whatif" in refused.message
 
@@ -128,7 +128,7 @@ def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) 
         raise MemoryError
 
     monkeypatch.setattr(results, "job", full)
-    refused = Replays(results).ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
+    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert isinstance(refused, Refused)
     assert "does not fit into this server's memory" in refused.message
 
@@ -138,7 +138,7 @@ def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, ca
         raise KeyError(name)
 
     monkeypatch.setattr(results, "job", broken)
-    refused = Replays(results).ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
+    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert refused == Refused("An error of tracekit itself; the server's log has the details.")
     assert "a replay failed" in caplog.text
 
@@ -147,7 +147,7 @@ def test_more_questions_than_may_wait_are_refused(results, stored, monkeypatch) 
     monkeypatch.setattr(replays, "MOST_WAITING", 3)
     held = Held(results.path)
     asking = Replays(held)
-    said = [asking.ask(stored, Asked(f"step={step}")) for step in range(5)]
+    said = [asking.ask(stored, WhatifQuery(f"step={step}")) for step in range(5)]
     held.go.set()
     assert [type(status) for status in said] == [Pending] * 3 + [Refused] * 2
 
@@ -156,7 +156,7 @@ def test_a_question_that_nobody_waits_for_any_more_is_dropped(results, stored, m
     monkeypatch.setattr(replays, "ABANDONED_S", -1.0)
     held = Held(results.path)
     asking = Replays(held)
-    assert isinstance(asking.ask(stored, Asked("worker=1,0")), Pending)
+    assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0")), Pending)
     asking._pool.shutdown(wait=True)
     assert held.reads == 0
 
@@ -164,10 +164,10 @@ def test_a_question_that_nobody_waits_for_any_more_is_dropped(results, stored, m
 def test_the_last_answers_are_kept_and_older_ones_given_up(results, stored, monkeypatch) -> None:
     monkeypatch.setattr(replays, "ANSWERS_KEPT", 1)
     asking = Replays(results)
-    first = asking.ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
-    asking.ask(stored, Asked("stage=0"), wait_s=LONG_S)
-    asking.ask(stored, Asked("stage=1"), wait_s=LONG_S)
-    again = asking.ask(stored, Asked("worker=1,0"), wait_s=LONG_S)
+    first = asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
+    asking.ask(stored, WhatifQuery("stage=0"), wait_s=LONG_S)
+    asking.ask(stored, WhatifQuery("stage=1"), wait_s=LONG_S)
+    again = asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert again == first
     assert again is not first
 
@@ -177,4 +177,4 @@ def test_what_the_store_says_is_wrong_is_passed_on(results, stored, monkeypatch)
         raise StoreError("the shelf is empty")
 
     monkeypatch.setattr(results, "job", gone)
-    assert Replays(results).ask(stored, Asked("all"), wait_s=LONG_S) == Refused("the shelf is empty")
+    assert Replays(results).ask(stored, WhatifQuery("all"), wait_s=LONG_S) == Refused("the shelf is empty")

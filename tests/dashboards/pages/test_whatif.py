@@ -19,7 +19,7 @@ from tests.handmade import run
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
 from tracekit.dashboards.data import replays
-from tracekit.dashboards.data.asked import LONGEST_ADDRESS
+from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
 from tracekit.text import seconds
 
 Visit = Callable[..., Page]
@@ -310,10 +310,10 @@ def _never_done(ask: Any, selection: str) -> Any:
     """The same, but the replay of this selection goes on for ever and changes its phase each time it is asked for."""
     phases = itertools.cycle([replays.Phase.BUILDING, replays.Phase.REPLAYING])
 
-    def later(self: Any, stored: Any, asked: Any, **settings: Any) -> Any:
-        if asked.selection == selection:
+    def later(self: Any, stored: Any, query: Any, **settings: Any) -> Any:
+        if query.selection == selection:
             return replays.Pending(next(phases))
-        return ask(self, stored, asked, **settings)
+        return ask(self, stored, query, **settings)
 
     return later
 

@@ -1,7 +1,7 @@
 """What-if questions as people ask them in the browser, and their form in the address.
 
-In: text from a field or an address. Out: `Asked`, one question, from which a `Scenario` is made; and the questions
-that a report itself suggests. Selections have the language of `whatif --fix` and `--keep`.
+In: text from a field or an address. Out: `WhatifQuery`, one question, from which a `Scenario` is made; and the
+questions that a report itself suggests. Selections have the language of `whatif --fix` and `--keep`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST_FACTOR = 100.0
 MOST_WORKERS = 8
 
 
-class Ask(StrEnum):
+class QueryAction(StrEnum):
     """What happens to the selected ops: `idealise` is `whatif --fix`, `keep` is `whatif --keep`."""
 
     IDEALISE = "idealise"
@@ -44,31 +44,31 @@ class Ask(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WhatifQuery:
     """One question: the selection as text, what happens to it, and for `scale` by which factor."""
 
     selection: str
-    ask: Ask = Ask.IDEALISE
+    action: QueryAction = QueryAction.IDEALISE
     factor: float = 1.0
 
     def scenario(self, selection: Selection) -> Scenario:
         """What to replay; `selection` is the one that the text describes."""
-        match self.ask:
-            case Ask.IDEALISE:
+        match self.action:
+            case QueryAction.IDEALISE:
                 return Scenario.removal(selection)
-            case Ask.KEEP:
+            case QueryAction.KEEP:
                 return Scenario.addition(selection)
-            case Ask.SCALE:
+            case QueryAction.SCALE:
                 return Scenario(Base.ORIGINAL, (Edit(selection, Action.SCALE, self.factor),))
 
     def __str__(self) -> str:
         """The question in words."""
-        match self.ask:
-            case Ask.IDEALISE:
+        match self.action:
+            case QueryAction.IDEALISE:
                 return f"{self.selection} ideal"
-            case Ask.KEEP:
+            case QueryAction.KEEP:
                 return f"only {self.selection} as recorded, all else ideal"
-            case Ask.SCALE:
+            case QueryAction.SCALE:
                 return f"{self.selection} takes {self.factor:g} times as long"
 
 
@@ -77,32 +77,33 @@ class Suggestion:
     """A question that somebody may want to ask about this job, in a few words."""
 
     title: str
-    asked: Asked
+    query: WhatifQuery
 
 
-def read_asked(selection: str, action: str | None = None, factor: object = None) -> Asked:
+def read_query(selection: str, action: str | None = None, factor: object = None) -> WhatifQuery:
     """A question from the texts of a form or an address. Raises SelectionError that says what is wrong with them."""
     text = " ".join(selection.split())
     if len(text) > LONGEST_SELECTION:
         raise SelectionError(f"the selection has {len(text):,} characters; expected at most {LONGEST_SELECTION:,}")
     try:
-        ask = Ask(action or Ask.IDEALISE)
+        chosen = QueryAction(action or QueryAction.IDEALISE)
     except ValueError:
-        raise SelectionError(f"action {action!r:.40} is not known; expected {', '.join(Ask)}") from None
+        raise SelectionError(f"action {action!r:.40} is not known; expected {', '.join(QueryAction)}") from None
     parse_selection(text)
-    return Asked(text, ask, _factor(factor) if ask is Ask.SCALE else 1.0)
+    return WhatifQuery(text, chosen, _factor(factor) if chosen is QueryAction.SCALE else 1.0)
 
 
-def kept_text(questions: Iterable[Asked]) -> str:
+def kept_text(questions: Iterable[WhatifQuery]) -> str:
     """Questions as one text of the address; no selection holds a semicolon."""
     return ";".join(
-        f"{asked.ask}{f'*{asked.factor:g}' if asked.ask is Ask.SCALE else ''}:{asked.selection}" for asked in questions
+        f"{query.action}{f'*{query.factor:g}' if query.action is QueryAction.SCALE else ''}:{query.selection}"
+        for query in questions
     )
 
 
-def read_kept(text: str) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
+def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
     """The inverse of `kept_text`, each question once, and in words what could not be read of it."""
-    questions: list[Asked] = []
+    questions: list[WhatifQuery] = []
     problems: list[str] = []
     for part in filter(None, text.split(";", MOST_PARTS)[:MOST_PARTS]):
         match = re.fullmatch(r"([a-z]+)(?:\*([^:]*))?:(.*)", part, re.DOTALL)
@@ -110,12 +111,12 @@ def read_kept(text: str) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
             problems.append(f"{part!r:.60} is no kept scenario; expected for example `idealise:worker=1,2`")
             continue
         try:
-            asked = read_asked(match[3], match[1], match[2])
+            query = read_query(match[3], match[1], match[2])
         except SelectionError as error:
             problems.append(str(error))
             continue
-        if asked not in questions:
-            questions.append(asked)
+        if query not in questions:
+            questions.append(query)
     if len(questions) > MOST_KEPT:
         problems.append(f"{len(questions)} scenarios are kept in the address; the first {MOST_KEPT} are shown")
     return tuple(questions[:MOST_KEPT]), tuple(problems[:3])
@@ -123,9 +124,9 @@ def read_kept(text: str) -> tuple[tuple[Asked, ...], tuple[str, ...]]:
 
 def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     """Questions that suit the job: its own causes and fixes first, then the ones that tell compute from network."""
-    found: dict[Asked, Suggestion] = {}
+    found: dict[WhatifQuery, Suggestion] = {}
     for suggestion in (*_of_causes(report), *_of_fixes(report), *_general(report)):
-        found.setdefault(suggestion.asked, suggestion)
+        found.setdefault(suggestion.query, suggestion)
     return tuple(found.values())
 
 
@@ -136,18 +137,18 @@ def _of_causes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
         if where["workers"]:
             yield from _workers(where)
         elif cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
-            yield Suggestion("All forwards ideal", Asked("kind=forward-compute"))
+            yield Suggestion("All forwards ideal", WhatifQuery("kind=forward-compute"))
         elif cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
-            yield Suggestion("Data loading ideal", Asked("kind=data-load"))
+            yield Suggestion("Data loading ideal", WhatifQuery("kind=data-load"))
         elif where["links"]:
             yield from (_link(link) for link in where["links"][:2])
         elif where["pp_ranks"]:
             stages = ",".join(map(str, where["pp_ranks"]))
-            yield Suggestion(f"Computes of stage {stages} ideal", Asked(f"stage={stages} and compute"))
+            yield Suggestion(f"Computes of stage {stages} ideal", WhatifQuery(f"stage={stages} and compute"))
         elif cause["kind"] == CauseKind.SEQUENCE_LENGTH_IMBALANCE:
-            yield Suggestion("Forwards and backwards ideal", Asked("kind=forward-compute,backward-compute"))
+            yield Suggestion("Forwards and backwards ideal", WhatifQuery("kind=forward-compute,backward-compute"))
         elif where["steps"] and len(where["steps"]) <= 40:
-            yield Suggestion("Slow steps ideal", Asked(f"step={','.join(map(str, where['steps']))}"))
+            yield Suggestion("Slow steps ideal", WhatifQuery(f"step={','.join(map(str, where['steps']))}"))
 
 
 def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
@@ -158,7 +159,7 @@ def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
         elif fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
             share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
             title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
-            yield Suggestion(title, Asked(f"kind={','.join(sorted(collectives))}", Ask.SCALE, share))
+            yield Suggestion(title, WhatifQuery(f"kind={','.join(sorted(collectives))}", QueryAction.SCALE, share))
 
 
 def _workers(where: Mapping[str, Any]) -> Iterator[Suggestion]:
@@ -171,14 +172,14 @@ def _workers(where: Mapping[str, Any]) -> Iterator[Suggestion]:
         return
     named = f"Worker ({workers[0]})" if len(workers) == 1 else f"{len(workers)} workers"
     place = f"Workers of {short(where['host'])}" if where["host"] else named
-    yield Suggestion(f"{place} ideal", Asked(" or ".join(f"worker={worker}" for worker in workers)))
+    yield Suggestion(f"{place} ideal", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
 
 
 def _link(link: Mapping[str, int]) -> Suggestion:
     stages = f"{link['pp_rank']},{link['next_pp_rank']}"
     return Suggestion(
         f"Link of stage {link['pp_rank']} to {link['next_pp_rank']} on DP rank {link['dp_rank']} ideal",
-        Asked(f"dp_rank={link['dp_rank']} and stage={stages} and kind=forward-pp-comm,backward-pp-comm"),
+        WhatifQuery(f"dp_rank={link['dp_rank']} and stage={stages} and kind=forward-pp-comm,backward-pp-comm"),
     )
 
 
@@ -186,17 +187,17 @@ def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
     slowest = report["by_worker"][0] if report["by_worker"] else None
     if slowest is not None and slowest["slowdown"] > 1.01:
         worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
-        yield Suggestion(f"Worker ({worker}) ideal", Asked(f"worker={worker}"))
+        yield Suggestion(f"Worker ({worker}) ideal", WhatifQuery(f"worker={worker}"))
     kinds = [row["kind"] for row in report["by_kind"]]
     if kinds:
-        yield Suggestion(f"Ideal {kinds[0]}", Asked(f"kind={kinds[0]}"))
-    yield Suggestion("Everything but communication", Asked("everything but communication"))
-    yield Suggestion("All communication", Asked("communication"))
-    yield Suggestion("Communication twice as fast", Asked("communication", Ask.SCALE, 0.5))
-    yield Suggestion("Slowest 3 % of the ops", Asked("slowest=3%"))
+        yield Suggestion(f"Ideal {kinds[0]}", WhatifQuery(f"kind={kinds[0]}"))
+    yield Suggestion("Everything but communication", WhatifQuery("everything but communication"))
+    yield Suggestion("All communication", WhatifQuery("communication"))
+    yield Suggestion("Communication twice as fast", WhatifQuery("communication", QueryAction.SCALE, 0.5))
+    yield Suggestion("Slowest 3 % of the ops", WhatifQuery("slowest=3%"))
     if len(report["by_pp_rank"]) > 1:
         last = report["by_pp_rank"][-1]["pp_rank"]
-        yield Suggestion("Only the last stage slow", Asked(f"stage={last}", Ask.KEEP))
+        yield Suggestion("Only the last stage slow", WhatifQuery(f"stage={last}", QueryAction.KEEP))
 
 
 def _factor(value: object) -> float:
