@@ -238,7 +238,7 @@ class Report:
 
     @cached_property
     def causes(self) -> pl.DataFrame:
-        """Why the job is slow, dearest first."""
+        """Why the job is slow, costliest first."""
         schema = {
             "kind": pl.String,
             "title": pl.String,

@@ -34,7 +34,7 @@ SMALLEST_SLOWDOWN = 0.98
 SLOWEST_WORKERS_SHARE = 0.03
 
 #: What takes a replay for every DP rank (its launch delays, idealising it) is asked up to this many op-replays.
-DEAREST_BY_DP_RANK = 200_000_000
+COSTLIEST_BY_DP_RANK = 200_000_000
 
 Progress = Callable[[str], None]
 
@@ -276,7 +276,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
     delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
     removed_by_dp_rank = delayed_by_dp_rank = None
-    if len(graph.dp_ranks) * graph.ops <= DEAREST_BY_DP_RANK:
+    if len(graph.dp_ranks) * graph.ops <= COSTLIEST_BY_DP_RANK:
         chosen_ranks = [dp_rank(rank) for rank in graph.dp_ranks]
         delayed_by_dp_rank = np.stack([replay.step_times(_delayed(chosen)) for chosen in chosen_ranks], axis=1)
         tell("DP ranks fixed")

@@ -1,6 +1,6 @@
 """Why a job is slow: every cause whose signature shows and that costs something.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, the dearest first. Several may hold at once: each
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, the costliest first. Several may hold at once: each
 candidate is priced twice by replay, once gone alone (what fixing it first saves) and once with all others gone (what
 it costs even so), because causes hide behind each other.
 """
@@ -60,7 +60,7 @@ _RULE_OF: Mapping[CauseKind, Rule] = {rule.kind: rule for rule in RULES}
 
 
 def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Cause, ...]:
-    """The causes of the job's slowness, dearest first; one of kind `healthy` (or `unexplained`) where none shows."""
+    """The causes of the job's slowness, costliest first; one of kind `healthy` (or `unexplained`) where none shows."""
     return causes_of(Evidence(trace, replay, attribution))
 
 
@@ -84,19 +84,19 @@ def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Ca
     for at, candidate in enumerate(candidates):
         if candidate.kind is CauseKind.BAD_WORKER and len(candidate.where.workers) > 1:
             others = [other.change for other in candidates if other is not candidate and other.change is not None]
-            kept[at] = BadWorker.of_workers(evidence, _dear_workers(evidence, candidate.where.workers, others))
+            kept[at] = BadWorker.of_workers(evidence, _costly_workers(evidence, candidate.where.workers, others))
     return kept
 
 
-def _dear_workers(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
+def _costly_workers(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
     """Those of `workers` that, slow by themselves, cost as much as a cause must. All, where they do so only together.
 
     The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
     """
 
     def step_s(slow: Worker | None) -> float:
-        mended = as_fast_as_peers(evidence, [worker for worker in workers if worker != slow])
-        return float(step_times_with(evidence.replay, (*others, mended)).mean())
+        repaired = as_fast_as_peers(evidence, [worker for worker in workers if worker != slow])
+        return float(step_times_with(evidence.replay, (*others, repaired)).mean())
 
     ranked = sorted(workers, key=lambda worker: beyond_peers_s(evidence, worker))
     least_s = step_s(None) + SMALLEST_COST_SHARE * evidence.unchanged_s

@@ -35,8 +35,8 @@ WHOLE_HOST_SHARE = 0.7
 
 def workers_as_fast_as_peers(evidence: Evidence, profile: ComputeProfile, hit: np.ndarray) -> Change:
     """The workers in `hit` [stages, dp_ranks] as fast as their peers, optimizer included."""
-    healed = np.where(hit, 1 / np.maximum(worker_factor_by_kind(evidence, profile), 1.0), 1.0)
-    changes: list[Change] = [Scale(evidence.table, healed[:, :, None, None, None, :])]
+    repair = np.where(hit, 1 / np.maximum(worker_factor_by_kind(evidence, profile), 1.0), 1.0)
+    changes: list[Change] = [Scale(evidence.table, repair[:, :, None, None, None, :])]
     if not evidence.optimizers.empty:
         cost = median(evidence.optimizers.gather(evidence.replay.durations.own), (1, 2))
         peers = lower_median(cost, axis=1)[:, None] if cost.shape[1] > 1 else lower_median(cost, axis=0)

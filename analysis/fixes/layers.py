@@ -45,7 +45,7 @@ def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, 
     profile = evidence.profile
     if profile is None or evidence.stages < 2:
         return
-    by_kind = {cause.kind: cause for cause in reversed(causes)}  # of several alike the dearest
+    by_kind = {cause.kind: cause for cause in reversed(causes)}  # of several alike the costliest
     uneven, slow = by_kind.get(CauseKind.STAGE_IMBALANCE), by_kind.get(CauseKind.BAD_WORKER)
     if uneven is None and slow is None:
         return

@@ -116,7 +116,7 @@ def work_shares(work_s: Floats, slowness: Floats) -> Floats:
 def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least `smallest` layers.
 
-    Starts from the split whose dearest stage is cheapest, then moves single layers while the replayed step shortens.
+    Starts from the split whose costliest stage is cheapest, then moves single layers while the replayed step shortens.
     """
 
     def step_s(layers: tuple[int, ...]) -> float:

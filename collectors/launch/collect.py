@@ -32,7 +32,7 @@ from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import AttemptRecording, attempts, read_attempt, write_manifest
-from tracekit.collectors.runtime.words import RuntimeOptions
+from tracekit.collectors.runtime.wire_format import RuntimeOptions
 from tracekit.errors import TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import say

@@ -23,9 +23,9 @@ from tracekit.collectors.launch.inject import write_injection
 from tracekit.collectors.launch.signals import WATCHED, hold, release
 from tracekit.collectors.run_directory.host_clocks import EchoServer, append_sample, measure
 from tracekit.collectors.run_directory.segments import RUN_FILE, write_left_over
-from tracekit.collectors.runtime.nccl_words import ENV_MASK, ENV_PLUGIN
+from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.ring import RingStore
-from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
 from tracekit.errors import OutputError
 
 #: How often the launcher looks after the command, seconds.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording
-from tracekit.collectors.runtime.words import HEADER, Category, Flag
+from tracekit.collectors.runtime.wire_format import HEADER, Category, Flag
 from tracekit.stderr import say
 
 _SEGMENT_STEM = re.compile(r"(rank-(\d+)-\d+)\.(?:ops|open)$")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.collectors.merge.device_ops import ON_DEVICE
-from tracekit.collectors.runtime.words import Flag
+from tracekit.collectors.runtime.wire_format import Flag
 from tracekit.model import OpKind
 
 COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.collectors.merge.device_clock import DeviceClockFit
-from tracekit.collectors.runtime.words import Flag
+from tracekit.collectors.runtime.wire_format import Flag
 from tracekit.model import KINDS, OpKind
 
 ON_DEVICE = (pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0

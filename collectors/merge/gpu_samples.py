@@ -14,7 +14,7 @@ from enum import IntFlag
 from pathlib import Path
 from typing import Any
 
-from tracekit.collectors.runtime.words import SAMPLES_SUFFIX, rank_stem
+from tracekit.collectors.runtime.wire_format import SAMPLES_SUFFIX, rank_stem
 
 
 class ClockReason(IntFlag):

@@ -27,7 +27,7 @@ from tracekit.collectors.nccl.join import join_nccl
 from tracekit.collectors.nccl.recording import read_nccl
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
-from tracekit.collectors.runtime.words import Category, Flag
+from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import Unit
 from tracekit.trace import UNIT_KEY, Trace

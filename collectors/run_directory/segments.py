@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tracekit.atomic_write import Kind, replacing, starting_with, write_text
 from tracekit.collectors.runtime.ring import LeftOver
-from tracekit.collectors.runtime.words import (
+from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
     LEFT_OVER_SEGMENT,

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from tracekit.collectors.runtime.words import ENV_DIRECTORY
+from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY
 
 P = ParamSpec("P")
 R = TypeVar("R")

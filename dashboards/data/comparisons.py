@@ -338,7 +338,7 @@ def cost_changes(
 
 
 def first_split(report: Mapping[str, Any]) -> int | None:
-    """The step from which on the job, or its dearest cause that began late, is different; None where there is none."""
+    """The step from which on the job, or its costliest cause that began late, is different; None if none is."""
     since = [report["patterns"]["time"]["since_step"], *(cause["since_step"] for cause in report["causes"])]
     first = report["by_step"][0]["step"]
     return next((step for step in since if step is not None and step > first), None)

@@ -95,7 +95,7 @@ class Results:
         self._steps: OrderedDict[tuple[Any, ...], StepOps] = OrderedDict()
 
     def jobs(self) -> pl.DataFrame:
-        """One row per job, the dearest first: its sizes, its figures (null where not analysed), its causes."""
+        """One row per job, the costliest first: its sizes, its figures (null where not analysed), its causes."""
         return self._once(("jobs",), RESULTS_KEPT, self._kept, self._read_jobs)
 
     def stored(self, name: str) -> Stored:

@@ -1,7 +1,7 @@
 """What-if questions replayed in the background, for any number of people at once.
 
 In: a stored job and a question. Out: at once what is known of the answer: `Pending` with what is under way, `Answer`,
-or `Refused` in words. Asking again is how progress is watched, so a page that is left, a server that is restarted and
+or `Rejected` in words. Asking again is how progress is watched, so a page that is left, a server that is restarted and
 a second process need no care: who still wants the answer asks again.
 """
 
@@ -55,7 +55,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """No answer, and why. `selection`: the selection is to blame, so the words belong to its field."""
 
     message: str
@@ -83,7 +83,7 @@ class Answer:
         return abs(self.saved_s) > self.error_s
 
 
-Status = Pending | Answer | Refused
+Status = Pending | Answer | Rejected
 _Key = tuple[str, float, WhatifQuery]
 
 
@@ -112,7 +112,7 @@ class Replays:
         """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
         ops = (stored.report or {}).get("job", {}).get("ops", 0)
         if ops > MOST_OPS:
-            return Refused(
+            return Rejected(
                 f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads; ask with `tracekit whatif"
                 f" --fix` where there is memory for it."
             )
@@ -120,12 +120,12 @@ class Replays:
         with self._keeping:
             run = self._runs.get(key) or self._start(key, stored, query)
             if run is None:
-                return Refused(f"{MOST_WAITING} questions are waiting already; ask again in a minute.")
+                return Rejected(f"{MOST_WAITING} questions are waiting already; ask again in a minute.")
             run.asked_at = time.monotonic()
             self._runs.move_to_end(key)
         run.done.wait(wait_s)
         status = run.status
-        if isinstance(status, Refused) and not status.selection:
+        if isinstance(status, Rejected) and not status.selection:
             with self._keeping:  # what went wrong may be over the next time
                 self._runs.pop(key, None)
         return status
@@ -149,14 +149,14 @@ class Replays:
         try:
             run.status = self._replayed(run)
         except SelectionError as error:
-            run.status = Refused(str(error), selection=True)
+            run.status = Rejected(str(error), selection=True)
         except TracekitError as error:
-            run.status = Refused(str(error))
+            run.status = Rejected(str(error))
         except MemoryError:
-            run.status = Refused("The job does not fit into this server's memory; ask with `tracekit whatif --fix`.")
+            run.status = Rejected("The job does not fit into this server's memory; ask with `tracekit whatif --fix`.")
         except Exception:
             logging.getLogger(__name__).exception("a replay failed")
-            run.status = Refused("An error of tracekit itself; the server's log has the details.")
+            run.status = Rejected("An error of tracekit itself; the server's log has the details.")
         finally:
             run.done.set()
 

@@ -1,7 +1,7 @@
 """What a timeline shows, as text in an address and as checked values.
 
 In: the parameters of a URL and what the job has. Out: a `TimelineState` and one sentence for each parameter that could
-not be followed: the page says it and shows what is nearest, a data request is refused with it.
+not be followed: the page says it and shows what is nearest, a data request is rejected with it.
 """
 
 from __future__ import annotations

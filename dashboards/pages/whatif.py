@@ -17,7 +17,7 @@ from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.replays import Refused
+from tracekit.dashboards.data.replays import Rejected
 from tracekit.dashboards.data.whatif_query import (
     LONGEST_ADDRESS,
     Choice,
@@ -138,7 +138,7 @@ def _look(stored: Stored, view: View, *, wait_s: float = 0.0) -> Seen:
     except SelectionError as error:
         query, wrong = None, str(error)
     status = None if query is None else replays().ask(stored, query, wait_s=wait_s)
-    if isinstance(status, Refused) and status.selection:
+    if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
     beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in view.kept)

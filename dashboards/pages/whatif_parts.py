@@ -13,7 +13,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.data.replays import Answer, Pending, Phase, Refused, Status
+from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, term
@@ -44,9 +44,9 @@ def answer_panel(report: dict[str, Any], seen: Seen) -> Component:
             body: list[Any] = [
                 note("Take a suggestion or choose ops, then Replay: the whole job is replayed with that change.")
             ]
-        case None | Refused(selection=True):
+        case None | Rejected(selection=True):
             body = [note("No answer: the selection above needs a correction.")]
-        case Refused(message=message):
+        case Rejected(message=message):
             body = [problem(message, title="Not replayed")]
         case Pending(phase=phase):
             body = [_progress(phase)]
@@ -228,7 +228,7 @@ def _lines(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]], *
             ]
             cells: list[Any] = [html.Td(figure, className="number") for figure in figures]
         else:
-            said = status.message if isinstance(status, Refused) else f"{status.phase} ..."
+            said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
             cells = [html.Td(said, colSpan=4, className="note")]
         last: Any = (
             html.Button(

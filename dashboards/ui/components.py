@@ -20,9 +20,9 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.theme import DARK
-from tracekit.dashboards.ui.words import GLOSSARY
 from tracekit.errors import TracekitError
 
 Children = Component | str | None | Sequence[Any]

@@ -78,8 +78,8 @@ def _sentence(text: str) -> str:
 
 
 def named_causes(report: Report) -> list[Mapping[str, Any]]:
-    """The causes that the diagnosis names, the dearest first; of a job that is not trustworthy only those that explain
-    why, and whose fix is promised nevertheless.
+    """The causes that the diagnosis names, the costliest first; of a job that is not trustworthy only those that
+    explain why, and whose fix is promised nevertheless.
     """
     named = [cause for cause in report["causes"] if cause["kind"] not in NO_CAUSE]
     return named if report["trust"]["trustworthy"] else [cause for cause in named if cause["kind"] in advised(report)]

@@ -95,7 +95,7 @@ def test_without_a_home_they_are_kept_in_a_private_temporary_folder(site: Path, 
     assert run(site, tmp_path / "work", TMPDIR=tmp_path) == 1
     for path in kept.rglob("*.nb*"):
         path.write_bytes(path.read_bytes()[:20])
-    assert run(site, tmp_path / "work", TMPDIR=tmp_path) == 0  # damaged, so compiled again, and mended
+    assert run(site, tmp_path / "work", TMPDIR=tmp_path) == 0  # damaged, so compiled again, and repaired
     assert run(site, tmp_path / "work", TMPDIR=tmp_path) == 1
     assert list((tmp_path / "work").iterdir()) == []
 

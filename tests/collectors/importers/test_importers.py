@@ -9,7 +9,7 @@ import pytest
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.collectors.run_directory.segments import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.words import Category, Flag, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 from tracekit.errors import FormatError, LayoutError
 from tracekit.job import load
 from tracekit.model import Worker

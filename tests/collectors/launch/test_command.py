@@ -3,7 +3,7 @@
 from tracekit.collectors.launch.collect import CollectedAttempt, CollectSummary
 from tracekit.collectors.launch.command import summary_lines
 from tracekit.collectors.launch.launcher import prepare_run
-from tracekit.collectors.runtime.words import ENV_DIRECTORY, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, RuntimeOptions
 
 
 def test_names_and_paths_cannot_break_a_line():

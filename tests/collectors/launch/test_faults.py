@@ -13,7 +13,7 @@ from tests.collectors.conftest import TIMEOUT_S, collect, contradictions, digest
 from tests.handmade import slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
-from tracekit.collectors.runtime.words import Category
+from tracekit.collectors.runtime.wire_format import Category
 from tracekit.store import Incoming, Store
 from tracekit.trace import read_parquet
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.collectors.merge.test_ops import GROUP, MS, compute, merged, ops_of, rank
 from tracekit.collectors.run_directory.host_clocks import ClockFit
-from tracekit.collectors.runtime.words import Category, Flag
+from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import OpKind
 

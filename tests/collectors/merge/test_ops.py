@@ -7,7 +7,7 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
-from tracekit.collectors.runtime.words import Category, Flag
+from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.job import Job
 from tracekit.model import OpKind

@@ -8,7 +8,7 @@ from tests.collectors.nccl.handmade import MS, HandmadeRing
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.collectors.runtime.words import Category
+from tracekit.collectors.runtime.wire_format import Category
 from tracekit.model import OpKind
 
 DP_MESH = {"names": ["dp"], "ranks": [0, 1]}

@@ -18,7 +18,7 @@ from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.operations import operations
 from tracekit.collectors.nccl.reader import read_ring
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
-from tracekit.collectors.runtime.nccl_words import DEFAULT_MASK
+from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.collectors.fake_cuda import CudaError, FakeCuda
 from tracekit.collectors.merge.device_clock import fit_device_clock
 from tracekit.collectors.runtime.device import PENDING_LIMIT, POOL_LIMIT, DeviceClock, Mark
-from tracekit.collectors.runtime.words import NONE, Category, Flag
+from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 DRIFT = 30e-6

@@ -11,7 +11,7 @@ from tracekit.collectors.runtime import session as session_module  # noqa: E402
 from tracekit.collectors.runtime.device import DeviceClock  # noqa: E402
 from tracekit.collectors.runtime.hooks_comm import CollectiveHooks  # noqa: E402
 from tracekit.collectors.runtime.hooks_compute import PipelineHooks  # noqa: E402
-from tracekit.collectors.runtime.words import Category, Flag, RuntimeOptions  # noqa: E402
+from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions  # noqa: E402
 
 US, MS = 1_000, 1_000_000
 COALESCED, ALLREDUCE = 17, 1

@@ -4,7 +4,7 @@ import pytest
 
 from tracekit.collectors.run_directory.segments import read_attempt, read_segment, write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.words import HEADER, RECORD, Category, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category, RuntimeOptions
 from tracekit.errors import FormatError
 
 

@@ -16,7 +16,7 @@ from tests.collectors.conftest import environment
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, read_attempt, write_left_over
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.ring import PLACES, Ring, RingStore, open_ring, ring_bytes
-from tracekit.collectors.runtime.words import ENV_RINGS, RECORD, Category, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import ENV_RINGS, RECORD, Category, RuntimeOptions
 
 
 def record(step: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from tests.collectors.conftest import environment
 from tracekit.collectors import set_step, span
 from tracekit.collectors.runtime import spans
 from tracekit.collectors.runtime.patches import PatchSet, on_import
-from tracekit.collectors.runtime.words import RuntimeOptions
+from tracekit.collectors.runtime.wire_format import RuntimeOptions
 
 #: Never in a training process on tracekit's account.
 HEAVY = {"polars", "pandas", "duckdb", "numba", "pyarrow", "click", "networkx", "dash"}

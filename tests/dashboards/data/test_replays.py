@@ -10,7 +10,7 @@ import pytest
 from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, run, slow_trace
 from tracekit.dashboards.data import replays
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.replays import Answer, Pending, Phase, Refused, Replays
+from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Replays
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.errors import StoreError
 from tracekit.job import Job
@@ -89,20 +89,20 @@ def test_many_people_who_ask_the_same_share_one_replay(results, stored) -> None:
 
 
 def test_a_selection_without_ops_is_refused_in_words(results, stored) -> None:
-    refused = Replays(results).ask(stored, WhatifQuery("stage=7"), wait_s=LONG_S)
-    assert isinstance(refused, Refused)
-    assert refused.selection
-    assert "matches no op; the job has stages 0-1" in refused.message
+    rejected = Replays(results).ask(stored, WhatifQuery("stage=7"), wait_s=LONG_S)
+    assert isinstance(rejected, Rejected)
+    assert rejected.selection
+    assert "matches no op; the job has stages 0-1" in rejected.message
 
 
 def test_a_store_that_is_gone_is_refused_and_asked_again_the_next_time(results, stored) -> None:
     asking = Replays(results)
     away = results.path.with_suffix(".away")
     results.path.rename(away)
-    refused = asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
-    assert isinstance(refused, Refused)
-    assert not refused.selection
-    assert "is the store still there?" in refused.message
+    rejected = asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
+    assert isinstance(rejected, Rejected)
+    assert not rejected.selection
+    assert "is the store still there?" in rejected.message
     away.rename(results.path)
     assert isinstance(asking.ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S), Answer)
 
@@ -111,16 +111,16 @@ def test_a_job_removed_from_the_store_is_refused(results, stored, tmp_path: Path
     slow_trace(name="another").write_parquet(tmp_path / "another.parquet")
     assert run("import", tmp_path / "another.parquet", "--store", tmp_path / "other.duckdb").code == 0
     (tmp_path / "other.duckdb").replace(results.path)
-    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
-    assert isinstance(refused, Refused)
-    assert "no job named 'slow job'" in refused.message
+    rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
+    assert isinstance(rejected, Rejected)
+    assert "no job named 'slow job'" in rejected.message
 
 
 def test_a_job_too_large_for_the_server_is_refused_before_it_is_read(results, stored, monkeypatch) -> None:
     monkeypatch.setattr(replays, "MOST_OPS", 10)
-    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"))
-    assert isinstance(refused, Refused)
-    assert "96 ops, more than the 10 that this server loads; ask with `tracekit whatif" in refused.message
+    rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"))
+    assert isinstance(rejected, Rejected)
+    assert "96 ops, more than the 10 that this server loads; ask with `tracekit whatif" in rejected.message
 
 
 def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) -> None:
@@ -128,9 +128,9 @@ def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) 
         raise MemoryError
 
     monkeypatch.setattr(results, "job", full)
-    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
-    assert isinstance(refused, Refused)
-    assert "does not fit into this server's memory" in refused.message
+    rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
+    assert isinstance(rejected, Rejected)
+    assert "does not fit into this server's memory" in rejected.message
 
 
 def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, caplog) -> None:
@@ -138,8 +138,8 @@ def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, ca
         raise KeyError(name)
 
     monkeypatch.setattr(results, "job", broken)
-    refused = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
-    assert refused == Refused("An error of tracekit itself; the server's log has the details.")
+    rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
+    assert rejected == Rejected("An error of tracekit itself; the server's log has the details.")
     assert "a replay failed" in caplog.text
 
 
@@ -149,7 +149,7 @@ def test_more_questions_than_may_wait_are_refused(results, stored, monkeypatch) 
     asking = Replays(held)
     said = [asking.ask(stored, WhatifQuery(f"step={step}")) for step in range(5)]
     held.go.set()
-    assert [type(status) for status in said] == [Pending] * 3 + [Refused] * 2
+    assert [type(status) for status in said] == [Pending] * 3 + [Rejected] * 2
 
 
 def test_a_question_that_nobody_waits_for_any_more_is_dropped(results, stored, monkeypatch) -> None:
@@ -177,4 +177,4 @@ def test_what_the_store_says_is_wrong_is_passed_on(results, stored, monkeypatch)
         raise StoreError("the shelf is empty")
 
     monkeypatch.setattr(results, "job", gone)
-    assert Replays(results).ask(stored, WhatifQuery("all"), wait_s=LONG_S) == Refused("the shelf is empty")
+    assert Replays(results).ask(stored, WhatifQuery("all"), wait_s=LONG_S) == Rejected("the shelf is empty")
