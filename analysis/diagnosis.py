@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit.analysis.attribution import Attribution
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import fixes_of
 from tracekit.analysis.fixes.model import Fix
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.verdict import Verdict, verdict_of
 from tracekit.trace import Trace
 
@@ -44,12 +44,12 @@ def diagnose(
     trace: Trace, replay: JobReplay, attribution: Attribution, *, layers: tuple[int, ...] | None = None
 ) -> Diagnosis:
     """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`."""
-    facts = Facts(trace, replay, attribution)
-    causes = causes_of(facts)
+    evidence = Evidence(trace, replay, attribution)
+    causes = causes_of(evidence)
     return Diagnosis(
-        verdict=verdict_of(facts, causes),
-        time=time_pattern(facts.attribution),
-        space=space_pattern(facts.attribution, facts.hosts),
+        verdict=verdict_of(evidence, causes),
+        time=time_pattern(evidence.attribution),
+        space=space_pattern(evidence.attribution, evidence.hosts),
         causes=causes,
-        fixes=fixes_of(facts, causes, layers=layers),
+        fixes=fixes_of(evidence, causes, layers=layers),
     )

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
-from tracekit.analysis.causes.changes import step_times_with
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.attribution.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
-from tracekit.analysis.scenario import Action, Base, Edit, Scenario, communication
+from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import communication
 from tracekit.text import cost, seconds
 
 #: A loss of less than this share of the step is no headline.
@@ -94,12 +95,12 @@ class Verdict:
         }
 
 
-def verdict_of(facts: Facts, causes: Sequence[Cause]) -> Verdict:
+def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     """The verdict on a job with these causes."""
-    losses = _losses(facts, causes) or _exposed_communication(facts)
-    found = facts.attribution
-    lost_s, base_s = _lost_s(facts, causes, losses), _base_s(facts, losses)
-    kind, headline_s, sentence = _headline(facts, losses, lost_s)
+    losses = _losses(evidence, causes) or _exposed_communication(evidence)
+    found = evidence.attribution
+    lost_s, base_s = _lost_s(evidence, causes, losses), _base_s(evidence, losses)
+    kind, headline_s, sentence = _headline(evidence, losses, lost_s)
     leading = next((loss.causes for loss in losses if loss.kind is kind), ())
     return Verdict(
         kind=kind,
@@ -114,7 +115,7 @@ def verdict_of(facts: Facts, causes: Sequence[Cause]) -> Verdict:
     )
 
 
-def _losses(facts: Facts, causes: Sequence[Cause]) -> list[Loss]:
+def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
     """What each kind of loss costs, costliest first."""
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
@@ -123,9 +124,9 @@ def _losses(facts: Facts, causes: Sequence[Cause]) -> list[Loss]:
     losses = []
     for kind, members in by_kind.items():
         changes = [cause.change for cause in members if cause.change is not None]
-        without_s = float(step_times_with(facts.replay, changes).mean())
-        losses.append(Loss(kind, max(facts.unchanged_s - without_s, 0.0), tuple(members)))
-    straggling_s = _straggling_s(facts)
+        without_s = float(step_times_with(evidence.replay, changes).mean())
+        losses.append(Loss(kind, max(evidence.unchanged_s - without_s, 0.0), tuple(members)))
+    straggling_s = _straggling_s(evidence)
     explained_s = max((loss.lost_s for loss in losses), default=0.0)
     if straggling_s and (LossKind.STRAGGLER in by_kind or explained_s < EXPLAINED_SHARE * straggling_s):
         others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
@@ -139,31 +140,31 @@ def _loss_kind(cause: Cause) -> LossKind:
     return _KIND_OF.get(cause.kind, LossKind.STRAGGLER)
 
 
-def _straggling_s(facts: Facts) -> float:
+def _straggling_s(evidence: Evidence) -> float:
     """Seconds of a step that stragglers cost, 0 below S = 1.1."""
-    found = facts.attribution
+    found = evidence.attribution
     return found.original_s - found.ideal_s if found.straggling else 0.0
 
 
-def _lost_s(facts: Facts, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
+def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
     """Seconds of a step that are lost in all: to stragglers what S says, else what goes when all causes go."""
     if len(losses) <= 1:
         return losses[0].lost_s if losses else 0.0
     changes = [cause.change for cause in causes if cause.change is not None]
-    together_s = facts.unchanged_s - float(step_times_with(facts.replay, changes).mean())
+    together_s = evidence.unchanged_s - float(step_times_with(evidence.replay, changes).mean())
     return max(together_s, losses[0].lost_s)
 
 
-def _base_s(facts: Facts, losses: Sequence[Loss]) -> float:
+def _base_s(evidence: Evidence, losses: Sequence[Loss]) -> float:
     """The step that losses are a share of, seconds."""
-    found = facts.attribution
+    found = evidence.attribution
     by_s = found.straggling and [loss.kind for loss in losses] == [LossKind.STRAGGLER]
     return found.original_s if by_s else found.recorded_s
 
 
-def _headline(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
+def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
     """The kind to name, what it costs, and the sentence that says so."""
-    found = facts.attribution
+    found = evidence.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
         step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
         return (
@@ -172,9 +173,9 @@ def _headline(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[Loss
             f"{exposed} of every {step} step are communication that no compute hides",
         )
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
-        return losses[0].kind, losses[0].lost_s, _loss_sentence(facts, losses)
+        return losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses)
     if losses and lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
-        return _hiding(facts, losses, lost_s)
+        return _hiding(evidence, losses, lost_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
         return (
             LossKind.CONTRADICTION,
@@ -188,10 +189,10 @@ def _headline(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[Loss
     return LossKind.BALANCED, 0.0, f"no straggler, S = {found.slowdown:.3f} is below {STRAGGLING_SLOWDOWN}{small}"
 
 
-def _loss_sentence(facts: Facts, losses: Sequence[Loss]) -> str:
+def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     """What the largest loss costs, and its leading cause."""
-    found, loss = facts.attribution, losses[0]
-    base_s = _base_s(facts, losses)
+    found, loss = evidence.attribution, losses[0]
+    base_s = _base_s(evidence, losses)
     size = f"{seconds(loss.lost_s)} of every {seconds(base_s)} step ({loss.lost_s / base_s:.1%})"
     if not loss.causes:
         return f"S = {found.slowdown:.2f}: stragglers cost {size}, for a reason tracekit does not know"
@@ -202,10 +203,10 @@ def _loss_sentence(facts: Facts, losses: Sequence[Loss]) -> str:
     return f"{figure}. {said}" if loss.kind is LossKind.STRAGGLER else f"{said}; {figure}"
 
 
-def _hiding(facts: Facts, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
+def _hiding(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
     """The headline of causes that cost little each, because each hides behind the others, and much together."""
     causes = sorted((cause for loss in losses for cause in loss.causes), key=lambda cause: -cause.alone_s)
-    recorded_s = facts.attribution.recorded_s
+    recorded_s = evidence.attribution.recorded_s
     named = "; ".join(f"{cause.title}{_place(cause)}" for cause in causes[:2])
     more = f" and {len(causes) - 2} more" if len(causes) > 2 else ""
     size = f"together {seconds(lost_s)} of every {seconds(recorded_s)} step ({lost_s / recorded_s:.1%})"
@@ -217,12 +218,12 @@ def _place(cause: Cause) -> str:
     return f" ({cause.where})" if str(cause.where) != "whole job" else ""
 
 
-def _exposed_communication(facts: Facts) -> list[Loss]:
+def _exposed_communication(evidence: Evidence) -> list[Loss]:
     """What the mean step would save if communication took no time, where that binds the job; nothing elsewhere."""
-    if facts.attribution.slowdown < SMALLEST_SLOWDOWN:
+    if evidence.attribution.slowdown < SMALLEST_SLOWDOWN:
         return []
     silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))
-    exposed_s = facts.attribution.original_s - facts.replay.mean_step_time(silent)
-    if exposed_s < COMMUNICATION_BOUND_SHARE * facts.attribution.recorded_s:
+    exposed_s = evidence.attribution.original_s - evidence.replay.mean_step_time(silent)
+    if exposed_s < COMMUNICATION_BOUND_SHARE * evidence.attribution.recorded_s:
         return []
     return [Loss(LossKind.COMMUNICATION, exposed_s, ())]

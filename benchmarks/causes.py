@@ -74,9 +74,9 @@ def _prices() -> str:
 
 
 def _cost() -> str:
-    from tracekit.analysis.attribution import attribute
+    from tracekit.analysis.attribution.attribution import attribute
     from tracekit.analysis.diagnosis import diagnose
-    from tracekit.analysis.job_replay import JobReplay
+    from tracekit.analysis.replay.engine import JobReplay
     from tracekit.model import Layout
     from tracekit.synth import FlappingNetwork, PythonGc, SequenceLengthImbalance, SlowWorker, SynthSpec, synthesize
 

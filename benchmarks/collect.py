@@ -87,7 +87,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     from tracekit.collectors.runtime.hooks_host import HostHooks
     from tracekit.collectors.runtime.recorder import Recorder
     from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.words import Category, RuntimeOptions
+    from tracekit.collectors.runtime.wire_format import Category, RuntimeOptions
 
     options = RuntimeOptions(ring_capacity=1 << 18)
     recorder = Recorder(folder, 0, 0, options)
@@ -149,7 +149,7 @@ def _collective_costs(folder: Path) -> dict[str, float]:
     from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
     from tracekit.collectors.runtime.recorder import Recorder
     from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.words import RuntimeOptions
+    from tracekit.collectors.runtime.wire_format import RuntimeOptions
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     options = RuntimeOptions()

@@ -64,7 +64,7 @@ def _ops(path: Path) -> int:
 def _kernel(path: Path) -> str:
     """Op-replays per second of the kernel alone."""
     import tracekit as library
-    from tracekit.analysis.scenario import ORIGINAL, RECORDED
+    from tracekit.analysis.whatif.scenario import ORIGINAL, RECORDED
 
     replay = library.load(path).replay
     rows = []

@@ -79,7 +79,7 @@ def costs_us(folder: Path, cuda: Any) -> tuple[float, float, float]:
     from tracekit.collectors.runtime.device import DeviceClock
     from tracekit.collectors.runtime.recorder import Recorder
     from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.words import RuntimeOptions
+    from tracekit.collectors.runtime.wire_format import RuntimeOptions
 
     options = RuntimeOptions(ring_capacity=1 << 22)
     recorder = Recorder(folder, 0, 0, options)

@@ -60,8 +60,8 @@ def section() -> str:
 
 
 def _verdict(script: str, ranks: int, variables: dict[str, str]):
-    from tracekit.analysis.attribution import attribute
-    from tracekit.analysis.job_replay import JobReplay
+    from tracekit.analysis.attribution.attribution import attribute
+    from tracekit.analysis.replay.engine import JobReplay
     from tracekit.trace import read_parquet
 
     with tempfile.TemporaryDirectory() as folder:

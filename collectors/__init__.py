@@ -3,6 +3,6 @@
 `span` and `set_step` are the only names a training script may want; importing them costs nothing else.
 """
 
-from tracekit.collectors.spans import set_step, span
+from tracekit.collectors.runtime.spans import set_step, span
 
 __all__ = ["set_step", "span"]

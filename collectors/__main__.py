@@ -4,9 +4,9 @@ import sys
 
 import click
 
-from tracekit.collectors.command import collect_command
+from tracekit.collectors.launch.command import collect_command
 from tracekit.errors import TracekitError
-from tracekit.streams import open_stderr, say
+from tracekit.stderr import open_stderr, say
 from tracekit.text import printable
 
 EXIT_BAD_INPUT = 2

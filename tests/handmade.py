@@ -22,8 +22,8 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.columns import SCHEMA
 from tracekit.model import Layout
+from tracekit.schema import SCHEMA
 from tracekit.trace import METADATA_KEY, Trace
 
 HEALTHY_STEP_S = 11.25

@@ -20,8 +20,8 @@ from rich.console import Console
 import tracekit
 from tests.fuzz.doors import analyse
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, write_canonical
-from tracekit.analysis import patterns
-from tracekit.analysis.patterns import pattern_of_series, rising_pairs
+from tracekit.analysis.attribution import patterns
+from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
 from tracekit.arguments import parse_steps
 from tracekit.errors import FormatError, GraphError, SelectionError, TraceError
 from tracekit.findings import Unanalysed

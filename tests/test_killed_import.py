@@ -26,7 +26,7 @@ from tracekit.store import Incoming, Store
 
 path, number, stride = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 old = path.stat().st_ino if path.exists() else None
-FILES = ("tracekit/store.py", "tracekit/store_file.py", "tracekit/writing.py")
+FILES = ("tracekit/store.py", "tracekit/store_file.py", "tracekit/atomic_write.py")
 
 
 def write(hit_at):

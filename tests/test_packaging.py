@@ -49,7 +49,7 @@ def sdist(source: Path) -> tarfile.TarFile:
 
 def modules() -> set[str]:
     """Every module of the project by the path it has once installed."""
-    found = {f"tracekit/{path.name}" for path in (ROOT / "tracekit").glob("*.py")}
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tracekit").rglob("*.py")}
     for folder in FOLDERS:
         found |= {f"tracekit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     return found
@@ -92,7 +92,8 @@ def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)  # noqa: S202 - our own
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import tracekit.analysis.replay, tracekit.collectors.published, tracekit.dashboards, tracekit.store\n"
+        "import tracekit.analysis.replay.kernel, tracekit.collectors.importers.published\n"
+        "import tracekit.dashboards, tracekit.store\n"
         "from importlib.resources import files\n"
         "print(*{module.__file__ for name, module in sys.modules.items() if name.startswith('tracekit')}, sep='\\n')\n"
         "print(files('tracekit').joinpath('schema.sql').read_text()[:2])\n"
@@ -117,7 +118,7 @@ def test_the_command_and_the_version_are_declared(wheel: zipfile.ZipFile) -> Non
 def test_every_package_of_the_three_folders_is_listed() -> None:
     """setuptools is told the packages by name; one that is forgotten would be missing once installed."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = ["tracekit"]
+    found = [".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "tracekit").rglob("__init__.py")]
     for folder in FOLDERS:
         inits = (ROOT / folder).rglob("__init__.py")
         found += ["tracekit." + ".".join(path.parent.relative_to(ROOT).parts) for path in inits]

@@ -158,7 +158,7 @@ def test_a_kind_keeps_its_launch_delays_to_itself(partial: Report) -> None:
 
 
 def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.analysis.attribution.DEAREST_BY_DP_RANK", 0)
+    monkeypatch.setattr("tracekit.analysis.attribution.attribution.COSTLIEST_BY_DP_RANK", 0)
     dear = report(slow_frame((3,))).by_dp_rank
     for column in ("launch_delay_slowdown", "fixed_step_time_s", "saved_s"):
         assert dear[column].to_list() == [None, None]

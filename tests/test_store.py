@@ -12,11 +12,11 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
-from tracekit.columns import SCHEMA
 from tracekit.errors import StoreError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job, load_from_store
 from tracekit.model import Layout
+from tracekit.schema import SCHEMA
 from tracekit.store import Incoming, Store, default_store
 from tracekit.trace import Trace
 

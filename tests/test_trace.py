@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
-from tracekit.collectors.published import read_published
-from tracekit.columns import SCHEMA, step_positions
+from tracekit.collectors.importers.published import read_published
 from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.job import Job
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups, op_kind
+from tracekit.schema import SCHEMA, step_positions
 from tracekit.trace import Trace, read_parquet
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tracekit.streams import open_stderr, say
+from tracekit.stderr import open_stderr, say
 
 EXIT_INTERRUPTED = 130
 

@@ -1,7 +1,7 @@
 """Values of the command line that have a little grammar of their own.
 
 In: what the user typed. Out: numbers, or a SelectionError that shows how to write it. Selections have their own module,
-`analysis/selection_text.py`, since the dashboard reads them too.
+`analysis/whatif/selection_text.py`, since the dashboard reads them too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tracekit.errors import SelectionError
 
 if TYPE_CHECKING:
-    from tracekit.analysis.attribution import Attribution
+    from tracekit.analysis.attribution.attribution import Attribution
 
 
 _MOST_STEPS = 1_000_000

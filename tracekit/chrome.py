@@ -3,7 +3,7 @@
 In: frames of ops (step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration), one per replay. Out: a
 `.json.gz` file: one process per replay and worker, one thread per stream, one slice per op with all its columns as
 args. Steps follow each other; a step begins at the same time in every replay, so that they can be compared.
-`collectors/exported.py` reads the recorded timeline back.
+`collectors/importers/exported_timeline.py` reads the recorded timeline back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import polars as pl
 
+from tracekit.atomic_write import Kind, replacing
 from tracekit.model import KINDS, OpKind, Worker
-from tracekit.writing import Kind, replacing
 
 #: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
 MARK = "tracekit_timeline"

@@ -18,10 +18,10 @@ import click
 
 from tracekit import __version__
 from tracekit.arguments import Condition, parse_layers, parse_steps
-from tracekit.collectors.command import collect_command
-from tracekit.dashboards.command import dashboard_command
+from tracekit.collectors.launch.command import collect_command
+from tracekit.dashboards.web.command import dashboard_command
 from tracekit.errors import OutputError, SelectionError, TracekitError
-from tracekit.streams import hushed_panics, open_stderr, progress, say, silence_stdout
+from tracekit.stderr import hushed_panics, open_stderr, progress, say, silence_stdout
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def whatif(
     """
     condition = None if fail_on is None else Condition(fail_on)
     if parquet_file is not None:
+        from tracekit.atomic_write import check_writable
         from tracekit.report import TABLE_FILE
-        from tracekit.writing import check_writable
 
         check_writable(parquet_file, TABLE_FILE)
     with progress() as tell:
@@ -195,7 +195,7 @@ def import_(
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
-        from tracekit.collectors.registry import IMPORTERS
+        from tracekit.collectors.importers.registry import IMPORTERS
 
         for known in IMPORTERS.values():
             click.echo(f"{known.name:<20} {known.description}")
@@ -295,10 +295,10 @@ def synth(
     "sequence-length-imbalance", "python-gc", "slow-p2p-link", "slow-nic", "late-data-loading", "slow-steps",
     "clock-offset", "missing-ranks", "missing-steps"; where it strikes is drawn from the seed unless said.
     """
+    from tracekit.atomic_write import check_writable
     from tracekit.model import Layout
     from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
     from tracekit.trace import TRACE_FILE
-    from tracekit.writing import check_writable
 
     check_writable(out, TRACE_FILE)
     chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
@@ -337,8 +337,8 @@ def export(
     steps: str | None,
 ) -> None:
     """Write the recorded, original and ideal timeline for ui.perfetto.dev."""
+    from tracekit.atomic_write import check_writable
     from tracekit.chrome import TIMELINE_FILE
-    from tracekit.writing import check_writable
 
     check_writable(out, TIMELINE_FILE)
     if trace is not None and out.exists() and trace.exists() and out.samefile(trace):

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.analysis.method import Method
+from tracekit.analysis.replay.method import Method
 from tracekit.errors import TraceError
 from tracekit.text import encodable
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:
-    from tracekit.analysis.attribution import Attribution
-    from tracekit.analysis.job_replay import JobReplay
-    from tracekit.analysis.scenario import Scenario
+    from tracekit.analysis.attribution.attribution import Attribution
+    from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.findings import Findings, Unanalysed
     from tracekit.model import Unit
     from tracekit.report import ClockReport, PublishedView, Question, Report
@@ -60,7 +60,7 @@ class Job:
     @cached_property
     def replay(self) -> JobReplay:
         """The job's dependency graph and durations. Raises GraphError where its ops do not fit together."""
-        from tracekit.analysis.job_replay import JobReplay
+        from tracekit.analysis.replay.engine import JobReplay
 
         return JobReplay.from_trace(self.trace, Method(self.method))
 
@@ -71,7 +71,7 @@ class Job:
 
     def attribute(self, progress: Progress | None = None) -> Attribution:
         """Like `attribution`, telling `progress` what is under way."""
-        from tracekit.analysis.attribution import attribute
+        from tracekit.analysis.attribution.attribution import attribute
 
         return attribute(self.replay, progress=progress)
 
@@ -139,9 +139,9 @@ class Job:
 
     def _published(self) -> PublishedView | None:
         """What the published method says of the job, None where it cannot differ."""
-        from tracekit.analysis.attribution import slowdown_of
-        from tracekit.analysis.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
-        from tracekit.analysis.job_replay import JobReplay
+        from tracekit.analysis.attribution.attribution import slowdown_of
+        from tracekit.analysis.replay.engine import JobReplay
+        from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
         from tracekit.report import PublishedView
 
         if Method(self.method) is Method.PUBLISHED:
@@ -181,8 +181,9 @@ class Job:
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
-        from tracekit.analysis.scenario import ORIGINAL, Scenario, count_selected
-        from tracekit.analysis.selection_text import checked_selection
+        from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
+        from tracekit.analysis.whatif.selection import count_selected
+        from tracekit.analysis.whatif.selection_text import checked_selection
         from tracekit.report import Question
 
         replay = self.replay
@@ -208,8 +209,8 @@ class Job:
         `steps`: step numbers to write; by default all, or the slowest ones where all were too much for a browser.
         Raises SelectionError where none of `steps` is in the job.
         """
-        from tracekit.analysis.scenario import IDEAL, ORIGINAL
-        from tracekit.analysis.timeline import timeline_frame
+        from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
+        from tracekit.analysis.whatif.timeline import timeline_frame
         from tracekit.chrome import RECORDED, Timeline, write_chrome
 
         replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
@@ -269,10 +270,10 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
 
         return read_parquet(file, unit=unit)
     if importer is None and layout is not None and not file.is_dir():
-        from tracekit.collectors.published import read_published
+        from tracekit.collectors.importers.published import read_published
 
         return read_published(file, layout, unit=unit)
-    from tracekit.collectors.registry import read_any
+    from tracekit.collectors.importers.registry import read_any
 
     return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
 

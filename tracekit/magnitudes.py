@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.columns import Source, distinct_steps, violation
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
+from tracekit.schema import Source, distinct_steps, violation
 from tracekit.text import seconds
 
 

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution import Attribution, waste
+from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.diagnosis import Diagnosis
-from tracekit.analysis.method import Method
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.method import Method
+from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings
 from tracekit.model import Layout, Worker
 from tracekit.trace import Coverage
-from tracekit.writing import Kind, parquet_with, replacing, starting_with
 
 if TYPE_CHECKING:
     import pandas
@@ -238,7 +238,7 @@ class Report:
 
     @cached_property
     def causes(self) -> pl.DataFrame:
-        """Why the job is slow, dearest first."""
+        """Why the job is slow, costliest first."""
         schema = {
             "kind": pl.String,
             "title": pl.String,

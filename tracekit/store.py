@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit.atomic_write import check_writable
 from tracekit.errors import OutputError, StoreBusyError, StoreError
 from tracekit.findings import FIGURES, Findings, Unanalysed
 from tracekit.model import Layout
 from tracekit.store_file import STORE_FILE, is_duckdb, store_copy
 from tracekit.text import encodable, short
 from tracekit.trace import Trace
-from tracekit.writing import check_writable
 
 if TYPE_CHECKING:
     import duckdb

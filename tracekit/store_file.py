@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from tracekit.atomic_write import Kind, Place
 from tracekit.errors import StoreBusyError, StoreError
-from tracekit.writing import Kind, Place
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
-from tracekit.analysis.gaps import gaps_text
-from tracekit.analysis.method import Method
+from tracekit.analysis.graph.gaps import gaps_text
+from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
 from tracekit.report import Report
 from tracekit.store import StoredJob

@@ -1,7 +1,7 @@
 """The trace: one job's recorded ops as validated, read-only columns.
 
 In: a polars frame (from a canonical Parquet file, an importer, the store or `synth`) with layout and metadata.
-Out: `Trace`, which everything behind this door may trust. A trace is checked where it is made, once, by `columns`.
+Out: `Trace`, which everything behind this door may trust. A trace is checked where it is made, once, by `schema`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit.columns import Source, checked_columns, distinct_steps, step_positions
+from tracekit.atomic_write import Kind, parquet_with, replacing
 from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.magnitudes import check_magnitudes
 from tracekit.model import Layout, Unit, Worker, unit_of_time
+from tracekit.schema import Source, checked_columns, distinct_steps, step_positions
 from tracekit.text import encodable
 from tracekit.units import in_seconds
-from tracekit.writing import Kind, parquet_with, replacing
 
 SCHEMA_VERSION = 1
 #: Key of tracekit's JSON in the key-value metadata of a Parquet file.

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.columns import Source
 from tracekit.errors import TraceError
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import Unit
+from tracekit.schema import Source
 
 #: Clock times between these, seconds since 1970, are taken for such: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9

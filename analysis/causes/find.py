@@ -1,6 +1,6 @@
 """Why a job is slow: every cause whose signature shows and that costs something.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, the dearest first. Several may hold at once: each
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, the costliest first. Several may hold at once: each
 candidate is priced twice by replay, once gone alone (what fixing it first saves) and once with all others gone (what
 it costs even so), because causes hide behind each other.
 """
@@ -11,10 +11,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tracekit.analysis.attribution import Attribution
-from tracekit.analysis.causes.changes import Change, step_times_with
-from tracekit.analysis.causes.facts import Facts
-from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Evidence, Where
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.patterns import pattern_of_series
+from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_compute import (
     BadWorker,
@@ -32,9 +31,10 @@ from tracekit.analysis.causes.rules_outside import (
     TooLittleTrace,
 )
 from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
-from tracekit.analysis.causes.workers import as_fast_as_peers, beyond_peers_s
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.patterns import pattern_of_series
+from tracekit.analysis.evidence.changes import Change, step_times_with
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
 
@@ -60,70 +60,70 @@ _RULE_OF: Mapping[CauseKind, Rule] = {rule.kind: rule for rule in RULES}
 
 
 def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Cause, ...]:
-    """The causes of the job's slowness, dearest first; one of kind `healthy` (or `unexplained`) where none shows."""
-    return causes_of(Facts(trace, replay, attribution))
+    """The causes of the job's slowness, costliest first; one of kind `healthy` (or `unexplained`) where none shows."""
+    return causes_of(Evidence(trace, replay, attribution))
 
 
-def causes_of(facts: Facts) -> tuple[Cause, ...]:
-    """As `find_causes`, from facts already gathered."""
-    candidates = _without_trifles(facts, [candidate for rule in RULES for candidate in rule.candidates(facts)])
+def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
+    """As `find_causes`, from evidence already gathered."""
+    candidates = _without_trifles(evidence, [candidate for rule in RULES for candidate in rule.candidates(evidence)])
     named = [
         cause
-        for cause in _priced(facts, candidates)
-        if cause.change is None or max(cause.saved_s, cause.alone_s) >= SMALLEST_COST_SHARE * facts.unchanged_s
+        for cause in _priced(evidence, candidates)
+        if cause.change is None or max(cause.saved_s, cause.alone_s) >= SMALLEST_COST_SHARE * evidence.unchanged_s
     ]
     named.sort(key=lambda cause: -max(cause.saved_s, cause.alone_s))
     if not any(cause.change for cause in named):
-        named.append(_verdict(facts.attribution))
+        named.append(_verdict(evidence.attribution))
     return tuple(named)
 
 
-def _without_trifles(facts: Facts, candidates: list[Candidate]) -> list[Candidate]:
+def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
     """The candidates, among several slow workers only those that cost something once all other causes are gone."""
     kept = list(candidates)
     for at, candidate in enumerate(candidates):
         if candidate.kind is CauseKind.BAD_WORKER and len(candidate.where.workers) > 1:
             others = [other.change for other in candidates if other is not candidate and other.change is not None]
-            kept[at] = BadWorker.of_workers(facts, _dear_workers(facts, candidate.where.workers, others))
+            kept[at] = BadWorker.of_workers(evidence, _costly_workers(evidence, candidate.where.workers, others))
     return kept
 
 
-def _dear_workers(facts: Facts, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
+def _costly_workers(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
     """Those of `workers` that, slow by themselves, cost as much as a cause must. All, where they do so only together.
 
     The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
     """
 
     def step_s(slow: Worker | None) -> float:
-        mended = as_fast_as_peers(facts, [worker for worker in workers if worker != slow])
-        return float(step_times_with(facts.replay, (*others, mended)).mean())
+        repaired = as_fast_as_peers(evidence, [worker for worker in workers if worker != slow])
+        return float(step_times_with(evidence.replay, (*others, repaired)).mean())
 
-    ranked = sorted(workers, key=lambda worker: beyond_peers_s(facts, worker))
-    least_s = step_s(None) + SMALLEST_COST_SHARE * facts.unchanged_s
+    ranked = sorted(workers, key=lambda worker: beyond_peers_s(evidence, worker))
+    least_s = step_s(None) + SMALLEST_COST_SHARE * evidence.unchanged_s
     return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers
 
 
-def _priced(facts: Facts, candidates: Sequence[Candidate]) -> list[Cause]:
+def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
     """Each candidate with what it costs."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
-    floor_s = float(step_times_with(facts.replay, changes).mean()) if len(changes) > 1 else 0.0
+    floor_s = float(step_times_with(evidence.replay, changes).mean()) if len(changes) > 1 else 0.0
     causes = []
     for candidate in candidates:
         saved_s = alone_s = 0.0
         without = None
         if candidate.change is not None:
-            without = step_times_with(facts.replay, (candidate.change,))
-            saved_s = facts.unchanged_s - float(without.mean())
+            without = step_times_with(evidence.replay, (candidate.change,))
+            saved_s = evidence.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
-            alone_s = float(step_times_with(facts.replay, others).mean()) - floor_s if others else saved_s
-        causes.append(replace(_cause(facts, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without))
+            alone_s = float(step_times_with(evidence.replay, others).mean()) - floor_s if others else saved_s
+        causes.append(replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without))
     return causes
 
 
-def _cause(facts: Facts, candidate: Candidate) -> Cause:
+def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
     rule = _RULE_OF[candidate.kind]
-    steps = [int(step) for step in facts.replay.graph.steps]
+    steps = [int(step) for step in evidence.replay.graph.steps]
     return Cause(
         kind=candidate.kind,
         where=candidate.where,
@@ -144,14 +144,14 @@ def _cause(facts: Facts, candidate: Candidate) -> Cause:
 def _verdict(attribution: Attribution) -> Cause:
     """What to say where no cause was found."""
     lost_s = attribution.original_s - attribution.ideal_s
-    evidence = (Evidence("S", attribution.slowdown, 1.1),)
+    figures = (Figure("S", attribution.slowdown, 1.1),)
     if attribution.straggling:
         return Cause(
             kind=CauseKind.UNEXPLAINED,
             where=Where(),
             title="Slow for a reason tracekit does not know",
             signature="S of at least 1.1 and none of the known signatures",
-            evidence=evidence,
+            evidence=figures,
             confidence=0.0,
             saved_s=lost_s,
             alone_s=lost_s,
@@ -164,7 +164,7 @@ def _verdict(attribution: Attribution) -> Cause:
         where=Where(),
         title="No straggler",
         signature="S below 1.1 and none of the known signatures",
-        evidence=evidence,
+        evidence=figures,
         confidence=1.0,
         saved_s=0.0,
         alone_s=0.0,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.causes.changes import Change
-from tracekit.analysis.patterns import TimePattern
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.attribution.patterns import TimePattern
+from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
 
 
@@ -96,7 +96,7 @@ def _listed(items: tuple[Any, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Figure:
     """One figure that speaks for a cause, with the threshold it passes. `unit`: "" for a plain ratio."""
 
     name: str
@@ -119,7 +119,7 @@ class Candidate:
 
     kind: CauseKind
     where: Where
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Figure, ...]
     confidence: float
     change: Change | None
     series: Floats | None = None
@@ -138,7 +138,7 @@ class Cause:
     where: Where
     title: str
     signature: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Figure, ...]
     confidence: float
     saved_s: float
     alone_s: float
@@ -176,7 +176,7 @@ class Cause:
         }
 
 
-def sureness(evidence: tuple[Evidence, ...]) -> float:
+def confidence_from(figures: tuple[Figure, ...]) -> float:
     """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times."""
-    ratios = [item.value / item.needed for item in evidence if item.needed > 0]
+    ratios = [item.value / item.needed for item in figures if item.needed > 0]
     return round(1 - float(0.5 ** min(ratios, default=1.0)), 3)

@@ -1,6 +1,6 @@
 """What a rule is: one kind of cause, and where a job shows it.
 
-In: `Facts`. Out: `Candidate`s, each with its evidence and the change that undoes it. A rule looks for a signature
+In: `Evidence`. Out: `Candidate`s, each with its evidence and the change that undoes it. A rule looks for a signature
 only; whether a candidate costs anything is asked of the replay afterwards, in `find`.
 """
 
@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Candidate, CauseKind
+from tracekit.analysis.evidence.evidence import Evidence
 
 
 class Rule(ABC):
@@ -25,5 +25,5 @@ class Rule(ABC):
     suggested_fix: ClassVar[str]
 
     @abstractmethod
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """Every place in the job where the signature shows."""

@@ -1,6 +1,6 @@
 """Rules for causes that sit in the computes: workers, hosts, stages, sequence lengths, garbage collection, steps.
 
-In: `Facts`. Out: `Candidate`s. See `rule`.
+In: `Evidence`. Out: `Candidate`s. See `rule`.
 
 The thresholds named "paper" are those of "Understanding Stragglers in Large Model Training" (OSDI'25).
 """
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.compute_profile import (
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.compute_profile import (
     FACTOR_ERRORS,
     SMALLEST_FACTOR,
     STEP_ERRORS,
     ComputeProfile,
+    is_significant,
     safe,
-    stands_out,
 )
-from tracekit.analysis.causes.facts import Facts
-from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
-from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.causes.workers import (
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import (
     SMALLEST_STAGE_EXCESS,
     hosts_that_are_slow,
     slow_workers,
@@ -38,17 +38,17 @@ SMALLEST_CORRELATION = 0.6
 SMALLEST_LENGTH_SPREAD = 0.04
 
 
-def _worker_evidence(facts: Facts, profile: ComputeProfile, hit: np.ndarray) -> tuple[Evidence, ...]:
-    factor = float(worker_factor(facts, profile)[hit].min()) - 1
-    error = float(np.maximum(profile.worker_error, profile.dp_rank_error[None, :] * (facts.stages == 1))[hit].max())
-    exact = facts.attribution.worker_slowdown.T[hit]
-    throttled = [facts.throttled[worker] for worker in facts.workers_where(hit) if worker in facts.throttled]
+def _worker_figures(evidence: Evidence, profile: ComputeProfile, hit: np.ndarray) -> tuple[Figure, ...]:
+    factor = float(worker_factor(evidence, profile)[hit].min()) - 1
+    error = float(np.maximum(profile.worker_error, profile.dp_rank_error[None, :] * (evidence.stages == 1))[hit].max())
+    exact = evidence.attribution.worker_slowdown.T[hit]
+    throttled = [evidence.throttled[worker] for worker in evidence.workers_where(hit) if worker in evidence.throttled]
     return (
-        Evidence("compute beyond that of its peers", factor, SMALLEST_FACTOR),
-        Evidence("the same in standard errors", factor / max(error, 1e-9), FACTOR_ERRORS, "sigma"),
-        Evidence("exact S_w", float(exact.max()), 0.0),
-        Evidence("M_W", facts.attribution.m_w.removal, 0.0),
-        *([Evidence("share of samples with its GPU throttled", max(throttled), 0.0)] if throttled else []),
+        Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR),
+        Figure("the same in standard errors", factor / max(error, 1e-9), FACTOR_ERRORS, "sigma"),
+        Figure("exact S_w", float(exact.max()), 0.0),
+        Figure("M_W", evidence.attribution.m_w.removal, 0.0),
+        *([Figure("share of samples with its GPU throttled", max(throttled), 0.0)] if throttled else []),
     )
 
 
@@ -72,27 +72,27 @@ class BadWorker(Rule):
     )
     suggested_fix = "drain and replace the worker"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        hit = slow_workers(facts)
-        for members in hosts_that_are_slow(facts).values():
+        hit = slow_workers(evidence)
+        for members in hosts_that_are_slow(evidence).values():
             hit = hit & ~members
         if hit.any():
-            yield self.of_workers(facts, facts.workers_where(hit))
+            yield self.of_workers(evidence, evidence.workers_where(hit))
 
     @classmethod
-    def of_workers(cls, facts: Facts, workers: Sequence[Worker]) -> Candidate:
+    def of_workers(cls, evidence: Evidence, workers: Sequence[Worker]) -> Candidate:
         """The candidate that names `workers`."""
-        assert facts.profile is not None
-        hit = facts.cells_of(workers)
-        evidence = _worker_evidence(facts, facts.profile, hit)
+        assert evidence.profile is not None
+        hit = evidence.cells_of(workers)
+        figures = _worker_figures(evidence, evidence.profile, hit)
         return Candidate(
             cls.kind,
             Where(workers=tuple(workers)),
-            evidence,
-            sureness(evidence[:2]),
-            workers_as_fast_as_peers(facts, facts.profile, hit),
-            worker_series(facts, hit),
+            figures,
+            confidence_from(figures[:2]),
+            workers_as_fast_as_peers(evidence, evidence.profile, hit),
+            worker_series(evidence, hit),
         )
 
 
@@ -113,19 +113,19 @@ class SlowHost(Rule):
     )
     suggested_fix = "drain the host"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        profile = facts.profile
-        for host, hit in hosts_that_are_slow(facts).items() if profile is not None else ():
+        profile = evidence.profile
+        for host, hit in hosts_that_are_slow(evidence).items() if profile is not None else ():
             assert profile is not None
-            evidence = _worker_evidence(facts, profile, hit)
+            figures = _worker_figures(evidence, profile, hit)
             yield Candidate(
                 self.kind,
-                Where(workers=facts.workers_where(hit), host=host),
-                evidence,
-                sureness(evidence[:2]),
-                workers_as_fast_as_peers(facts, profile, hit),
-                worker_series(facts, hit),
+                Where(workers=evidence.workers_where(hit), host=host),
+                figures,
+                confidence_from(figures[:2]),
+                workers_as_fast_as_peers(evidence, profile, hit),
+                worker_series(evidence, hit),
             )
 
 
@@ -144,29 +144,29 @@ class StageImbalance(Rule):
     next_check = "layers per stage, vocabulary size and loss on the last stage, embedding on the first"
     suggested_fix = "give the stage fewer layers"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        profile = facts.profile
-        if profile is None or facts.stages < 2:
+        profile = evidence.profile
+        if profile is None or evidence.stages < 2:
             return
         excess = stage_excess(profile)
-        if len(facts.dp_ranks) == 1:
-            excess[slow_workers(facts)[:, 0]] = 0.0
+        if len(evidence.dp_ranks) == 1:
+            excess[slow_workers(evidence)[:, 0]] = 0.0
         for stage in np.flatnonzero((excess > SMALLEST_STAGE_EXCESS).any(axis=1)):
             chunks = excess[stage] > SMALLEST_STAGE_EXCESS
-            factor = np.ones((facts.stages, profile.stage_s.shape[1]))
+            factor = np.ones((evidence.stages, profile.stage_s.shape[1]))
             factor[stage, chunks] = 1 / (1 + excess[stage, chunks])
-            evidence = (
-                Evidence("compute beyond that of the usual stage", float(excess[stage].max()), SMALLEST_STAGE_EXCESS),
-                Evidence("S of the stage", float(facts.attribution.stage_slowdown[stage]), 0.0),
-                Evidence("M_S", facts.attribution.m_s.removal, 0.0),
+            figures = (
+                Figure("compute beyond that of the usual stage", float(excess[stage].max()), SMALLEST_STAGE_EXCESS),
+                Figure("S of the stage", float(evidence.attribution.stage_slowdown[stage]), 0.0),
+                Figure("M_S", evidence.attribution.m_s.removal, 0.0),
             )
             yield Candidate(
                 self.kind,
                 Where(pp_ranks=(int(stage),)),
-                evidence,
-                sureness(evidence[:1]),
-                Scale(facts.table, factor[None, :, :, None, None, None]),
+                figures,
+                confidence_from(figures[:1]),
+                Scale(evidence.table, factor[None, :, :, None, None, None]),
             )
 
 
@@ -186,25 +186,25 @@ class SequenceLengthImbalance(Rule):
     next_check = "the lengths of the packed documents per microbatch: cost against the sum of their squares"
     suggested_fix = "balance sequences over DP ranks by cost, not by token count"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        profile = facts.profile
+        profile = evidence.profile
         if profile is None:
             return
         r, spread = profile.length_correlation, profile.length_spread
         if r < SMALLEST_CORRELATION or spread < SMALLEST_LENGTH_SPREAD:
             return
-        evidence = (
-            Evidence("correlation within DP rank and step", r, SMALLEST_CORRELATION),
-            Evidence("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD),
+        figures = (
+            Figure("correlation within DP rank and step", r, SMALLEST_CORRELATION),
+            Figure("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD),
         )
         even = 1 / safe(profile.microbatch)
         yield Candidate(
             self.kind,
             Where(),
-            evidence,
-            sureness(evidence[1:]) * min(1.0, r),
-            Scale(facts.table, even[None, None, None]),
+            figures,
+            confidence_from(figures[1:]) * min(1.0, r),
+            Scale(evidence.table, even[None, None, None]),
         )
 
 
@@ -222,17 +222,17 @@ class SlowSteps(Rule):
     next_check = "cluster power cap, DCGM_FI_DEV_SM_CLOCK over time, compilation or autotuning in warm-up steps"
     suggested_fix = "find what all workers share in those steps; leave warm-up steps out of the trace"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        profile = facts.profile
+        profile = evidence.profile
         if profile is None or len(profile.step) < 4:
             return
-        slow = stands_out(profile.step, profile.step_error, STEP_ERRORS)
+        slow = is_significant(profile.step, profile.step_error, STEP_ERRORS)
         if not slow.any() or slow.mean() > 0.5:
             return
-        evidence = (
-            Evidence("compute beyond that of the usual step", float(profile.step[slow].max()) - 1, SMALLEST_FACTOR),
-            Evidence(
+        figures = (
+            Figure("compute beyond that of the usual step", float(profile.step[slow].max()) - 1, SMALLEST_FACTOR),
+            Figure(
                 "the same in standard errors",
                 float(((profile.step - 1) / np.maximum(profile.step_error, 1e-9))[slow].max()),
                 STEP_ERRORS,
@@ -240,6 +240,6 @@ class SlowSteps(Rule):
             ),
         )
         factor = 1 / np.where(slow, profile.step, 1.0)
-        steps = tuple(int(step) for step in facts.replay.graph.steps[slow])
-        change = Scale(facts.table, factor[None, None, None, None, :, None])
-        yield Candidate(self.kind, Where(steps=steps), evidence, sureness(evidence), change, profile.step)
+        steps = tuple(int(step) for step in evidence.replay.graph.steps[slow])
+        change = Scale(evidence.table, factor[None, None, None, None, :, None])
+        yield Candidate(self.kind, Where(steps=steps), figures, confidence_from(figures), change, profile.step)

@@ -1,6 +1,6 @@
 """Rules for causes on the host: data that is late, Python and launches that cannot keep up.
 
-In: `Facts`. Out: `Candidate`s. See `rule`.
+In: `Evidence`. Out: `Candidate`s. See `rule`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Change, NoDelays, Scale, ScaleDelays, Together
-from tracekit.analysis.causes.facts import Facts
-from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Where, sureness
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.robust import lower_median, sampled
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.evidence.changes import Change, NoDelays, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import lower_median, sampled
 
 #: Waiting for data from here on (seconds) is late data.
 SMALLEST_DATA_DELAY_S = 5e-3
@@ -39,12 +39,15 @@ class LateData(Rule):
     next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
     suggested_fix = "prefetch more, on more loader workers"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if not facts.data_loads.empty:
-            waits, usual = facts.data_loads.gather(facts.replay.durations.own), 0.0
-        elif not facts.first_forwards.empty:
-            waits, usual = facts.first_forwards.gather(facts.replay.durations.launch_delay), _typical_delay(facts)
+        if not evidence.data_loads.empty:
+            waits, usual = evidence.data_loads.gather(evidence.replay.durations.own), 0.0
+        elif not evidence.first_forwards.empty:
+            waits, usual = (
+                evidence.first_forwards.gather(evidence.replay.durations.launch_delay),
+                _typical_delay(evidence),
+            )
         else:
             return
         late = waits > max(SMALLEST_DATA_DELAY_S, 10 * usual)
@@ -52,22 +55,22 @@ class LateData(Rule):
             return
         seconds = np.where(late, waits, 0.0)
         worst = seconds.sum(axis=1).max(axis=(0, 2))
-        evidence = (Evidence(self._figure(facts), float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
+        figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
         dp_hit = late.any(axis=(0, 1)).mean(axis=0) >= 0.5
         some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
-        dp_ranks = tuple(facts.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
+        dp_ranks = tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
         factor = np.where(late, usual / np.where(late, waits, 1.0), 1.0)
-        change = self._change(facts, factor)
-        series = 1 + worst / facts.unchanged_s
-        yield Candidate(self.kind, Where(dp_ranks=dp_ranks), evidence, sureness(evidence), change, series)
+        change = self._change(evidence, factor)
+        series = 1 + worst / evidence.unchanged_s
+        yield Candidate(self.kind, Where(dp_ranks=dp_ranks), figures, confidence_from(figures), change, series)
 
-    def _figure(self, facts: Facts) -> str:
-        return "delay before the first forward" if facts.data_loads.empty else "data loading of the worst DP rank"
+    def _figure(self, evidence: Evidence) -> str:
+        return "delay before the first forward" if evidence.data_loads.empty else "data loading of the worst DP rank"
 
-    def _change(self, facts: Facts, factor: Floats) -> Change:
-        if facts.data_loads.empty:
-            return ScaleDelays(facts.first_forwards, factor)
-        return Scale(facts.data_loads, factor)
+    def _change(self, evidence: Evidence, factor: Floats) -> Change:
+        if evidence.data_loads.empty:
+            return ScaleDelays(evidence.first_forwards, factor)
+        return Scale(evidence.data_loads, factor)
 
 
 class HostBound(Rule):
@@ -84,52 +87,58 @@ class HostBound(Rule):
     next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"
     suggested_fix = "CUDA graphs, fewer small kernels, no logging or evaluation between ops, pin the launching thread"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        share = _launch_share(facts) + _host_work_share(facts)
+        share = _launch_share(evidence) + _host_work_share(evidence)
         if share < HOST_BOUND_SHARE:
             return
-        evidence = (Evidence("launch delays and host work, over the step", share, HOST_BOUND_SHARE),)
-        lost = _lost_s(facts).mean(axis=1)
-        hit = lost > max(HOST_FACTOR * float(lower_median(lost.ravel(), 0)), HOST_BOUND_SHARE * facts.unchanged_s / 2)
+        figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE),)
+        lost = _lost_s(evidence).mean(axis=1)
+        hit = lost > max(
+            HOST_FACTOR * float(lower_median(lost.ravel(), 0)), HOST_BOUND_SHARE * evidence.unchanged_s / 2
+        )
         if not hit.any() or 2 * hit.sum() > hit.size:
-            change: Change = Together((NoDelays(), Scale(facts.host_work, np.array(0.0))))
-            yield Candidate(self.kind, Where(), evidence, sureness(evidence), change)
+            change: Change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
+            yield Candidate(self.kind, Where(), figures, confidence_from(figures), change)
             return
         factor = np.where(hit, 0.0, 1.0)[:, None, None, :]
-        change = Together((ScaleDelays(facts.computing, factor), Scale(facts.host_work, factor)))
-        yield Candidate(self.kind, Where(workers=facts.workers_where(hit)), evidence, sureness(evidence), change)
+        change = Together((ScaleDelays(evidence.computing, factor), Scale(evidence.host_work, factor)))
+        yield Candidate(
+            self.kind, Where(workers=evidence.workers_where(hit)), figures, confidence_from(figures), change
+        )
 
 
-def _launch_share(facts: Facts) -> float:
+def _launch_share(evidence: Evidence) -> float:
     """Launch delays over the step, without those that count as waiting for data."""
-    share = facts.attribution.trust.discrepancy
-    if facts.data_loads.empty and not facts.first_forwards.empty:
-        delay = facts.first_forwards.gather(facts.replay.durations.launch_delay)
-        share -= float(np.nanmax(np.nan_to_num(delay), axis=(0, 1, 3)).mean()) / facts.attribution.original_s
+    share = evidence.attribution.trust.discrepancy
+    if evidence.data_loads.empty and not evidence.first_forwards.empty:
+        delay = evidence.first_forwards.gather(evidence.replay.durations.launch_delay)
+        share -= float(np.nanmax(np.nan_to_num(delay), axis=(0, 1, 3)).mean()) / evidence.attribution.original_s
     return max(share, 0.0)
 
 
-def _host_work_share(facts: Facts) -> float:
+def _host_work_share(evidence: Evidence) -> float:
     """Host work of the worker that has most of it in each step, over the step."""
-    if facts.host_work.empty:
+    if evidence.host_work.empty:
         return 0.0
-    seconds = np.nan_to_num(facts.host_work.gather(facts.replay.durations.own)).sum(axis=1)
-    return float(seconds.max(axis=(0, 2)).mean()) / facts.unchanged_s
+    seconds = np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
+    return float(seconds.max(axis=(0, 2)).mean()) / evidence.unchanged_s
 
 
-def _lost_s(facts: Facts) -> Floats:
+def _lost_s(evidence: Evidence) -> Floats:
     """Launch delays of computing ops and host work, without waiting for data, seconds [stages, steps, dp_ranks]."""
-    delay = np.nan_to_num(facts.computing.gather(facts.replay.durations.launch_delay))
+    delay = np.nan_to_num(evidence.computing.gather(evidence.replay.durations.launch_delay))
     lost: Floats = np.maximum(delay, 0.0).sum(axis=1)
-    if facts.data_loads.empty and not facts.first_forwards.empty:
-        lost -= np.maximum(np.nan_to_num(facts.first_forwards.gather(facts.replay.durations.launch_delay)[:, 0]), 0.0)
-    if not facts.host_work.empty:
-        lost += np.nan_to_num(facts.host_work.gather(facts.replay.durations.own)).sum(axis=1)
+    if evidence.data_loads.empty and not evidence.first_forwards.empty:
+        lost -= np.maximum(
+            np.nan_to_num(evidence.first_forwards.gather(evidence.replay.durations.launch_delay)[:, 0]), 0.0
+        )
+    if not evidence.host_work.empty:
+        lost += np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
     return lost
 
 
-def _typical_delay(facts: Facts) -> float:
+def _typical_delay(evidence: Evidence) -> float:
     """Median launch delay, seconds."""
-    delays = np.concatenate([sampled(delay) for delay in facts.replay.durations.launch_delay])
+    delays = np.concatenate([sampled(delay) for delay in evidence.replay.durations.launch_delay])
     return max(float(np.median(delays)), 0.0)

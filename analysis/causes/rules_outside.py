@@ -1,6 +1,6 @@
 """Rules for causes outside the workers: links, network cards, clocks, the trace itself.
 
-In: `Facts`. Out: `Candidate`s. See `rule`.
+In: `Evidence`. Out: `Candidate`s. See `rule`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.facts import Facts
-from tracekit.analysis.causes.model import Candidate, CauseKind, Evidence, Link, Where, sureness
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Link, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.robust import lower_median, median
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.numeric.robust import lower_median, median
 
 #: Transfers scatter; a link (a network card) this many times slower than the others is slow.
 SMALLEST_LINK_FACTOR = 3.0
@@ -29,9 +29,9 @@ SMALLEST_TRANSFER_S = 1e-6
 SMALLEST_OFFSET_S = 1.5e-3
 
 
-def _slow_links(facts: Facts) -> np.ndarray:
+def _slow_links(evidence: Evidence) -> np.ndarray:
     """Which links are slow, [links x directions, dp_ranks]."""
-    slow: np.ndarray = facts.link_factor > SMALLEST_LINK_FACTOR
+    slow: np.ndarray = evidence.link_factor > SMALLEST_LINK_FACTOR
     return slow
 
 
@@ -53,21 +53,23 @@ class SlowLink(Rule):
     )
     suggested_fix = "repair the link (cable, port, routing), or move one end"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if facts.transfers.empty:
+        if evidence.transfers.empty:
             return
-        slow, factor = _slow_links(facts), facts.link_factor
-        for link in range(facts.stages):
+        slow, factor = _slow_links(evidence), evidence.link_factor
+        for link in range(evidence.stages):
             hit = slow[2 * link : 2 * link + 2].any(axis=0)
             if not hit.any():
                 continue
             mine = np.zeros_like(slow)
             mine[2 * link : 2 * link + 2] = slow[2 * link : 2 * link + 2]
-            evidence = (Evidence("transfer time over the usual", float(factor[mine].max()), SMALLEST_LINK_FACTOR),)
-            links = tuple(Link(facts.dp_ranks[int(at)], link, (link + 1) % facts.stages) for at in np.flatnonzero(hit))
-            change = Scale(facts.transfers, 1 / np.where(mine, factor, 1.0)[:, None, None, :])
-            yield Candidate(self.kind, Where(links=links), evidence, sureness(evidence), change)
+            figures = (Figure("transfer time over the usual", float(factor[mine].max()), SMALLEST_LINK_FACTOR),)
+            links = tuple(
+                Link(evidence.dp_ranks[int(at)], link, (link + 1) % evidence.stages) for at in np.flatnonzero(hit)
+            )
+            change = Scale(evidence.transfers, 1 / np.where(mine, factor, 1.0)[:, None, None, :])
+            yield Candidate(self.kind, Where(links=links), figures, confidence_from(figures), change)
 
 
 class SlowNic(Rule):
@@ -88,12 +90,12 @@ class SlowNic(Rule):
     )
     suggested_fix = "replace the network card or drain the worker"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        few = len(facts.replay.graph.steps) < FEWEST_STEPS
-        if facts.collectives.empty or len(facts.dp_ranks) < 2 or few:
+        few = len(evidence.replay.graph.steps) < FEWEST_STEPS
+        if evidence.collectives.empty or len(evidence.dp_ranks) < 2 or few:
             return
-        seconds = facts.collectives.gather(facts.replay.durations.own)
+        seconds = evidence.collectives.gather(evidence.replay.durations.own)
         usual = lower_median(median(seconds, (2,)), axis=-1)
         # Peers that transfer in no time have been waited for, or measured by a wrong clock: no measure of a card.
         usual = np.where(usual > SMALLEST_TRANSFER_S, usual, np.nan)
@@ -103,10 +105,10 @@ class SlowNic(Rule):
         hit = factor > SMALLEST_NIC_FACTOR * max(1.0, float(np.nanmedian(factor)))
         if not hit.any():
             return
-        evidence = (Evidence("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
-        change = Scale(facts.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
-        where = Where(workers=facts.workers_where(hit))
-        yield Candidate(self.kind, where, evidence, sureness(evidence), change)
+        figures = (Figure("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
+        change = Scale(evidence.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
+        where = Where(workers=evidence.workers_where(hit))
+        yield Candidate(self.kind, where, figures, confidence_from(figures), change)
 
 
 class Congestion(Rule):
@@ -123,35 +125,35 @@ class Congestion(Rule):
     next_check = "switch port flaps and ECN/PFC counters in those steps; hw_counters/np_cnp_sent, out_of_sequence"
     suggested_fix = "find the flapping port or the congested uplink"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if facts.transfers.empty:
+        if evidence.transfers.empty:
             return
-        seconds = facts.transfer_s
+        seconds = evidence.transfer_s
         # A slow link is slow all the time: its hiccups stand out from its own usual transfer.
-        usual = facts.usual_transfer_s * np.where(_slow_links(facts), facts.link_factor, 1.0)[:, None, None, :]
+        usual = evidence.usual_transfer_s * np.where(_slow_links(evidence), evidence.link_factor, 1.0)[:, None, None, :]
         over = seconds / np.maximum(usual, 1e-9)
         hiccup = over > HICCUP_FACTOR
         count = int(hiccup.sum())
         if count < FEWEST_HICCUPS or count > LARGEST_HICCUP_SHARE * np.isfinite(seconds).sum():
             return
-        evidence = (
-            Evidence("long transfers", count, FEWEST_HICCUPS),
-            Evidence("longest over the usual", float(over[hiccup].max()), HICCUP_FACTOR),
+        figures = (
+            Figure("long transfers", count, FEWEST_HICCUPS),
+            Figure("longest over the usual", float(over[hiccup].max()), HICCUP_FACTOR),
         )
         factor = np.ones_like(seconds)
         factor[hiccup] = 1 / over[hiccup]
-        series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / facts.unchanged_s
-        change = Scale(facts.transfers, factor)
-        yield Candidate(self.kind, Where(), evidence, sureness(evidence), change, series)
+        series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / evidence.unchanged_s
+        change = Scale(evidence.transfers, factor)
+        yield Candidate(self.kind, Where(), figures, confidence_from(figures), change, series)
 
 
 class ClockError(Rule):
     """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
 
     Paper: takes synchronised clocks for granted. tracekit compares clocks wherever ops end together (see
-    `tracekit.analysis.clocks`) and removes offsets before anything is measured, so that the rank whose clock is off is
-    not blamed; this rule names those of more than 1.5 ms.
+    `tracekit.analysis.replay.clocks`) and removes offsets before anything is measured, so that the rank whose clock is
+    off is not blamed; this rule names those of more than 1.5 ms.
     """
 
     kind = CauseKind.CLOCK_ERROR
@@ -161,14 +163,14 @@ class ClockError(Rule):
     next_check = "chronyc tracking (or ptp4l's offset) on the host; record again with tracekit's clock probe"
     suggested_fix = "synchronise the clocks; the figures here are corrected for the offset"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        offset = facts.replay.clocks.offset_s
+        offset = evidence.replay.clocks.offset_s
         hit = np.abs(offset) >= SMALLEST_OFFSET_S
         if not hit.any():
             return
-        evidence = (Evidence("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)
-        yield Candidate(self.kind, Where(workers=facts.workers_where(hit)), evidence, sureness(evidence), None)
+        figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)
+        yield Candidate(self.kind, Where(workers=evidence.workers_where(hit)), figures, confidence_from(figures), None)
 
 
 class TooLittleTrace(Rule):
@@ -184,14 +186,14 @@ class TooLittleTrace(Rule):
     next_check = "whether the collector ran on all ranks; its count of dropped records"
     suggested_fix = "trace all ranks for at least ten steps"
 
-    def candidates(self, facts: Facts) -> Iterator[Candidate]:
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        steps = len(facts.replay.graph.steps)
-        if facts.all_lanes_replayed and steps >= FEWEST_STEPS:
+        steps = len(evidence.replay.graph.steps)
+        if evidence.all_lanes_replayed and steps >= FEWEST_STEPS:
             return
-        coverage = facts.trace.coverage()
+        coverage = evidence.trace.coverage()
         if coverage.complete and steps >= FEWEST_STEPS:
             return
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected
-        evidence = (Evidence("share of worker-steps missing", missing, 0.0), Evidence("steps", steps, 0.0))
-        yield Candidate(self.kind, Where(workers=coverage.missing_workers), evidence, 1.0, None)
+        figures = (Figure("share of worker-steps missing", missing, 0.0), Figure("steps", steps, 0.0))
+        yield Candidate(self.kind, Where(workers=coverage.missing_workers), figures, 1.0, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.analysis.structure import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints
 
 #: Swaps tried per step before the deal is good enough.
 SWAPS = 200

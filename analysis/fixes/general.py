@@ -1,6 +1,6 @@
 """Fixes that need no cause: less or hidden communication, a smaller pipeline bubble.
 
-In: `Facts`. Out: `Plan`s, most of them bounds.
+In: `Evidence`. Out: `Plan`s, most of them bounds.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Where
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 
@@ -19,35 +19,35 @@ from tracekit.analysis.fixes.plan import Plan
 COMPRESSION = 2
 
 
-def general_plans(facts: Facts) -> Iterator[Plan]:
+def general_plans(evidence: Evidence) -> Iterator[Plan]:
     """What any job could try."""
-    if not facts.collectives.empty:
+    if not evidence.collectives.empty:
         yield Plan(
             FixKind.OVERLAP_DP,
             "Overlap data-parallel communication with compute, all of it",
             Where(),
-            Scale(facts.collectives, np.zeros((1, 1, 1, 1))),
+            Scale(evidence.collectives, np.zeros((1, 1, 1, 1))),
             bound=True,
         )
         yield Plan(
             FixKind.COMPRESS_DP,
             f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
             Where(),
-            Scale(facts.collectives, np.full((1, 1, 1, 1), 1 / COMPRESSION)),
+            Scale(evidence.collectives, np.full((1, 1, 1, 1), 1 / COMPRESSION)),
             details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
         )
-    profile = facts.profile
-    if profile is not None and facts.stages > 1:
-        chunks = facts.table.shape[2]
+    profile = evidence.profile
+    if profile is not None and evidence.stages > 1:
+        chunks = evidence.table.shape[2]
         # Twice the microbatches of half the size: the bubble of (pp - 1) / chunks microbatches halves.
         slot_s = float(profile.stage_s.sum(axis=1).mean())
-        saved_s = slot_s * (facts.stages - 1) / chunks / 2
+        saved_s = slot_s * (evidence.stages - 1) / chunks / 2
         yield Plan(
             FixKind.MORE_MICROBATCHES,
             "Run twice as many microbatches of half the size",
             Where(),
             None,
-            step_times=facts.unchanged - saved_s,
+            step_times=evidence.unchanged - saved_s,
             bound=True,
             details={"bubble_s": 2 * saved_s, "assumes": "compute time follows size"},
         )

@@ -1,8 +1,8 @@
 """Fixes that move layers, or work, between stages.
 
-In: `Facts` and `Cause`s. Out: `Plan`s. Where the layers of each stage are known: the best integer split, with the one
-in which the loss layer is alone. Where they are not, a split would be a guess: the plan says how much work each stage
-should have, which holds whatever the layers are.
+In: `Evidence` and `Cause`s. Out: `Plan`s. Where the layers of each stage are known: the best integer split, with the
+one in which the loss layer is alone. Where they are not, a split would be a guess: the plan says how much work each
+stage should have, which holds whatever the layers are.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
-from tracekit.analysis.causes.workers import worker_factor
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import worker_factor
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.partition import (
     MOST_LAYERS,
@@ -27,7 +27,7 @@ from tracekit.analysis.fixes.partition import (
     work_shares,
 )
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.errors import SelectionError, TraceError
 from tracekit.text import short
 from tracekit.trace import Trace
@@ -40,38 +40,38 @@ SAME_LAYERS = "all layers cost the same"
 ANY_AMOUNT = "work moves in any amount: --layers gives a split"
 
 
-def layer_plans(facts: Facts, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
+def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
     """A better share of the work where a stage has more of it, and one that spares a slow worker's stage."""
-    profile = facts.profile
-    if profile is None or facts.stages < 2:
+    profile = evidence.profile
+    if profile is None or evidence.stages < 2:
         return
-    by_kind = {cause.kind: cause for cause in reversed(causes)}  # of several alike the dearest
+    by_kind = {cause.kind: cause for cause in reversed(causes)}  # of several alike the costliest
     uneven, slow = by_kind.get(CauseKind.STAGE_IMBALANCE), by_kind.get(CauseKind.BAD_WORKER)
     if uneven is None and slow is None:
         return
-    check_layers(facts.trace, layers)
-    known = layers or _from_metadata(facts.trace)
+    check_layers(evidence.trace, layers)
+    known = layers or _from_metadata(evidence.trace)
     if known is None:
-        yield from _work_moved(facts, uneven, slow)
+        yield from _work_moved(evidence, uneven, slow)
         return
-    model, lane = stage_model(profile.base_s, known), OneLane.of(facts.replay)
+    model, lane = stage_model(profile.base_s, known), OneLane.of(evidence.replay)
     if uneven is not None:
-        yield from _repartitioned(facts, model, lane, uneven)
+        yield from _repartitioned(evidence, model, lane, uneven)
     if slow is not None:
-        yield from _spared(facts, model, lane, slow)
+        yield from _spared(evidence, model, lane, slow)
 
 
-def _work_moved(facts: Facts, uneven: Cause | None, slow: Cause | None) -> Iterator[Plan]:
+def _work_moved(evidence: Evidence, uneven: Cause | None, slow: Cause | None) -> Iterator[Plan]:
     """How much work each stage should have, without a word about layers that nobody stated."""
     if uneven is not None:
-        yield from _shares(facts, np.ones(facts.stages), uneven, FixKind.REPARTITION)
+        yield from _shares(evidence, np.ones(evidence.stages), uneven, FixKind.REPARTITION)
     if slow is not None:
-        yield from _shares(facts, _slowness(facts), slow, FixKind.SHIFT_WORK)
+        yield from _shares(evidence, _slowness(evidence), slow, FixKind.SHIFT_WORK)
 
 
-def _shares(facts: Facts, slowness: Floats, cause: Cause, kind: FixKind) -> Iterator[Plan]:
+def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -> Iterator[Plan]:
     """Work moved until no stage is behind, as if none of it had to stay where it is (embedding, loss) or whole."""
-    profile = facts.profile
+    profile = evidence.profile
     assert profile is not None
     work_s = profile.stage_s.sum(axis=1)
     factor = work_shares(work_s, slowness) / work_s
@@ -87,11 +87,11 @@ def _shares(facts: Facts, slowness: Floats, cause: Cause, kind: FixKind) -> Iter
         "work_then": (work_s * factor / work_s.mean()).tolist(),
         "assumes": ANY_AMOUNT,
     }
-    change = Scale(facts.table, factor[None, :, None, None, None, None])
+    change = Scale(evidence.table, factor[None, :, None, None, None, None])
     yield Plan(kind, f"{keeps} {named} {moved}", Where(), change, details=details, cause=cause)
 
 
-def _repartitioned(facts: Facts, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
+def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
     best = best_split(model, lane)
     if best == model.layers:
         return
@@ -99,7 +99,7 @@ def _repartitioned(facts: Facts, model: StageModel, lane: OneLane, cause: Cause)
     alone = _loss_alone(model, lane)
     if alone is not None:
         details["loss_alone"] = alone
-    change = Scale(facts.table, model.factor(best)[:, :, :, None, None, None])
+    change = Scale(evidence.table, model.factor(best)[:, :, :, None, None, None])
     title = f"Split the layers {','.join(map(str, best))} over the stages"
     yield Plan(FixKind.REPARTITION, title, Where(), change, details=details, cause=cause)
 
@@ -115,20 +115,20 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
     return {"layers": list(split), "step_over_now": lane.step_s(model.chunk_s(split)) / now_s}
 
 
-def _spared(facts: Facts, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
+def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
     """Fewer layers for the stage of a slow worker that cannot be replaced."""
-    best = best_split(with_slowness(model, _slowness(facts)), lane)
+    best = best_split(with_slowness(model, _slowness(evidence)), lane)
     if best == model.layers:
         return
-    change = Scale(facts.table, model.factor(best)[:, :, :, None, None, None])
+    change = Scale(evidence.table, model.factor(best)[:, :, :, None, None, None])
     title = f"Keep the slow worker, split the layers {','.join(map(str, best))} over the stages"
     yield Plan(FixKind.SHIFT_WORK, title, Where(), change, details=_details(model, best), cause=cause)
 
 
-def _slowness(facts: Facts) -> Floats:
+def _slowness(evidence: Evidence) -> Floats:
     """How much slower the slowest worker of each stage is than its peers, [stages], at least 1."""
-    assert facts.profile is not None
-    slowness: Floats = np.maximum(worker_factor(facts, facts.profile).max(axis=1), 1.0)
+    assert evidence.profile is not None
+    slowness: Floats = np.maximum(worker_factor(evidence, evidence.profile).max(axis=1), 1.0)
     return slowness
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.causes.changes import Change
 from tracekit.analysis.causes.model import CauseKind, Where
+from tracekit.analysis.evidence.changes import Change
 
 
 class FixKind(StrEnum):

@@ -12,10 +12,10 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.replay import Costs, replay_lanes
-from tracekit.analysis.structure import Floats
-from tracekit.analysis.template import Template
+from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.model import OpKind
 
 #: Extra cost of an end stage below this share of a stage is noise.
@@ -116,7 +116,7 @@ def work_shares(work_s: Floats, slowness: Floats) -> Floats:
 def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least `smallest` layers.
 
-    Starts from the split whose dearest stage is cheapest, then moves single layers while the replayed step shortens.
+    Starts from the split whose costliest stage is cheapest, then moves single layers while the replayed step shortens.
     """
 
     def step_s(layers: tuple[int, ...]) -> float:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.analysis.causes.changes import Change
 from tracekit.analysis.causes.model import Cause, Where
+from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.numeric.arrays import Floats
 
 
 @dataclass(frozen=True)

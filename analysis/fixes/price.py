@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.attribution import LARGEST_DISCREPANCY, Attribution
-from tracekit.analysis.causes.changes import Change, Scale, step_times_with
-from tracekit.analysis.causes.compute_profile import safe
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
+from tracekit.analysis.evidence.changes import Change, Scale, step_times_with
+from tracekit.analysis.evidence.compute_profile import safe
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.structure import Floats
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace import Trace
 
 #: Fixes that save less than this share of the step are left out.
@@ -74,20 +74,20 @@ def price_fixes(
     fixes say how much work to move and name no split.
     Raises SelectionError where their number differs from that of the stages.
     """
-    return fixes_of(Facts(trace, replay, attribution), causes, layers=layers)
+    return fixes_of(Evidence(trace, replay, attribution), causes, layers=layers)
 
 
-def fixes_of(facts: Facts, causes: Sequence[Cause], *, layers: tuple[int, ...] | None = None) -> tuple[Fix, ...]:
-    """As `price_fixes`, from facts already gathered."""
-    pricer = _Pricer(facts, _withheld(facts, causes))
+def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, ...] | None = None) -> tuple[Fix, ...]:
+    """As `price_fixes`, from evidence already gathered."""
+    pricer = _Pricer(evidence, _withheld(evidence, causes))
     plans = [
-        *_cause_plans(facts, causes),
-        *worker_plans(facts, causes),
-        *layer_plans(facts, causes, layers),
-        *general_plans(facts),
+        *_cause_plans(evidence, causes),
+        *worker_plans(evidence, causes),
+        *layer_plans(evidence, causes, layers),
+        *general_plans(evidence),
     ]
     fixes = [pricer.price(plan) for plan in plans]
-    least_s = SMALLEST_SAVING_SHARE * facts.attribution.recorded_s
+    least_s = SMALLEST_SAVING_SHARE * evidence.attribution.recorded_s
     paying = [fix for fix in fixes if fix.saved_s >= least_s]
     # Causes hide behind each other: a fix of one alone may save nothing, and all of them together a lot.
     hidden = [replace(fix, withheld=HIDDEN) for fix in fixes if fix.saved_s < least_s and _removes_a_cause(fix)]
@@ -102,11 +102,11 @@ def _removes_a_cause(fix: Fix) -> bool:
     return fix.cause is not None and fix.change is not None and not fix.bound and fix.kind not in _WAYS_AROUND
 
 
-def _withheld(facts: Facts, causes: Sequence[Cause]) -> str | None:
+def _withheld(evidence: Evidence, causes: Sequence[Cause]) -> str | None:
     """Why no saving can be promised; launch delays that a cause explains do not count against the replay."""
     explained = sum(cause.saved_s for cause in causes if cause.kind in {CauseKind.LATE_DATA, CauseKind.HOST_BOUND})
-    discrepancy = facts.attribution.trust.discrepancy
-    left = max(discrepancy - explained / facts.attribution.original_s, 0.0)
+    discrepancy = evidence.attribution.trust.discrepancy
+    left = max(discrepancy - explained / evidence.attribution.original_s, 0.0)
     if left > LARGEST_DISCREPANCY:
         return (
             f"launch delays that no cause explains make up {left:.1%} of the step (at most"
@@ -121,7 +121,7 @@ def _withheld(facts: Facts, causes: Sequence[Cause]) -> str | None:
 class _Pricer:
     """Turns plans into fixes."""
 
-    facts: Facts
+    evidence: Evidence
     withheld: str | None
 
     def price(self, plan: Plan) -> Fix:
@@ -129,10 +129,10 @@ class _Pricer:
         changed = plan.step_times
         if changed is None:
             assert plan.change is not None, "a plan has a change or step times"
-            changed = step_times_with(self.facts.replay, (plan.change,))
+            changed = step_times_with(self.evidence.replay, (plan.change,))
         changed = changed + plan.extra_s
-        attribution = self.facts.attribution
-        saving = self.facts.unchanged - changed
+        attribution = self.evidence.attribution
+        saving = self.evidence.unchanged - changed
         saved_s = float(saving.mean())
         scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
         error_s = attribution.trust.replay_error * attribution.recorded_s + CONFIDENCE_ERRORS * scatter
@@ -156,7 +156,7 @@ class _Pricer:
         )
 
 
-def _cause_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
+def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
     """The fix of each cause that simply goes away, and those of sequences and garbage collection."""
     for cause in causes:
         if cause.change is None:
@@ -166,19 +166,19 @@ def _cause_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
             details = {"assumes": _ASSUMED[kind]} if kind in _ASSUMED else {}
             yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s, details=details, cause=cause)
         elif cause.kind is CauseKind.PYTHON_GC:
-            yield _planned_gc(facts, cause)
+            yield _planned_gc(evidence, cause)
         elif cause.kind is CauseKind.SEQUENCE_LENGTH_IMBALANCE:
-            yield _balanced(facts, cause)
+            yield _balanced(evidence, cause)
 
 
-def _planned_gc(facts: Facts, cause: Cause) -> Plan:
+def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
     """No pauses in forwards; all ranks pause together, once every N steps, as long as a pause took on average."""
-    pause_s = float(_pauses(facts).mean())
-    step_s = facts.attribution.recorded_s
+    pause_s = float(_pauses(evidence).mean())
+    step_s = evidence.attribution.recorded_s
     every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
-    without = facts.unchanged if cause.without_s is None else cause.without_s
+    without = evidence.unchanged if cause.without_s is None else cause.without_s
     sweep = [
-        {"every_steps": count, "new_step_s": step_s - facts.unchanged_s + float(without.mean()) + pause_s / count}
+        {"every_steps": count, "new_step_s": step_s - evidence.unchanged_s + float(without.mean()) + pause_s / count}
         for count in GC_INTERVALS
     ]
     return Plan(
@@ -198,25 +198,25 @@ def _planned_gc(facts: Facts, cause: Cause) -> Plan:
     )
 
 
-def _pauses(facts: Facts) -> Floats:
+def _pauses(evidence: Evidence) -> Floats:
     """Seconds of each garbage collection, recorded as an op or seen as a pause of a forward."""
-    between = np.empty(0) if facts.collections.empty else facts.collections.gather(facts.replay.durations.own)
-    inside = pauses_in_forwards(facts)
+    between = np.empty(0) if evidence.collections.empty else evidence.collections.gather(evidence.replay.durations.own)
+    inside = pauses_in_forwards(evidence)
     within = np.empty(0) if inside is None else inside
     every: Floats = np.concatenate([between[between > 0], within[within > 0]])
     return every
 
 
-def _balanced(facts: Facts, cause: Cause) -> Plan:
+def _balanced(evidence: Evidence, cause: Cause) -> Plan:
     """Microbatches dealt anew over the DP ranks of each step."""
-    profile = facts.profile
+    profile = evidence.profile
     assert profile is not None
     cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0)
     deal = deal_job(cost)
     load, dealt = cost.sum(axis=0), dealt_cost(cost, deal)
-    change = Scale(facts.table, (dealt / safe(cost))[None, None, None])
-    bound_s = facts.unchanged_s - cause.saved_s if cause.without_s is not None else facts.unchanged_s
-    offset = facts.attribution.recorded_s - facts.unchanged_s
+    change = Scale(evidence.table, (dealt / safe(cost))[None, None, None])
+    bound_s = evidence.unchanged_s - cause.saved_s if cause.without_s is not None else evidence.unchanged_s
+    offset = evidence.attribution.recorded_s - evidence.unchanged_s
     return Plan(
         FixKind.BALANCE_SEQUENCES,
         "Deal microbatches over DP ranks by cost",
@@ -245,7 +245,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
     taken, best_times = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
     sequence, done_s = [], 0.0
     for count, fix in enumerate(taken, 1):
-        saved_s = pricer.facts.unchanged_s - float(_times(pricer.facts, taken[:count]).mean())
+        saved_s = pricer.evidence.unchanged_s - float(_times(pricer.evidence, taken[:count]).mean())
         sequence.append(_step_of(fix, saved_s - done_s))
         done_s = saved_s
     if len(taken) > 1:
@@ -268,13 +268,13 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
 
 def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
     """`start` with the fixes that help most on top of it, one by one, and the step times then."""
-    taken, times = list(start), _times(pricer.facts, start)
+    taken, times = list(start), _times(pricer.evidence, start)
     while len(taken) < max(LONGEST_COMBINATION, len(start)):
-        options = [(fix, _times(pricer.facts, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
+        options = [(fix, _times(pricer.evidence, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
         if not options:
             break
         fix, then = min(options, key=lambda option: float(option[1].mean()))
-        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.facts.unchanged_s / 2:
+        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.evidence.unchanged_s / 2:
             break
         taken.append(fix)
         times = then
@@ -297,11 +297,11 @@ def _all_assumed(fixes: Sequence[Fix]) -> str | None:
     return "; ".join(assumed) or None
 
 
-def _times(facts: Facts, fixes: Sequence[Fix]) -> Floats:
+def _times(evidence: Evidence, fixes: Sequence[Fix]) -> Floats:
     changes: list[Change] = [fix.change for fix in fixes if fix.change is not None]
     planned = [fix.details for fix in fixes if fix.kind is FixKind.PLANNED_GC]
     extra_s = sum(float(details["pause_s"]) / int(details["every_steps"]) for details in planned)
-    return np.asarray(step_times_with(facts.replay, changes) + extra_s)
+    return np.asarray(step_times_with(evidence.replay, changes) + extra_s)
 
 
 def _allowed(fix: Fix, taken: Sequence[Fix]) -> bool:

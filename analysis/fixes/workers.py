@@ -1,6 +1,6 @@
 """Fixes for slow workers and hosts: replace them, or give them less to do.
 
-In: `Facts` and `Cause`s. Out: `Plan`s.
+In: `Evidence` and `Cause`s. Out: `Plan`s.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Scale, step_times_with
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
-from tracekit.analysis.causes.workers import as_fast_as_peers, worker_factor
+from tracekit.analysis.evidence.changes import Scale, step_times_with
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.model import Worker
@@ -25,7 +25,7 @@ TARGET_SLOWDOWN = 1.05
 _Item = TypeVar("_Item")
 
 
-def worker_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
+def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
     """Replace what is slow; where several workers are, the fewest that suffice; or shift work off a slow DP rank."""
     slow = [cause for cause in causes if cause.kind in {CauseKind.BAD_WORKER, CauseKind.SLOW_HOST}]
     for cause in slow:
@@ -43,18 +43,18 @@ def worker_plans(facts: Facts, causes: Sequence[Cause]) -> Iterator[Plan]:
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
-        yield from _fewest(facts, workers, min(slow, key=lambda cause: cause.confidence))
+        yield from _fewest(evidence, workers, min(slow, key=lambda cause: cause.confidence))
     if len(workers) == 1:
-        yield from _shifted(facts, workers[0], slow[0])
+        yield from _shifted(evidence, workers[0], slow[0])
 
 
-def _fewest(facts: Facts, workers: tuple[Worker, ...], cause: Cause) -> Iterator[Plan]:
+def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> Iterator[Plan]:
     """The fewest of the slow workers whose repair brings the slowdown under the target."""
-    ranked = sorted(workers, key=lambda worker: -_exact(facts, worker))
-    target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
+    ranked = sorted(workers, key=lambda worker: -_exact(evidence, worker))
+    target_s = TARGET_SLOWDOWN * evidence.attribution.ideal_s * evidence.unchanged_s / evidence.attribution.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
-        return float(step_times_with(facts.replay, (as_fast_as_peers(facts, chosen),)).mean()) <= target_s
+        return float(step_times_with(evidence.replay, (as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
@@ -63,7 +63,7 @@ def _fewest(facts: Facts, workers: tuple[Worker, ...], cause: Cause) -> Iterator
         FixKind.REPLACE_WORKERS,
         f"Replace {Where(workers=tuple(sorted(chosen)))}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         Where(workers=tuple(sorted(chosen))),
-        as_fast_as_peers(facts, chosen),
+        as_fast_as_peers(evidence, chosen),
         details={"assumes": LIKE_PEERS},
         cause=cause,
     )
@@ -91,14 +91,14 @@ def fewest_that_suffice(
     return tuple(chosen)
 
 
-def _shifted(facts: Facts, worker: Worker, cause: Cause) -> Iterator[Plan]:
+def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]:
     """Fewer microbatches for the slow worker's DP rank, the rest spread over the others."""
-    profile = facts.profile
-    microbatches, dp_ranks = facts.table.shape[3], len(facts.dp_ranks)
+    profile = evidence.profile
+    microbatches, dp_ranks = evidence.table.shape[3], len(evidence.dp_ranks)
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
-    at = facts.dp_ranks.index(worker.dp_rank)
-    factor = float(worker_factor(facts, profile)[worker.pp_rank, at])
+    at = evidence.dp_ranks.index(worker.dp_rank)
+    factor = float(worker_factor(evidence, profile)[worker.pp_rank, at])
     # As many as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []
@@ -107,8 +107,8 @@ def _shifted(facts: Facts, worker: Worker, cause: Cause) -> Iterator[Plan]:
             continue
         share = np.full(dp_ranks, 1 + moved / (dp_ranks - 1) / microbatches)
         share[at] = 1 - moved / microbatches
-        change = Scale(facts.table, share[None, None, None, None, None, :])
-        times = step_times_with(facts.replay, (change,))
+        change = Scale(evidence.table, share[None, None, None, None, None, :])
+        times = step_times_with(evidence.replay, (change,))
         title = f"Take {moved} of {microbatches} microbatches a step from dp {worker.dp_rank}"
         plans.append(
             Plan(
@@ -130,5 +130,7 @@ def _shifted(facts: Facts, worker: Worker, cause: Cause) -> Iterator[Plan]:
         yield min(plans, key=lambda plan: float(np.mean(plan.step_times if plan.step_times is not None else np.inf)))
 
 
-def _exact(facts: Facts, worker: Worker) -> float:
-    return float(facts.attribution.worker_slowdown[facts.attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank])
+def _exact(evidence: Evidence, worker: Worker) -> float:
+    return float(
+        evidence.attribution.worker_slowdown[evidence.attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank]
+    )

@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tracekit.atomic_write import Kind, replacing, starting_with
 from tracekit.errors import OutputError
-from tracekit.writing import Kind, replacing, starting_with
 
 SOURCES = ("plugin.c", "abi.h", "ring.h")
 #: Warnings are errors where the tests compile; a newer compiler's warnings must not cost a user the recording.

@@ -17,10 +17,10 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.collectors.clock import ClockFit
 from tracekit.collectors.nccl.clock import GpuClock
 from tracekit.collectors.nccl.operations import COLLECTIVE
 from tracekit.collectors.nccl.recording import CommunicatorMembers, NcclRecording
+from tracekit.collectors.run_directory.host_clocks import ClockFit
 
 #: Beginning of a collective's name -> NCCL's function; the first that fits.
 FUNCTIONS = (

@@ -17,8 +17,8 @@ from typing import Any
 
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.recording import ring_files
-from tracekit.collectors.nccl.words import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, Event
-from tracekit.collectors.segments import AttemptRecording
+from tracekit.collectors.run_directory.segments import AttemptRecording
+from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, Event
 from tracekit.errors import OutputError
 
 #: The first version that takes one of the plugin's tables.

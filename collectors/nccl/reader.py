@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.collectors.nccl.words import LOG_SUFFIX, RING_SUFFIX
+from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
 from tracekit.errors import FormatError
 
 MAGIC = int.from_bytes(b"TKNCCL1\n", "little")

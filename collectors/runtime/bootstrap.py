@@ -16,10 +16,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracekit.collectors import spans
+from tracekit.collectors.runtime import spans
 from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.words import ENV_DIRECTORY, ENV_OPTIONS, RuntimeOptions, attempt_directory, rank_stem
+from tracekit.collectors.runtime.wire_format import (
+    ENV_DIRECTORY,
+    ENV_OPTIONS,
+    RuntimeOptions,
+    attempt_directory,
+    rank_stem,
+)
 
 _armed = False
 _session: Any = None

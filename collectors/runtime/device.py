@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tracekit.collectors.runtime.ring import Record
-from tracekit.collectors.runtime.words import Category, Flag
+from tracekit.collectors.runtime.wire_format import Category, Flag
 
 #: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without asking.
 Instant: TypeAlias = Any

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tracekit.collectors.runtime.callbacks import Callbacks
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
-from tracekit.collectors.runtime.words import Category, Flag
+from tracekit.collectors.runtime.wire_format import Category, Flag
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 _REDUCERS = "allreduce"

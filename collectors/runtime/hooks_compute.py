@@ -17,7 +17,7 @@ from tracekit.collectors.runtime.asleep import Asleep
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
-from tracekit.collectors.runtime.words import NONE, Category, Flag
+from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
 #: Method of a pipeline stage that computes -> the kind of its op.

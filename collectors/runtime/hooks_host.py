@@ -18,7 +18,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session, now_ns
-from tracekit.collectors.runtime.words import Category
+from tracekit.collectors.runtime.wire_format import Category
 
 #: Young collections shorter than this, ns, are not worth a record.
 SHORT_COLLECTION_NS = 500_000

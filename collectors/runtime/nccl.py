@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tracekit.collectors.nccl.words import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN
+from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.session import Session
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tracekit.collectors.runtime.ring import Record, open_ring
-from tracekit.collectors.runtime.words import (
+from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
     MAGIC,

@@ -20,7 +20,7 @@ from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
 from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.words import NONE, Category, Flag, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
 from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
 
-  // A binary answer: uint32 length, JSON, arrays (dashboards/timeline_data.py).
+  // A binary answer: uint32 length, JSON, arrays (dashboards/web/timeline_requests.py).
   function unpack(buffer) {
     const length = new DataView(buffer).getUint32(0, true), types = {
       float64: Float64Array, float32: Float32Array, int32: Int32Array, uint32: Uint32Array, uint8: Uint8Array,

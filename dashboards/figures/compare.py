@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tracekit.dashboards.compare import CostChange, Side
+from tracekit.dashboards.data.comparisons import CostChange, Side
+from tracekit.dashboards.data.worker_map import blocks_that_fit, pool
 from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.theme import Theme, scale
-from tracekit.dashboards.worker_map import blocks_that_fit, pool
+from tracekit.dashboards.ui.theme import Theme, scale
 
 #: Numbers along an axis of a worker map.
 MOST_TICKS = 16
-#: Sets of ops that cost less than this share of the dearest one are not drawn.
+#: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
 #: The colour of a map starts to tell from here on even where nobody is slow.
 LEAST_RANGE = 1.1

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.theme import Theme
+from tracekit.dashboards.ui.theme import Theme
 
 
 def waste_cdf(waste: pl.Series, theme: Theme) -> go.Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.theme import Theme
+from tracekit.dashboards.ui.theme import Theme
 
 
 def step_times(recorded_s: float, original_s: float, ideal_s: float, theme: Theme) -> go.Figure:

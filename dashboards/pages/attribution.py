@@ -9,12 +9,12 @@ import polars as pl
 from dash import ClientsideFunction, Input, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.components import figure_parts, href, note, panel, term
-from tracekit.dashboards.context import viewer
+from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.attribution import Estimates, correlations, estimates
-from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.sentences import believed, correlation_words, diagnosis_words, kinds_words
-from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.ui.components import figure_parts, href, note, panel, term
+from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import believed, correlation_words, diagnosis_words, kinds_words
+from tracekit.dashboards.ui.shell import job_page
 
 
 def build(stored: Stored, **_: str) -> list[Component]:

@@ -17,15 +17,17 @@ import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.callbacks import answers
-from tracekit.dashboards.compare import (
+from tracekit.dashboards.data.comparisons import (
     causes_of_jobs,
     causes_of_parts,
     first_split,
     parts,
     whole,
 )
-from tracekit.dashboards.components import (
+from tracekit.dashboards.data.queries import Results, Stored
+from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
+from tracekit.dashboards.ui.callbacks import answers
+from tracekit.dashboards.ui.components import (
     attributes,
     guarded,
     href,
@@ -33,10 +35,8 @@ from tracekit.dashboards.components import (
     panel,
     problem,
 )
-from tracekit.dashboards.context import results
-from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
-from tracekit.dashboards.queries import Results, Stored
-from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.ui.context import results
+from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError
 from tracekit.text import short
 

@@ -13,11 +13,19 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.compare import CauseChange, Change, Outcome, Side, change_of_means, cost_changes, verdict
-from tracekit.dashboards.components import badge, figure_panel, figure_parts, href, inline_csv, note, panel, term
-from tracekit.dashboards.context import viewer
+from tracekit.dashboards.data.comparisons import (
+    CauseChange,
+    Change,
+    Outcome,
+    Side,
+    change_of_means,
+    cost_changes,
+    verdict,
+)
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
-from tracekit.dashboards.sentences import Tone, sure
+from tracekit.dashboards.ui.components import badge, figure_panel, figure_parts, href, inline_csv, note, panel, term
+from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import Tone, sure
 from tracekit.text import cost, seconds, short
 
 #: Workers listed, and rows of the table beside a map.

@@ -1,4 +1,4 @@
-"""Fleet: all jobs of the store, the dearest first, and what they lose together."""
+"""Fleet: all jobs of the store, the costliest first, and what they lose together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import polars as pl
 from dash import Input, clientside_callback, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.components import attributes, figure_panel, grid, note, panel, plain_table, term
-from tracekit.dashboards.context import results, viewer
 from tracekit.dashboards.figures.fleet import waste_cdf
-from tracekit.dashboards.shell import page
-from tracekit.dashboards.words import GLOSSARY
+from tracekit.dashboards.ui.components import attributes, figure_panel, grid, note, panel, plain_table, term
+from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.glossary import GLOSSARY
+from tracekit.dashboards.ui.shell import page
 from tracekit.text import short
 
 

@@ -9,12 +9,12 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.components import figure_panel, href, note, panel, term
-from tracekit.dashboards.context import viewer
+from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import step_times
-from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.sentences import NO_CAUSE, advice_words, advised, headline, sure
-from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.ui.components import figure_panel, href, note, panel, term
+from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import NO_CAUSE, advice_words, advised, headline, sure
+from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import cost, seconds, short
 
 

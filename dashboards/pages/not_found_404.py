@@ -5,8 +5,8 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.components import problem
-from tracekit.dashboards.shell import page
+from tracekit.dashboards.ui.components import problem
+from tracekit.dashboards.ui.shell import page
 
 
 def build(**_: str) -> list[Component]:

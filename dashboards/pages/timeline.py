@@ -16,13 +16,12 @@ import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.components import attributes, href, panel, term
-from tracekit.dashboards.context import results, viewer
-from tracekit.dashboards.figures.timeline import legend, palette
-from tracekit.dashboards.queries import Results, Stored
-from tracekit.dashboards.shell import job_page
-from tracekit.dashboards.timeline_data import CLASSES
-from tracekit.dashboards.timeline_state import Order, Read, Streams, TimelineState, View, read_state
+from tracekit.dashboards.data.queries import Results, Stored
+from tracekit.dashboards.data.timeline_state import Order, Read, Streams, TimelineState, View, read_state
+from tracekit.dashboards.figures.timeline import CLASSES, legend, palette
+from tracekit.dashboards.ui.components import attributes, href, panel, term
+from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import seconds
 
 _KEYS = (

@@ -16,23 +16,23 @@ from dash import ClientsideFunction, Input, Output, State, clientside_callback, 
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
-from tracekit.dashboards.asked import (
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.data.replays import Rejected
+from tracekit.dashboards.data.whatif_query import (
     LONGEST_ADDRESS,
-    Ask,
-    Asked,
     Choice,
+    QueryAction,
+    WhatifQuery,
     kept_text,
-    read_asked,
     read_kept,
+    read_query,
     suggestions,
 )
-from tracekit.dashboards.callbacks import answers
-from tracekit.dashboards.components import attributes, panel, told
-from tracekit.dashboards.context import replays, results
 from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, kept_panel
-from tracekit.dashboards.queries import Stored
-from tracekit.dashboards.replays import Refused
-from tracekit.dashboards.shell import job_page
+from tracekit.dashboards.ui.callbacks import answers
+from tracekit.dashboards.ui.components import attributes, panel, told
+from tracekit.dashboards.ui.context import replays, results
+from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError, StoreError, TracekitError
 
 #: How often a page asks for answers that are not there yet, and how long the first view waits for them.
@@ -43,7 +43,11 @@ TOO_LONG = (
     " remove a kept scenario, or write a shorter selection."
 )
 
-_ACTIONS = {Ask.IDEALISE: "Make them ideal", Ask.SCALE: "Scale them", Ask.KEEP: "Keep only these as recorded"}
+_ACTIONS = {
+    QueryAction.IDEALISE: "Make them ideal",
+    QueryAction.SCALE: "Scale them",
+    QueryAction.KEEP: "Keep only these as recorded",
+}
 _CONTROLS = {
     "stages": "Stages",
     "dp-ranks": "DP ranks",
@@ -79,7 +83,7 @@ class View:
     select: str | None
     action: str | None
     factor: str | None
-    kept: tuple[Asked, ...]
+    kept: tuple[WhatifQuery, ...]
     remarks: tuple[str, ...]
 
     @classmethod
@@ -106,9 +110,9 @@ class View:
             remarks=list(self.remarks),
         )
 
-    def asked(self) -> Asked | None:
+    def query(self) -> WhatifQuery | None:
         """The question; None where none is asked. Raises SelectionError."""
-        return None if self.select is None else read_asked(self.select, self.action, self.factor)
+        return None if self.select is None else read_query(self.select, self.action, self.factor)
 
 
 def build(stored: Stored, **state: str) -> list[Component]:
@@ -130,22 +134,22 @@ def build(stored: Stored, **state: str) -> list[Component]:
 def _look(stored: Stored, view: View, *, wait_s: float = 0.0) -> Seen:
     """Ask for all answers of the view; only the first is waited for."""
     try:
-        asked, wrong = view.asked(), None
+        query, wrong = view.query(), None
     except SelectionError as error:
-        asked, wrong = None, str(error)
-    status = None if asked is None else replays().ask(stored, asked, wait_s=wait_s)
-    if isinstance(status, Refused) and status.selection:
+        query, wrong = None, str(error)
+    status = None if query is None else replays().ask(stored, query, wait_s=wait_s)
+    if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
     beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in view.kept)
-    return Seen(asked, status, wrong, beside, view.remarks)
+    return Seen(query, status, wrong, beside, view.remarks)
 
 
 def _drawn(seen: Seen) -> Drawn:
     """Tells whether anything on the page changed."""
-    question = (seen.asked, seen.status, seen.wrong)
+    question = (seen.query, seen.status, seen.wrong)
     return Drawn(
-        answer=repr((*question, [asked for asked, _ in seen.kept])),
+        answer=repr((*question, [query for query, _ in seen.kept])),
         kept=repr((*question, seen.kept, seen.kept_problems)),
     )
 
@@ -158,12 +162,12 @@ def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
         html.Button(
             suggestion.title,
             className="chip-button",
-            title=str(suggestion.asked),
+            title=str(suggestion.query),
             **attributes(
                 data_whatif="suggest",
-                data_select=suggestion.asked.selection,
-                data_action=suggestion.asked.ask,
-                data_factor=f"{suggestion.asked.factor:g}" if suggestion.asked.ask is Ask.SCALE else "",
+                data_select=suggestion.query.selection,
+                data_action=suggestion.query.action,
+                data_factor=f"{suggestion.query.factor:g}" if suggestion.query.action is QueryAction.SCALE else "",
             ),
         )
         for suggestion in suggestions(report)
@@ -191,7 +195,7 @@ def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
         html.Div(
             dmc.TextInput(id="whatif-factor", label="Factor", value=view.factor or "0.5", w=90),
             id="whatif-factor-field",
-            hidden=_action(view) != Ask.SCALE,
+            hidden=_action(view) != QueryAction.SCALE,
         ),
         html.Button("Replay", id="whatif-run", className="primary", **attributes(data_whatif="run")),
     ]
@@ -206,7 +210,7 @@ def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
 
 
 def _action(view: View) -> str:
-    return view.action if view.action in set(Ask) else str(Ask.IDEALISE)
+    return view.action if view.action in set(QueryAction) else str(QueryAction.IDEALISE)
 
 
 def _texts(choice: Choice) -> tuple[str, ...]:
@@ -309,10 +313,10 @@ def show(state: Asking, _ticks: int | None, before: Drawn) -> Any:
 )
 def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
     """The controls follow a selection that was typed or suggested, unless somebody goes on writing it."""
-    asked = state["select"] or ""
-    if " ".join((select or "").split()) != asked:
+    query = state["select"] or ""
+    if " ".join((select or "").split()) != query:
         raise PreventUpdate
-    choice = Choice.of(asked)
+    choice = Choice.of(query)
     if not set(choice.kinds) <= {row["kind"] for row in _report(state["job"])["by_kind"]}:
         choice = Choice()  # the list of kinds cannot show it
     wanted = (list(choice.kinds), *_texts(choice))

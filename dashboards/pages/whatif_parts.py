@@ -13,11 +13,11 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.asked import MOST_KEPT, Ask, Asked, kept_text
-from tracekit.dashboards.components import attributes, figure_parts, inline_csv, note, panel, problem, term
-from tracekit.dashboards.context import viewer
+from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
+from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
-from tracekit.dashboards.replays import Answer, Pending, Phase, Refused, Status
+from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, term
+from tracekit.dashboards.ui.context import viewer
 from tracekit.text import seconds
 
 
@@ -25,10 +25,10 @@ from tracekit.text import seconds
 class Seen:
     """What the page shows of a state at this moment."""
 
-    asked: Asked | None
+    query: WhatifQuery | None
     status: Status | None
     wrong: str | None
-    kept: tuple[tuple[Asked, Status], ...]
+    kept: tuple[tuple[WhatifQuery, Status], ...]
     kept_problems: tuple[str, ...]
 
     @property
@@ -44,15 +44,15 @@ def answer_panel(report: dict[str, Any], seen: Seen) -> Component:
             body: list[Any] = [
                 note("Take a suggestion or choose ops, then Replay: the whole job is replayed with that change.")
             ]
-        case None | Refused(selection=True):
+        case None | Rejected(selection=True):
             body = [note("No answer: the selection above needs a correction.")]
-        case Refused(message=message):
+        case Rejected(message=message):
             body = [problem(message, title="Not replayed")]
         case Pending(phase=phase):
             body = [_progress(phase)]
         case Answer() as answer:
-            assert seen.asked is not None
-            return panel("Answer", *_answered(report, seen.asked, answer), extra=_keep_button(seen))
+            assert seen.query is not None
+            return panel("Answer", *_answered(report, seen.query, answer), extra=_keep_button(seen))
     return panel("Answer", *body)
 
 
@@ -73,26 +73,26 @@ def _progress(phase: Phase) -> Component:
 
 
 def _keep_button(seen: Seen) -> Component:
-    kept = [asked for asked, _ in seen.kept]
-    if seen.asked in kept:
+    kept = [query for query, _ in seen.kept]
+    if seen.query in kept:
         return html.Span("Kept beside the others below")
     full = len(kept) >= MOST_KEPT
     return html.Button(
         "Keep beside others" if not full else f"{MOST_KEPT} scenarios are kept: remove one first",
         disabled=full,
-        **attributes(data_whatif="keep", data_asked=kept_text([] if seen.asked is None else [seen.asked])),
+        **attributes(data_whatif="keep", data_asked=kept_text([] if seen.query is None else [seen.query])),
     )
 
 
-def sentence(report: dict[str, Any], asked: Asked, answer: Answer) -> str:
+def sentence(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> str:
     """The answer in one sentence."""
     original = report["step_time_s"]["original"]
-    if asked.ask is Ask.KEEP:
+    if query.action is QueryAction.KEEP:
         return (
-            f"With {asked.selection} alone as recorded and all else ideal, a step takes {seconds(answer.step_time_s)}:"
+            f"With {query.selection} alone as recorded and all else ideal, a step takes {seconds(answer.step_time_s)}:"
             f" S alone = {answer.slowdown:.3f}."
         )
-    how = f"With {asked}" if asked.ask is Ask.IDEALISE else f"If {asked}"
+    how = f"With {query}" if query.action is QueryAction.IDEALISE else f"If {query}"
     if not answer.clear:
         return (
             f"{how}, a step without launch delays takes {seconds(answer.step_time_s)} instead of {seconds(original)}: a"
@@ -106,7 +106,7 @@ def sentence(report: dict[str, Any], asked: Asked, answer: Answer) -> str:
     )
 
 
-def _answered(report: dict[str, Any], asked: Asked, answer: Answer) -> list[Any]:
+def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> list[Any]:
     times, trust = report["step_time_s"], report["trust"]
     figures: tuple[tuple[str, Any], ...] = (
         (seconds(answer.step_time_s), ["a step, was ", seconds(times["original"]), " (", term("original"), ")"]),
@@ -115,7 +115,7 @@ def _answered(report: dict[str, Any], asked: Asked, answer: Answer) -> list[Any]
         (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
         (f"{answer.ops:,}", f"ops selected of {report['job']['ops']:,}"),
     )
-    said = [html.P(sentence(report, asked, answer), className="verdict")]
+    said = [html.P(sentence(report, query, answer), className="verdict")]
     if not trust["trustworthy"]:
         said.append(html.P(["Do not trust this figure: ", "; ".join(trust["reasons"])], className="warning"))
     cards = [
@@ -127,15 +127,15 @@ def _answered(report: dict[str, Any], asked: Asked, answer: Answer) -> list[Any]
             "The error is the ",
             term("replay error"),
             f" ({trust['replay_error']:.2%}) and the scatter over {report['job']['steps']:,} steps (95 %). ",
-            *_question_words(asked),
+            *_question_words(query),
         ]
     )
     return [*said, html.Div(cards, className="figures"), footing]
 
 
-def _question_words(asked: Asked) -> list[Any]:
+def _question_words(query: WhatifQuery) -> list[Any]:
     """Which question was answered, beside that of a fix."""
-    if asked.ask is Ask.SCALE:
+    if query.action is QueryAction.SCALE:
         return []
     return [
         "Ideal: what the op takes on average over the job (a transfer: in the median), launch delays left out. A ",
@@ -148,12 +148,12 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
     """The kept scenarios and the one just answered: a table, bars, exact numbers."""
     rows = list(seen.kept)
     current = (
-        isinstance(seen.status, Answer) and seen.asked is not None and seen.asked not in [each for each, _ in rows]
+        isinstance(seen.status, Answer) and seen.query is not None and seen.query not in [each for each, _ in rows]
     )
     if current:
-        assert seen.asked is not None
+        assert seen.query is not None
         assert seen.status is not None
-        rows.append((seen.asked, seen.status))
+        rows.append((seen.query, seen.status))
     said = [html.P(text, className="warning") for text in seen.kept_problems]
     if not rows:
         return panel(
@@ -161,8 +161,8 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
         )
     times = report["step_time_s"]
     bars = [
-        Bar(f"{number}  {asked}", status.step_time_s, status.error_s)
-        for number, (asked, status) in enumerate(rows, 1)
+        Bar(f"{number}  {query}", status.step_time_s, status.error_s)
+        for number, (query, status) in enumerate(rows, 1)
         if isinstance(status, Answer)
     ]
     table = _numbers(report, rows)
@@ -181,16 +181,16 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
     )
 
 
-def _numbers(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]]) -> pl.DataFrame:
+def _numbers(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]]) -> pl.DataFrame:
     """The answers as exact numbers."""
-    answers = [(asked, status) for asked, status in rows if isinstance(status, Answer)]
+    answers = [(query, status) for query, status in rows if isinstance(status, Answer)]
     times = report["step_time_s"]
     lines = [
         {"scenario": "as it ran", "step_time_s": times["original"], "slowdown": report["slowdown"], "saved_s": 0.0}
     ]
     lines += [
         {
-            "scenario": str(asked),
+            "scenario": str(query),
             "ops": answer.ops,
             "step_time_s": answer.step_time_s,
             "slowdown": answer.slowdown,
@@ -198,7 +198,7 @@ def _numbers(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]]) -> pl
             "error_s": answer.error_s,
             "saved_gpu_hours_per_day": answer.saved_gpu_hours_per_day,
         }
-        for asked, answer in answers
+        for query, answer in answers
     ]
     lines.append(
         {
@@ -211,12 +211,12 @@ def _numbers(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]]) -> pl
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def _lines(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]], *, kept: int) -> Component:
+def _lines(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]], *, kept: int) -> Component:
     """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
     heads: list[Any] = ["", "Scenario", "Step time", term("S"), "Saves a step", "GPU-hours a day", ""]
     original = report["step_time_s"]["original"]
     lines = []
-    for at, (asked, status) in enumerate(rows):
+    for at, (query, status) in enumerate(rows):
         if isinstance(status, Answer):
             share = f" ({status.saved_s / original:+.1%})"
             saves = f"{seconds(status.saved_s)} ± {seconds(status.error_s)}" + (share if status.clear else "")
@@ -228,13 +228,13 @@ def _lines(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]], *, kept
             ]
             cells: list[Any] = [html.Td(figure, className="number") for figure in figures]
         else:
-            said = status.message if isinstance(status, Refused) else f"{status.phase} ..."
+            said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
             cells = [html.Td(said, colSpan=4, className="note")]
         last: Any = (
             html.Button(
                 "Remove",
                 **attributes(
-                    aria_label=f"Remove scenario {at + 1}", data_whatif="remove", data_asked=kept_text([asked])
+                    aria_label=f"Remove scenario {at + 1}", data_whatif="remove", data_asked=kept_text([query])
                 ),
             )
             if at < kept
@@ -244,7 +244,7 @@ def _lines(report: dict[str, Any], rows: Sequence[tuple[Asked, Status]], *, kept
             html.Tr(
                 [
                     html.Td(str(at + 1), className="label"),
-                    html.Td(str(asked)),
+                    html.Td(str(query)),
                     *cells,
                     html.Td(last, className="number"),
                 ],

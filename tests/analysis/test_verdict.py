@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
-from tracekit.analysis.attribution import attribute
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.job import Job
 from tracekit.report import Report

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracekit.analysis.lanes import place_lanes
+from tracekit.analysis.graph.lanes import place_lanes
 from tracekit.model import KINDS, P2P
 from tracekit.trace import Trace, read_parquet
 

@@ -165,7 +165,7 @@ print(told[0]["driver"])
 
 def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     """Eight samples of the played GPU: two throttled by heat, which its hardware did, idle is no throttling."""
-    from tracekit.collectors.gpu_samples import read_samples, summarize_gpu
+    from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
 
     path = tmp_path / "rank-000003.gpu"
     command = [sys.executable, "-c", SAMPLER, str(path), str(HERE.parents[1])]
@@ -184,7 +184,7 @@ def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
 
 
 def test_nothing_of_a_gpu_is_known_without_samples():
-    from tracekit.collectors.gpu_samples import summarize_gpu
+    from tracekit.collectors.merge.gpu_samples import summarize_gpu
 
     summary = summarize_gpu({}, [])
     assert (summary.throttled, summary.power_w, dict(summary.reasons)) == (None, None, {})

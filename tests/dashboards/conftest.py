@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from werkzeug.serving import make_server
 
 from tests.handmade import run
-from tracekit.dashboards.app import make_app
+from tracekit.dashboards.web.app import make_app
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 CHROMIUM = Path("/usr/bin/chromium")

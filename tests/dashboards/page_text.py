@@ -9,8 +9,8 @@ from typing import Any
 import dash
 from dash.development.base_component import Component
 
-from tracekit.dashboards.app import make_app
-from tracekit.dashboards.context import EXTENSION, Service
+from tracekit.dashboards.ui.context import EXTENSION, Service
+from tracekit.dashboards.web.app import make_app
 
 #: Text of a page is cut where one of these begins.
 BLOCKS = {"P", "Div", "Li", "Tr", "Td", "Th", "H1", "H2", "H3", "Button", "Summary", "Paper", "Link", "A"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.dashboards.page_text import Pages, found, lines
-from tracekit.dashboards.sentences import Tone, advice_words, diagnosis_words, headline, host_words
+from tracekit.dashboards.ui.sentences import Tone, advice_words, diagnosis_words, headline, host_words
 from tracekit.job import Job
 from tracekit.model import Layout
 from tracekit.store import Incoming, Store

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.dashboards.page_text import Pages, found
 from tests.handmade import run, slow_trace
 from tracekit.analysis.verdict import LossKind, Verdict
-from tracekit.dashboards.asked import Asked
-from tracekit.dashboards.metrics import exposition
-from tracekit.dashboards.queries import Results
+from tracekit.dashboards.data.queries import Results
+from tracekit.dashboards.data.whatif_query import WhatifQuery
+from tracekit.dashboards.web.metrics import exposition
 from tracekit.job import Job
 from tracekit.store import Incoming, Store
 from tracekit.text import seconds
@@ -59,7 +59,7 @@ def terminal(sample_store: Path) -> str:
 def shown(pages: Pages) -> dict[str, list[str]]:
     """The lines of each page; the what-if page answers the question."""
     stored = pages.service.results.stored(JOB)
-    pages.service.replays.ask(stored, Asked(QUESTION), wait_s=300)
+    pages.service.replays.ask(stored, WhatifQuery(QUESTION), wait_s=300)
     states = {"/whatif": {"select": QUESTION}, "/compare": {"with": "healthy"}}
     return {path: pages.lines(path, **({} if path == "/" else {"job": JOB}), **states.get(path, {})) for path in PAGES}
 
@@ -109,8 +109,8 @@ def test_what_the_best_fix_saves(report: dict[str, Any], terminal: str, shown: A
 
 
 def test_what_an_ideal_worker_saves(report: dict[str, Any], terminal: str, shown: Any) -> None:
-    (asked,) = report["questions"]
-    saved, then = seconds(asked["saved_s"]), seconds(asked["step_time_s"])
+    (query,) = report["questions"]
+    saved, then = seconds(query["saved_s"]), seconds(query["step_time_s"])
     assert re.search(rf"fix {QUESTION} +{then} +{saved} ", terminal)
     sentence = f"With {QUESTION} ideal, a step without launch delays takes {then} instead of"
     assert any(line.startswith(sentence) for line in shown["/whatif"])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.fuzz.doors import analyse, ends_well, examples
 from tests.handmade import slow_frame
-from tracekit.columns import SCHEMA
 from tracekit.job import Job
 from tracekit.model import KINDS, Layout
+from tracekit.schema import SCHEMA
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace import Trace
 

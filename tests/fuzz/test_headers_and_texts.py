@@ -13,7 +13,7 @@ import tracekit
 from tests.fuzz.doors import analyse, ends_well, examples
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
 from tracekit.arguments import Condition, parse_layers, parse_steps
-from tracekit.collectors.published import read_layout_file
+from tracekit.collectors.importers.published import read_layout_file
 from tracekit.job import Job
 from tracekit.trace import METADATA_KEY, Trace
 

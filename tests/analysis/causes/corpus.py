@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution.attribution import attribute
 from tracekit.analysis.causes import Cause as Found
 from tracekit.analysis.causes import CauseKind, find_causes
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout
 from tracekit.synth import (
     Cause,
@@ -38,7 +38,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth_job import GPUS_PER_HOST
+from tracekit.synth.job import GPUS_PER_HOST
 from tracekit.trace import Trace
 
 MUST_FIND_SLOWDOWN = 1.1

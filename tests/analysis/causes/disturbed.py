@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracekit.analysis.causes.changes import Draft, Scale
-from tracekit.analysis.causes.compute_table import ComputeTable
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.evidence.changes import CostOverlay, Scale
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.replay.engine import JobReplay
 
 
 def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:
     """The job with its computes times `factor`, which broadcasts to the grid of its `ComputeTable`."""
-    draft = Draft.recorded(replay)
-    Scale(ComputeTable.of(replay), factor).make(draft)
-    return replace(replay, durations=replace(replay.durations, own=tuple(draft.own)))
+    overlay = CostOverlay.recorded(replay)
+    Scale(ComputeTable.of(replay), factor).make(overlay)
+    return replace(replay, durations=replace(replay.durations, own=tuple(overlay.own)))
 
 
 def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, factor: float) -> np.ndarray:

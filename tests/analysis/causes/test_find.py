@@ -11,13 +11,13 @@ import pytest
 
 from tests.analysis.causes.corpus import VERDICTS, found_in, score
 from tests.analysis.causes.disturbed import disturbed, one_worker
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.causes import RULES, CauseKind, find_causes
-from tracekit.analysis.causes.changes import step_times_with
-from tracekit.analysis.causes.compute_profile import BACKWARD, FORWARD
-from tracekit.analysis.correlation import forward_backward_correlation
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.collectors.published import read_published
+from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.collectors.importers.published import read_published
 from tracekit.model import Layout, Worker
 from tracekit.synth import (
     BaseCosts,

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.analysis.causes.corpus import recorded_s
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution.attribution import attribute
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.causes.facts import Facts
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import Fix, FixKind, fixes_of
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.structure import Ints
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout
 from tracekit.synth import (
     Cause,
@@ -30,7 +30,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth_job import Effect, Seeded
+from tracekit.synth.job import Effect, Seeded
 
 #: What goes when the fix is made.
 CURES: dict[FixKind, tuple[type[Cause], ...]] = {
@@ -96,7 +96,7 @@ class Checked:
         return abs(self.fix.new_step_s / self.truth_s - 1)
 
 
-def truth_of(fix: Fix, spec: SynthSpec, facts: Facts) -> float | None:
+def truth_of(fix: Fix, spec: SynthSpec, evidence: Evidence) -> float | None:
     """Step time of the job simulated with the fix made; None where the simulator cannot make it."""
     if fix.kind in CURES:
         cured = tuple(cause for cause in spec.causes if not isinstance(cause, CURES[fix.kind]))
@@ -105,7 +105,7 @@ def truth_of(fix: Fix, spec: SynthSpec, facts: Facts) -> float | None:
     if "layers_then" in fix.details:
         return _simulated(replace(spec, layers=tuple(fix.details["layers_then"])))
     if fix.kind is FixKind.BALANCE_SEQUENCES:
-        deal = deal_job(facts.profile.microbatch)
+        deal = deal_job(evidence.profile.microbatch)
         dealt = tuple(
             Dealt(cause.quadratic_share, deal) if isinstance(cause, SequenceLengthImbalance) else cause
             for cause in spec.causes
@@ -152,8 +152,8 @@ def checked_job(spec: SynthSpec) -> Iterator[Checked]:
     """The fixes of one job against the truth."""
     trace = synthesize(spec)
     replay = JobReplay.from_trace(trace)
-    facts = Facts(trace, replay, attribute(replay))
-    for fix in fixes_of(facts, causes_of(facts)):
-        truth_s = truth_of(fix, spec, facts)
+    evidence = Evidence(trace, replay, attribute(replay))
+    for fix in fixes_of(evidence, causes_of(evidence)):
+        truth_s = truth_of(fix, spec, evidence)
         if truth_s is not None:
             yield Checked(fix, spec, truth_s)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tracekit.analysis.fixes.balance import deal_job, deal_step, dealt_cost
 from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model, with_slowness
-from tracekit.analysis.job_replay import JobReplay
-from tracekit.analysis.scenario import IDEAL
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.scenario import IDEAL
 from tracekit.model import Layout, OpKind
 from tracekit.synth import Schedule, SynthSpec, synthesize
 

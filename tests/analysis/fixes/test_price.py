@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from tests.analysis.fixes.price_truth import checked_fixes
-from tracekit.analysis.attribution import attribute
+from tracekit.analysis.attribution.attribution import attribute
 from tracekit.analysis.causes import causes_of, find_causes
-from tracekit.analysis.causes.changes import Draft, step_times_with
-from tracekit.analysis.causes.facts import Facts
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.evidence.changes import CostOverlay, step_times_with
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import FixKind, fixes_of, price_fixes
 from tracekit.analysis.fixes.workers import fewest_that_suffice
-from tracekit.analysis.job_replay import JobReplay
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.errors import SelectionError
 from tracekit.model import Layout
 from tracekit.synth import (
@@ -36,15 +36,15 @@ from tracekit.synth import (
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
 
 
-def facts_of(*causes, **changes):
+def evidence_of(*causes, **changes):
     trace = synthesize(replace(SPEC, causes=causes, **changes))
     replay = JobReplay.from_trace(trace)
-    return Facts(trace, replay, attribute(replay))
+    return Evidence(trace, replay, attribute(replay))
 
 
 def fixes(*causes, **changes):
-    facts = facts_of(*causes, **changes)
-    return {fix.kind: fix for fix in reversed(fixes_of(facts, causes_of(facts)))}
+    evidence = evidence_of(*causes, **changes)
+    return {fix.kind: fix for fix in reversed(fixes_of(evidence, causes_of(evidence)))}
 
 
 class TestPrices:
@@ -63,17 +63,17 @@ class TestPrices:
         assert errors.max() < 0.08, f"{worst.fix.title}: {worst.fix.new_step_s} for {worst.truth_s}, {worst.spec}"
 
     def test_a_job_without_changes_takes_what_it_took(self):
-        facts = facts_of(SlowWorker(factor=1.5))
-        assert facts.unchanged_s == pytest.approx(facts.attribution.recorded_s, rel=0.01)
+        evidence = evidence_of(SlowWorker(factor=1.5))
+        assert evidence.unchanged_s == pytest.approx(evidence.attribution.recorded_s, rel=0.01)
 
     def test_pricing_changes_no_recorded_cost(self):
-        facts = facts_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
-        before = [matrix.copy() for matrix in Draft.recorded(facts.replay).own]
-        delays = [matrix.copy() for matrix in Draft.recorded(facts.replay).delay]
-        fixes_of(facts, causes_of(facts))
-        for mine, recorded in zip(before, facts.replay.durations.own, strict=True):
+        evidence = evidence_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
+        before = [matrix.copy() for matrix in CostOverlay.recorded(evidence.replay).own]
+        delays = [matrix.copy() for matrix in CostOverlay.recorded(evidence.replay).delay]
+        fixes_of(evidence, causes_of(evidence))
+        for mine, recorded in zip(before, evidence.replay.durations.own, strict=True):
             assert np.array_equal(mine, recorded)
-        for mine, recorded in zip(delays, facts.replay.durations.launch_delay, strict=True):
+        for mine, recorded in zip(delays, evidence.replay.durations.launch_delay, strict=True):
             assert np.array_equal(mine, recorded)
 
     def test_bounds_are_marked_and_come_after_what_can_be_had(self):
@@ -100,13 +100,13 @@ class TestPrices:
 class TestPromises:
     def test_nothing_is_promised_below_its_error(self):
         # Pauses in a few steps only: what one gets back varies from step to step.
-        facts = facts_of(PythonGc(pause_s=0.15, rate=0.01), SlowWorker(factor=1.2), steps=6)
-        for fix in fixes_of(facts, causes_of(facts)):
+        evidence = evidence_of(PythonGc(pause_s=0.15, rate=0.01), SlowWorker(factor=1.2), steps=6)
+        for fix in fixes_of(evidence, causes_of(evidence)):
             assert (fix.withheld is None) == (fix.saved_s >= fix.error_s)
 
     def test_nothing_is_promised_where_launch_delays_stay_unexplained(self):
-        facts = facts_of(SlowWorker(factor=2), costs=BaseCosts(launch_delay_s=0.004))
-        withheld = fixes_of(facts, [])
+        evidence = evidence_of(SlowWorker(factor=2), costs=BaseCosts(launch_delay_s=0.004))
+        withheld = fixes_of(evidence, [])
         assert withheld
         assert all("no cause explains" in (fix.withheld or "") for fix in withheld)
         plain = withheld[0].to_dict()
@@ -115,10 +115,10 @@ class TestPromises:
 
     def test_a_cause_that_explains_more_than_the_launch_delays_withholds_nothing(self):
         """Delays of some ops can be negative, so one cause may explain more than all of them add up to."""
-        facts = facts_of(SlowWorker(factor=2), LateDataLoading(delay_s=0.4))
-        found = causes_of(facts)
-        late = [replace(cause, saved_s=facts.attribution.original_s) for cause in found]
-        assert all("no cause explains" not in (fix.withheld or "") for fix in fixes_of(facts, late))
+        evidence = evidence_of(SlowWorker(factor=2), LateDataLoading(delay_s=0.4))
+        found = causes_of(evidence)
+        late = [replace(cause, saved_s=evidence.attribution.original_s) for cause in found]
+        assert all("no cause explains" not in (fix.withheld or "") for fix in fixes_of(evidence, late))
 
     def test_launch_delays_that_late_data_explains_withhold_nothing(self):
         found = fixes(LateDataLoading(delay_s=0.4))
@@ -139,26 +139,26 @@ class TestPlans:
         assert sum(fix.details["loss_alone"]["layers"]) == 32
 
     def test_layers_given_by_the_user_win(self):
-        facts = facts_of(SlowLastStage(factor=1.5))
-        causes = causes_of(facts)
-        given = {fix.kind: fix for fix in fixes_of(facts, causes, layers=(4, 4, 4, 4))}
+        evidence = evidence_of(SlowLastStage(factor=1.5))
+        causes = causes_of(evidence)
+        given = {fix.kind: fix for fix in fixes_of(evidence, causes, layers=(4, 4, 4, 4))}
         assert sum(given[FixKind.REPARTITION].details["layers_then"]) == 16
         with pytest.raises(SelectionError, match="expected 4 counts"):
-            fixes_of(facts, causes, layers=(9, 9, 9))
+            fixes_of(evidence, causes, layers=(9, 9, 9))
 
     @pytest.mark.parametrize("cause", [SlowWorker(dp_rank=1, pp_rank=2, factor=1.8), SlowLastStage(factor=1.5)])
     def test_a_split_is_named_only_where_somebody_stated_the_layers(self, cause):
-        facts = facts_of(cause)
-        named = causes_of(facts)
-        guessed = fixes_of(facts, named)
+        evidence = evidence_of(cause)
+        named = causes_of(evidence)
+        guessed = fixes_of(evidence, named)
         assert not any("layers_then" in fix.details or "layers" in fix.title for fix in guessed)
-        stated = fixes_of(facts, named, layers=(8, 8, 8, 8))
+        stated = fixes_of(evidence, named, layers=(8, 8, 8, 8))
         assert any("split the layers" in fix.title.lower() for fix in stated)
 
     def test_where_layers_are_unknown_a_fix_says_how_much_less_work(self):
         """A worker of 1.6 in one of four stages: its stage takes (1 / 1.6) / (3 + 1 / 1.6) of the work."""
-        facts = facts_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.6))
-        fix = next(fix for fix in fixes_of(facts, causes_of(facts)) if "work_then" in fix.details)
+        evidence = evidence_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.6))
+        fix = next(fix for fix in fixes_of(evidence, causes_of(evidence)) if "work_then" in fix.details)
         then, now = np.array(fix.details["work_then"]), np.array(fix.details["work_now"])
         assert then[2] / now[2] == pytest.approx(4 / 1.6 / (3 + 1 / 1.6), rel=0.03)
         assert then.sum() == pytest.approx(now.sum()), "work is moved, not saved"
@@ -166,14 +166,16 @@ class TestPlans:
         assert fix.assumes is not None
         # What whole layers can reach of it.
         split = next(
-            other for other in fixes_of(facts, causes_of(facts), layers=(16,) * 4) if "layers_then" in other.details
+            other
+            for other in fixes_of(evidence, causes_of(evidence), layers=(16,) * 4)
+            if "layers_then" in other.details
         )
         assert fix.new_step_s == pytest.approx(split.new_step_s, rel=0.02)
 
     def test_every_fix_says_what_its_price_assumes_and_how_sure_its_cause_is(self):
-        facts = facts_of(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
-        causes = {cause.kind: cause for cause in causes_of(facts)}
-        found = fixes_of(facts, list(causes.values()))
+        evidence = evidence_of(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
+        causes = {cause.kind: cause for cause in causes_of(evidence)}
+        found = fixes_of(evidence, list(causes.values()))
         by_kind = {fix.kind: fix.to_dict() for fix in reversed(found)}
         assert by_kind[FixKind.REPLACE_WORKERS]["assumes"] == "as fast as its peers"
         assert by_kind[FixKind.PLANNED_GC]["assumes"] == "pauses as long as now"
@@ -194,26 +196,26 @@ class TestPlans:
         assert not all(general)
 
     def _slow(self):
-        facts = facts_of(SlowWorker(factor=1.2), costs=BaseCosts(all_gather_s=0.3, reduce_scatter_s=0.3))
-        return facts, causes_of(facts)
+        evidence = evidence_of(SlowWorker(factor=1.2), costs=BaseCosts(all_gather_s=0.3, reduce_scatter_s=0.3))
+        return evidence, causes_of(evidence)
 
     def test_work_moves_off_a_worker_that_stays_slow(self):
-        facts = facts_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
-        shifts = [fix for fix in fixes_of(facts, causes_of(facts)) if fix.kind is FixKind.SHIFT_WORK]
+        evidence = evidence_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
+        shifts = [fix for fix in fixes_of(evidence, causes_of(evidence)) if fix.kind is FixKind.SHIFT_WORK]
         replaced = fixes(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))[FixKind.REPLACE_WORKERS]
         assert len(shifts) == 2
         assert all(0 < fix.saved_s < replaced.saved_s for fix in shifts)
         assert {fix.cause for fix in shifts} == {CauseKind.BAD_WORKER}
-        known = fixes_of(facts, causes_of(facts), layers=(8, 8, 8, 8))
+        known = fixes_of(evidence, causes_of(evidence), layers=(8, 8, 8, 8))
         layers = next(fix for fix in known if "layers_then" in fix.details)
         assert layers.details["layers_then"][2] < 8
 
     def test_balanced_sequences_come_near_the_bound_of_equal_microbatches(self):
-        facts = facts_of(SequenceLengthImbalance(quadratic_share=0.6))
-        found = {fix.kind: fix for fix in fixes_of(facts, causes_of(facts))}
+        evidence = evidence_of(SequenceLengthImbalance(quadratic_share=0.6))
+        found = {fix.kind: fix for fix in fixes_of(evidence, causes_of(evidence))}
         fix = found[FixKind.BALANCE_SEQUENCES]
         assert fix.details["busiest_over_mean_then"] < 1.01 < fix.details["busiest_over_mean_now"]
-        assert fix.details["bound_step_s"] < fix.new_step_s < facts.attribution.recorded_s
+        assert fix.details["bound_step_s"] < fix.new_step_s < evidence.attribution.recorded_s
 
     def test_a_combination_adds_up_marginal_gains_not_single_ones(self):
         found = fixes(SlowWorker(dp_rank=1, pp_rank=1, factor=1.6), SlowP2pLink(dp_rank=2, pp_rank=0, factor=80))
@@ -230,20 +232,22 @@ class TestPlans:
             SlowWorker(dp_rank=2, pp_rank=2, factor=1.12),
             SlowWorker(dp_rank=3, pp_rank=3, factor=1.11),
         )
-        facts = facts_of(*causes, noise=0.01)
-        named = causes_of(facts)
+        evidence = evidence_of(*causes, noise=0.01)
+        named = causes_of(evidence)
         (cause,) = named
         assert len(cause.where.workers) == 4
         proposed = [
-            fix for fix in fixes_of(facts, named) if fix.kind is FixKind.REPLACE_WORKERS and "enough" in fix.title
+            fix for fix in fixes_of(evidence, named) if fix.kind is FixKind.REPLACE_WORKERS and "enough" in fix.title
         ]
-        from tracekit.analysis.causes.workers import as_fast_as_peers
+        from tracekit.analysis.evidence.workers import as_fast_as_peers
         from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
 
-        target_s = TARGET_SLOWDOWN * facts.attribution.ideal_s * facts.unchanged_s / facts.attribution.original_s
+        target_s = (
+            TARGET_SLOWDOWN * evidence.attribution.ideal_s * evidence.unchanged_s / evidence.attribution.original_s
+        )
 
         def suffices(chosen) -> bool:
-            return float(step_times_with(facts.replay, (as_fast_as_peers(facts, chosen),)).mean()) <= target_s
+            return float(step_times_with(evidence.replay, (as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
 
         fewest = next(
             size

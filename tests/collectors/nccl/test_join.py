@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from tests.collectors.merge.test_ops import GROUP, compute, ops_of, rank
 from tests.collectors.nccl.handmade import MS, HandmadeRing
-from tests.collectors.test_ops import GROUP, compute, ops_of, rank
-from tracekit.collectors.clock import ClockFit
-from tracekit.collectors.merge import merge_attempt
-from tracekit.collectors.runtime.words import Category
-from tracekit.collectors.segments import AttemptRecording
+from tracekit.collectors.merge.merge import merge_attempt
+from tracekit.collectors.run_directory.host_clocks import ClockFit
+from tracekit.collectors.run_directory.segments import AttemptRecording
+from tracekit.collectors.runtime.wire_format import Category
 from tracekit.model import OpKind
 
 DP_MESH = {"names": ["dp"], "ranks": [0, 1]}

@@ -12,13 +12,13 @@ import polars as pl
 import pytest
 
 from tests.collectors.conftest import collect, torchrun
+from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.operations import operations
 from tracekit.collectors.nccl.reader import read_ring
-from tracekit.collectors.nccl.words import DEFAULT_MASK
-from tracekit.collectors.registry import read_any
-from tracekit.collectors.segments import AttemptRecording, RankRecording
+from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
+from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,0 +1,419 @@
+"""Straggler attribution: what stragglers cost, and which op kind, stage, DP rank, worker and step costs it.
+
+In: a `JobReplay`. Out: an `Attribution`: step times per scenario, from which every ratio follows.
+Equations: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tracekit.analysis.attribution.correlation import forward_backward_correlation
+from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
+from tracekit.analysis.graph.gaps import Gap, gaps_text
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import Selection, StepSet, dp_rank, kind, stage, worker
+from tracekit.errors import TraceError
+from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
+from tracekit.trace import traced_dp_ranks
+
+#: S from here on is straggling.
+STRAGGLING_SLOWDOWN = 1.1
+#: A recording that the replay without launch delays misses by more than this explains too little.
+LARGEST_DISCREPANCY = 0.05
+#: A straggling job of which missing ranks could hide this much more of S has no price to rely on.
+LARGEST_HIDDEN = 1.05
+#: More ops than this share with a negative time are more than a few odd recordings.
+LARGEST_CLAMPED_SHARE = 0.002
+#: A job cannot run faster than without its stragglers; below this S is more than rounding and noise.
+SMALLEST_SLOWDOWN = 0.98
+#: M_W idealises this share of the workers, at least one.
+SLOWEST_WORKERS_SHARE = 0.03
+
+#: What takes a replay for every DP rank (its launch delays, idealising it) is asked up to this many op-replays.
+COSTLIEST_BY_DP_RANK = 200_000_000
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whether the replay explains the recording.
+
+    `replay_error` = |T(launch delays kept) - T(recorded)| / T(recorded); `discrepancy` = T(recorded)/T(original) - 1,
+    the share of time that launch delays add.
+    """
+
+    replay_error: float
+    discrepancy: float
+    trustworthy: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One set x of ops, two estimates, mean step times in seconds.
+
+    `added_s` = T(ideal, x as recorded); `removed_s` = T(original, x idealised).
+    """
+
+    original_s: float
+    ideal_s: float
+    added_s: float
+    removed_s: float
+
+    @property
+    def slowdown(self) -> float:
+        """S_x = T(ideal, x as recorded) / T(ideal)."""
+        return self.added_s / self.ideal_s
+
+    @property
+    def removal(self) -> float:
+        """Share of the straggler loss that idealising x gives back; nan where nothing is lost."""
+        return _share(self.original_s - self.removed_s, self.original_s - self.ideal_s)
+
+    @property
+    def addition(self) -> float:
+        """Share of the straggler loss that x causes alone; nan where nothing is lost."""
+        return _share(self.added_s - self.ideal_s, self.original_s - self.ideal_s)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Step times of every what-if question asked of one job. Arrays are seconds; `steps` are step numbers, [steps].
+
+    `recorded`, `original`, `ideal`: [steps]. `by_kind`: reported kind -> [steps]; `by_stage`: [steps, stages];
+    `by_dp_rank`: [steps, dp_ranks]; `by_worker`: [steps, dp_ranks, stages]: the ideal job with only that set as
+    recorded. `removed_by_kind`, `removed_by_stage`, `removed_by_dp_rank`: the original job with only that set
+    idealised. `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch
+    delays. Removed and delayed by DP rank take a replay each, so these two are None where that is too dear.
+    `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
+    `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
+    where nothing was reconstructed. `hidden_slowdown`: S if all that collectives take was waiting for DP ranks that are
+    not in the trace, None where none is missing. `incomplete_steps`: how many steps lack DP ranks. `ops`: how many ops
+    are in the graph.
+    """
+
+    steps: Int32s
+    dp_ranks: tuple[int, ...]
+    stages: int
+    world_size: int
+    recorded: Floats
+    original: Floats
+    ideal: Floats
+    with_delays: Floats
+    by_kind: Mapping[str, Floats]
+    by_stage: Floats
+    by_dp_rank: Floats
+    by_worker: Floats
+    removed_by_kind: Mapping[str, Floats]
+    removed_by_stage: Floats
+    removed_by_dp_rank: Floats | None
+    delayed_by_kind: Mapping[str, Floats]
+    delayed_by_stage: Floats
+    delayed_by_dp_rank: Floats | None
+    m_w: Contribution
+    m_s: Contribution
+    slowest_workers: tuple[Worker, ...]
+    correlation: Mapping[int, float | None]
+    clamped_transfers: int
+    clamped_delays: int
+    ops: int
+    gaps: tuple[Gap, ...]
+    slowdown_as_recorded: float | None
+    hidden_slowdown: float | None
+    incomplete_steps: int
+
+    @property
+    def original_s(self) -> float:
+        """T(original), seconds."""
+        return float(self.original.mean())
+
+    @property
+    def ideal_s(self) -> float:
+        """T(ideal), seconds."""
+        return float(self.ideal.mean())
+
+    @property
+    def recorded_s(self) -> float:
+        """T(recorded), seconds."""
+        return float(self.recorded.mean())
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal)."""
+        return self.original_s / self.ideal_s
+
+    @property
+    def waste(self) -> float:
+        """Share of the step time lost to stragglers, 1 - 1/S; negative where the ideal is slower than the original."""
+        return waste(self.slowdown)
+
+    @property
+    def straggling(self) -> bool:
+        """S >= 1.1."""
+        return self.slowdown >= STRAGGLING_SLOWDOWN
+
+    @property
+    def wasted_gpu_hours(self) -> float:
+        """GPU-hours lost in the traced steps."""
+        return float((self.original - self.ideal).sum()) * self.world_size / 3600
+
+    @property
+    def wasted_gpu_hours_per_day(self) -> float:
+        """GPU-hours a day at this rate loses."""
+        return self.waste * self.world_size * 24
+
+    @property
+    def step_slowdown(self) -> Floats:
+        """Slowdown of each step, [steps]."""
+        return self.original / self.ideal
+
+    @cached_property
+    def stage_slowdown(self) -> Floats:
+        """S of each stage, [stages]."""
+        return self._slowdowns(self.by_stage)
+
+    @cached_property
+    def dp_rank_slowdown(self) -> Floats:
+        """S of each DP rank, [dp_ranks]."""
+        return self._slowdowns(self.by_dp_rank)
+
+    @cached_property
+    def worker_slowdown(self) -> Floats:
+        """Exact S_w of each worker, [dp_ranks, stages]."""
+        return self._slowdowns(self.by_worker)
+
+    @cached_property
+    def worker_slowdown_approx(self) -> Floats:
+        """The paper's approximation min(S_dp, S_pp), [dp_ranks, stages]."""
+        return np.minimum(self.dp_rank_slowdown[:, None], self.stage_slowdown[None, :])
+
+    @property
+    def kind_slowdown(self) -> dict[str, float]:
+        """S of each reported kind."""
+        return {name: float(times.mean()) / self.ideal_s for name, times in self.by_kind.items()}
+
+    @cached_property
+    def trust(self) -> Trust:
+        """Whether to believe the numbers above, and why not."""
+        error = abs(float(self.with_delays.mean()) - self.recorded_s) / self.recorded_s
+        discrepancy = self.recorded_s / self.original_s - 1
+        reasons = []
+        if abs(discrepancy) > LARGEST_DISCREPANCY:
+            reasons.append(
+                f"launch delays add {discrepancy:.1%} to the step: host-side time (data loading, Python, kernel"
+                " launch) that the graph does not explain"
+                if discrepancy > 0
+                else f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
+            )
+        if error > LARGEST_DISCREPANCY:
+            reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
+        reasons += self._doubts()
+        clamped = self.clamped_transfers + self.clamped_delays
+        if clamped > LARGEST_CLAMPED_SHARE * self.ops or (reasons and clamped):
+            reasons.append(
+                f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): clocks of ranks"
+                " disagree, or ops overlapped that the graph orders"
+            )
+        return Trust(error, discrepancy, not reasons, tuple(reasons))
+
+    def _doubts(self) -> list[str]:
+        """Why the verdict could be another one, had more been recorded."""
+        doubts = []
+        if self.slowdown < SMALLEST_SLOWDOWN:
+            doubts.append(
+                f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
+                " durations do not fit it"
+            )
+        recorded = self.slowdown_as_recorded
+        if self.gaps and recorded is None:
+            doubts.append(f"{gaps_text(self.gaps)} were not recorded, so that nobody waits for them in the replay")
+        if recorded is not None and (recorded >= STRAGGLING_SLOWDOWN) != self.straggling:
+            doubts.append(
+                f"{gaps_text(self.gaps)} were not recorded: S is {self.slowdown:.2f} with them reconstructed and"
+                f" {recorded:.2f} without"
+            )
+        hidden = self.hidden_slowdown
+        could_be = self.slowdown * LARGEST_HIDDEN if self.straggling else STRAGGLING_SLOWDOWN
+        if self.straggling and 0 < self.incomplete_steps < len(self.steps):
+            doubts.append(
+                f"DP ranks are missing from {self.incomplete_steps} of {len(self.steps)} steps, where waiting for them"
+                " counts as communication: leave these steps out with --ignore-steps"
+            )
+        elif hidden is not None and hidden >= could_be:
+            doubts.append(
+                "DP ranks are missing from the trace, and collectives may be waiting for them: S could be up to"
+                f" {hidden:.2f}"
+            )
+        return doubts
+
+    def _slowdowns(self, times: Floats) -> Floats:
+        means: Floats = times.mean(axis=0) / self.ideal_s
+        return means
+
+
+def waste(slowdown: float) -> float:
+    """1 - 1/S."""
+    return 1 - 1 / slowdown
+
+
+def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribution:
+    """Ask every what-if question of `replay`. `progress` is told what is under way."""
+    tell = progress or (lambda _: None)
+    graph, durations = replay.graph, replay.durations
+    stages = graph.layout.pp
+    tell("step times")
+    recorded = replay.recorded_step_times()
+    ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
+    _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
+    tell("op kinds")
+    groups = kind_groups(graph.kinds)
+    chosen_kinds = {name: kind(*kinds) for name, kinds in groups.items()}
+    by_kind = {name: replay.step_times(Scenario.addition(chosen)) for name, chosen in chosen_kinds.items()}
+    removed_by_kind = {name: replay.step_times(Scenario.removal(chosen)) for name, chosen in chosen_kinds.items()}
+    tell("stages")
+    by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
+    removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
+    tell("DP ranks and workers")
+    represented = representative_lanes(replay)
+    by_dp_rank = add_back_lanes(replay, represented, lambda template: np.ones(template.rows, np.bool_))
+    by_worker = _by_worker(replay, represented, by_dp_rank)
+    tell("launch delays")
+    with_delays = replay.step_times(RECORDED)
+    delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
+    delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
+    removed_by_dp_rank = delayed_by_dp_rank = None
+    if len(graph.dp_ranks) * graph.ops <= COSTLIEST_BY_DP_RANK:
+        chosen_ranks = [dp_rank(rank) for rank in graph.dp_ranks]
+        delayed_by_dp_rank = np.stack([replay.step_times(_delayed(chosen)) for chosen in chosen_ranks], axis=1)
+        tell("DP ranks fixed")
+        removed_by_dp_rank = np.stack([replay.step_times(Scenario.removal(chosen)) for chosen in chosen_ranks], axis=1)
+    tell("slowest workers and last stage")
+    approx = np.minimum(by_dp_rank.mean(axis=0)[:, None], by_stage.mean(axis=0)[None, :])
+    slowest = _slowest_workers(approx, graph.dp_ranks)
+    return Attribution(
+        steps=graph.steps,
+        dp_ranks=graph.dp_ranks,
+        stages=stages,
+        world_size=graph.layout.world_size,
+        recorded=recorded,
+        original=original,
+        ideal=ideal,
+        with_delays=with_delays,
+        by_kind=by_kind,
+        by_stage=by_stage,
+        by_dp_rank=by_dp_rank,
+        by_worker=by_worker,
+        removed_by_kind=removed_by_kind,
+        removed_by_stage=removed_by_stage,
+        removed_by_dp_rank=removed_by_dp_rank,
+        delayed_by_kind=delayed_by_kind,
+        delayed_by_stage=delayed_by_stage,
+        delayed_by_dp_rank=delayed_by_dp_rank,
+        m_w=Contribution(
+            original_s=float(original.mean()),
+            ideal_s=float(ideal.mean()),
+            added_s=replay.mean_step_time(Scenario.addition(worker(*slowest))),
+            removed_s=replay.mean_step_time(Scenario.removal(worker(*slowest))),
+        ),
+        m_s=Contribution(
+            original_s=float(original.mean()),
+            ideal_s=float(ideal.mean()),
+            added_s=float(by_stage[:, -1].mean()),
+            removed_s=float(removed_by_stage[:, -1].mean()),
+        ),
+        slowest_workers=slowest,
+        correlation=forward_backward_correlation(replay),
+        clamped_transfers=durations.clamped_transfers,
+        clamped_delays=durations.clamped_delays,
+        ops=graph.ops,
+        gaps=graph.gaps,
+        slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
+        hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
+        incomplete_steps=len(_incomplete_steps(replay)),
+    )
+
+
+def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
+    """Every ratio divides by a step time. Raises TraceError where one is not above zero."""
+    for name, values in times.items():
+        if (values <= 0).any():
+            at = int(values.argmin())
+            raise TraceError(
+                f"step {steps[at]} takes {values[at]:g} s ({name}); expected ops that take time after the step's start:"
+                " repair start and duration, or leave the step out with --ignore-steps"
+            )
+
+
+def contribution(replay: JobReplay, selection: Selection) -> Contribution:
+    """The removal and addition estimates of any set of ops."""
+    return Contribution(
+        original_s=replay.mean_step_time(ORIGINAL),
+        ideal_s=replay.mean_step_time(IDEAL),
+        added_s=replay.mean_step_time(Scenario.addition(selection)),
+        removed_s=replay.mean_step_time(Scenario.removal(selection)),
+    )
+
+
+def slowdown_of(replay: JobReplay) -> float:
+    """S = T(original) / T(ideal)."""
+    return replay.mean_step_time(ORIGINAL) / replay.mean_step_time(IDEAL)
+
+
+def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
+    """S if the collectives that lack DP ranks of the layout did nothing but wait for them; None where none is missing.
+
+    Where ranks are missing in some steps only, those steps count alone.
+    """
+    graph, incomplete = replay.graph, _incomplete_steps(replay)
+    waiting = DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
+    if not len(incomplete) or not waiting & set(graph.kinds):
+        return None
+    selection = kind(*waiting)
+    if len(incomplete) < len(graph.steps):
+        selection = selection & StepSet(frozenset(incomplete.tolist()))
+    ideal_s = replay.mean_step_time(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
+    return original_s / ideal_s if ideal_s > 0 else math.inf
+
+
+def _incomplete_steps(replay: JobReplay) -> Int32s:
+    """The numbers of the steps that lack DP ranks of the layout."""
+    graph = replay.graph
+    lanes = np.zeros(len(graph.steps), np.int64)
+    for block in graph.blocks:
+        lanes += np.bincount(block.step, minlength=len(graph.steps))
+    return graph.steps[lanes < traced_dp_ranks(graph.layout, np.array(graph.dp_ranks))]
+
+
+def _by_worker(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], by_dp_rank: Floats) -> Floats:
+    """Step times with one worker as recorded, [steps, dp_ranks, stages]."""
+    stages = replay.graph.layout.pp
+    if stages == 1:
+        return by_dp_rank[:, :, None]
+    times = np.empty((*by_dp_rank.shape, stages))
+    for at in range(stages):
+        times[:, :, at] = add_back_lanes(replay, represented, lambda template, at=at: template.pp_rank == at)  # type: ignore[misc]
+    return times
+
+
+def _delayed(selection: Selection) -> Scenario:
+    return Scenario(Base.ORIGINAL, launch_delays=selection)
+
+
+def _slowest_workers(times: Floats, dp_ranks: tuple[int, ...]) -> tuple[Worker, ...]:
+    """The slowest 3 % (at least one) by `times`, [dp_ranks, stages], slowest first."""
+    count = max(1, math.ceil(SLOWEST_WORKERS_SHARE * times.size))
+    cells = np.argsort(-times.ravel(), kind="stable")[:count]
+    return tuple(Worker(dp_ranks[cell // times.shape[1]], int(cell % times.shape[1])) for cell in cells)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

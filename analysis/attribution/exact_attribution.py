@@ -1,0 +1,79 @@
+"""What each DP rank or worker costs alone, exactly, without a replay per rank.
+
+In: a `JobReplay` and which rows to add back. Out: step times [steps, dp_ranks].
+In "ideal except DP rank d" all other DP ranks are identical, so two lanes, d and one stand-in for all others, replay
+the whole job. All DP ranks together cost two passes over the trace, all workers two passes per stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.template import Template, build_coupled_template
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
+from tracekit.analysis.whatif.scenario import IDEAL
+
+#: Which rows of a lane are added back as recorded: a template (of which the lane's own rows come first) to [rows].
+Choice = Callable[[Template], npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class RepresentativeLanes:
+    """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
+
+    Member 0 of `template` is the lane itself; `own`: its costs, [rows of member 0, lanes]. `ideal`: of all members,
+    [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
+    """
+
+    template: Template
+    own: Floats
+    ideal: Floats
+    step: Int32s
+    dp_index: npt.NDArray[np.int64]
+
+
+def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
+    """Every lane of the job with its stand-ins: one of each structure that the other lanes of its step have."""
+    graph = replay.graph
+    lanes_here = np.zeros((len(graph.blocks), len(graph.steps)), np.int64)
+    for number, block in enumerate(graph.blocks):
+        lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
+    dp_ranks = np.array(graph.dp_ranks)
+    found = []
+    for number, block in enumerate(graph.blocks):
+        others = lanes_here[:, block.step].T > 0
+        others[:, number] = lanes_here[number, block.step] > 1
+        for company in np.unique(others, axis=0):
+            lanes = np.flatnonzero((others == company).all(axis=1))
+            members = [number, *np.flatnonzero(company).tolist()]
+            own = replay.durations.own[number]
+            found.append(
+                RepresentativeLanes(
+                    template=build_coupled_template([graph.blocks[member].structure for member in members]),
+                    ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
+                    own=own if len(lanes) == block.lanes else np.ascontiguousarray(own[:, lanes]),
+                    step=block.step[lanes],
+                    dp_index=np.searchsorted(dp_ranks, block.dp_rank[lanes]),
+                )
+            )
+    return tuple(found)
+
+
+def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:
+    """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
+    graph = replay.graph
+    times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
+    for part in represented:
+        template = part.template
+        chosen = choice(template) & (template.member == 0)
+        rows = np.where(chosen, np.arange(template.rows), -1)
+        none = np.full(template.rows, -1)
+        costs = Costs(part.own, rows, part.ideal, NO_MATRIX, none)
+        times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
+    return times

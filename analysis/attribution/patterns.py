@@ -1,0 +1,313 @@
+"""When and where a job is slow.
+
+In: an `Attribution` (and the hosts of its ranks). Out: `TimePattern` of the slowdown over the steps, with the
+statistic behind it, and `SpacePattern` of the worker map of exact S_w, over the job and step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.model import Worker
+
+#: A slowdown below this is no pattern: 2 % of the step.
+SMALLEST_SLOWDOWN = 1.02
+#: Step times scatter; a change, a trend or a slow step must stand out by this many standard errors.
+CHANGE_ERRORS = 5.0
+TREND_ERRORS = 4.0
+SLOW_STEP_ERRORS = 5.0
+#: A line that explains this share of the variance is a drift even where its last steps look like outliers.
+CLEAR_LINE_SHARE = 0.8
+#: ... and by this share of the step.
+SMALLEST_CHANGE = 0.03
+#: Slow steps that are less than this share of the steps come and go; more are the normal state.
+TRANSIENT_SHARE = 0.3
+#: The phase in a period must explain this share of the variance, beyond chance.
+PERIODIC_SHARE = 0.6
+FEWEST_STEPS = 6
+#: Steps may lie this many times further apart than their number and still be laid out on a line.
+_SPARSEST = 8
+#: More than what a Fourier transform loses of a share.
+_ROUNDING = 1e-6
+#: Workers whose S_w - 1 reaches this share of the largest one are slow too.
+HOT_SHARE = 0.4
+#: A stage (DP rank) is slow as a whole when this share of its workers is.
+WHOLE_SHARE = 0.7
+#: The same worker is worst in at least this share of the steps, else the pattern moves about.
+STAYS_SHARE = 0.5
+
+
+class TimeShape(StrEnum):
+    """How the slowdown runs over the steps."""
+
+    NONE = "none"
+    PERSISTENT = "persistent"
+    TRANSIENT = "transient"
+    PERIODIC = "periodic"
+    DRIFTING = "drifting"
+    CHANGED = "changed"
+
+
+class SpaceShape(StrEnum):
+    """Which workers are slow."""
+
+    NONE = "none"
+    ONE_WORKER = "one-worker"
+    ONE_HOST = "one-host"
+    ONE_STAGE = "one-stage"
+    ONE_DP_RANK = "one-dp-rank"
+    SEVERAL_WORKERS = "several-workers"
+    DIFFUSE = "diffuse"
+
+
+@dataclass(frozen=True, slots=True)
+class TimePattern:
+    """The slowdown over the steps.
+
+    `statistic`: what tells the shape, in standard errors (share of variance for periodic), `needed`: its threshold.
+    `since_step`: first step after a change; `period`: steps; `slow_steps`: those that stand out.
+    `per_step`: T(original) of each step over T(ideal) of the job, [steps].
+    """
+
+    shape: TimeShape
+    statistic: float
+    needed: float
+    since_step: int | None
+    period: int | None
+    slow_steps: tuple[int, ...]
+    per_step: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "shape": str(self.shape),
+            "statistic": self.statistic,
+            "needed": self.needed,
+            "since_step": self.since_step,
+            "period": self.period,
+            "slow_steps": list(self.slow_steps),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WorstOfStep:
+    """The worker that costs most in one step."""
+
+    step: int
+    worker: Worker
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpacePattern:
+    """The worker map. `stays`: in which share of the steps the most frequent worst worker is the worst."""
+
+    shape: SpaceShape
+    workers: tuple[Worker, ...]
+    host: str | None
+    stays: float
+    worst_by_step: tuple[WorstOfStep, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "shape": str(self.shape),
+            "workers": [{"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in self.workers],
+            "host": self.host,
+            "stays": self.stays,
+        }
+
+
+def time_pattern(attribution: Attribution) -> TimePattern:
+    """The shape of the slowdown over the steps."""
+    series = attribution.original / float(np.median(attribution.ideal))
+    return pattern_of_series(series, [int(step) for step in attribution.steps])
+
+
+def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
+    """The shape of any relative series, [steps]; 1 = ideal. Tried in order: change, drift, period, slow steps."""
+    values = tuple(float(value) for value in series)
+
+    def found(shape: TimeShape, statistic: float, needed: float, **more: Any) -> TimePattern:
+        known = {"since_step": None, "period": None, "slow_steps": ()} | more
+        return TimePattern(shape, statistic, needed, per_step=values, **known)
+
+    level = float(np.median(series))
+    steady = TimeShape.PERSISTENT if level >= SMALLEST_SLOWDOWN else TimeShape.NONE
+    if len(series) < FEWEST_STEPS:
+        return found(steady, level, SMALLEST_SLOWDOWN)
+    noise = max(_noise(series), 1e-9)
+    at, change = _change_point(series, noise)
+    gap = abs(float(series[at:].mean() - series[:at].mean()))
+    trend, rise = _trend(series)
+    slow = np.flatnonzero(series > level + max(SLOW_STEP_ERRORS * noise, SMALLEST_CHANGE * level))
+    slow_steps = tuple(steps[position] for position in slow)
+    few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
+    line = _line_share(series)
+    drifts = line > _step_share(series, at) and (line > CLEAR_LINE_SHARE or not few)
+    if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
+        return found(TimeShape.DRIFTING, trend, TREND_ERRORS)
+    if change > CHANGE_ERRORS and gap > SMALLEST_CHANGE and not few:
+        return found(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[at])
+    period, share = _period(series, np.array(steps))
+    if period is not None:
+        return found(TimeShape.PERIODIC, share, PERIODIC_SHARE, period=period, slow_steps=slow_steps)
+    if few:
+        height = float((series[slow] - level).max() / noise)
+        return found(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
+    return found(steady, level, SMALLEST_SLOWDOWN)
+
+
+def _noise(series: Floats) -> float:
+    """Standard deviation of a step, from differences of neighbours, so that trends and jumps do not count."""
+    return float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2))
+
+
+def _change_point(series: Floats, noise: float) -> tuple[int, float]:
+    """The split with the largest difference of means, and that difference in standard errors; >= 2 steps a side."""
+    count = len(series)
+    ends = np.arange(2, count - 1)
+    total = np.cumsum(series)
+    before = total[ends - 1] / ends
+    after = (total[-1] - total[ends - 1]) / (count - ends)
+    errors = np.abs(after - before) / (noise * np.sqrt(1 / ends + 1 / (count - ends)))
+    best = int(errors.argmax())
+    return int(ends[best]), float(errors[best])
+
+
+def _trend(series: Floats) -> tuple[float, float]:
+    """Mann-Kendall's z for a rise, and the fitted rise over the series."""
+    count = len(series)
+    z = rising_pairs(series) / np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    slope = np.polyfit(np.arange(count), series, 1)[0]
+    return float(z), float(slope * (count - 1))
+
+
+def rising_pairs(series: Floats) -> int:
+    """How many pairs of values rise, less those that fall: Mann-Kendall's S, exact, in O(n log^2 n) time, O(n) memory.
+
+    As in a merge sort, runs of doubling width meet their right neighbour, and every value on the right counts the ones
+    on the left below and above it.
+    """
+    rank = np.unique(series, return_inverse=True)[1].astype(np.int64)
+    position, beyond, total, width = np.arange(len(rank)), len(rank) + 1, 0, 1
+    while width < len(rank):
+        pair = position // (2 * width) * beyond
+        on_right = position // width % 2 == 1
+        left, right, first = np.sort((pair + rank)[~on_right]), (pair + rank)[on_right], pair[on_right]
+        below = np.searchsorted(left, right) - np.searchsorted(left, first)
+        above = np.searchsorted(left, first + beyond) - np.searchsorted(left, right, side="right")
+        total += int((below - above).sum())
+        width *= 2
+    return total
+
+
+def _line_share(series: Floats) -> float:
+    """Share of the variance that a straight line explains."""
+    line: Floats = np.polyval(np.polyfit(np.arange(len(series)), series, 1), np.arange(len(series))).astype(np.float64)
+    return _share(series, line)
+
+
+def _step_share(series: Floats, at: int) -> float:
+    """Share of the variance that a jump before position `at` explains."""
+    return _share(series, np.where(np.arange(len(series)) < at, series[:at].mean(), series[at:].mean()))
+
+
+def _share(series: Floats, model: Floats) -> float:
+    variance = float(((series - series.mean()) ** 2).sum())
+    return 1 - float(((series - model) ** 2).sum()) / variance if variance else 0.0
+
+
+def _period(series: Floats, steps: Any) -> tuple[int | None, float]:
+    """The shortest period whose phases explain the variance (adjusted for their number), and the share they do."""
+    variance = float(((series - series.mean()) ** 2).sum())
+    count = len(series)
+    if variance == 0 or float(np.ptp(series)) < SMALLEST_CHANGE:
+        return None, 0.0
+    for period in _possible_periods(series - series.mean(), steps).tolist():
+        phase = steps % period
+        sums = np.bincount(phase, series - series.mean(), minlength=period)
+        sizes = np.bincount(phase, minlength=period)
+        if (sizes < 2).any():
+            continue
+        explained = float((sums**2 / sizes).sum()) / variance
+        share = 1 - (1 - explained) * (count - 1) / (count - period)
+        if share >= PERIODIC_SHARE:
+            return period, share
+    return None, 0.0
+
+
+def _possible_periods(deviation: Floats, steps: Any) -> Ints:
+    """The periods, ascending, that could explain enough variance; all others provably cannot.
+
+    The squared sums of the phases add up to the autocorrelation at all multiples of the period, and a phase that
+    counts holds at least two steps (all but one of the fullest, where no step is missing). So one Fourier transform
+    bounds the share of every period, and thousands of steps need no pass over them for each.
+    """
+    count, span = len(steps), int(steps[-1] - steps[0]) + 1
+    periods = np.arange(2, count // 3 + 1)
+    if span > _SPARSEST * count:
+        return periods
+    line = np.zeros(span)
+    line[steps - steps[0]] = deviation
+    spectrum = np.fft.rfft(line, 2 * span)
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2, 2 * span)[:span]
+    squares = np.array([correlation[0] + 2 * correlation[period::period].sum() for period in periods])
+    smallest = count // periods if span == count else 2
+    explained = squares / smallest / correlation[0] + _ROUNDING
+    possible: Ints = periods[1 - (1 - explained) * (count - 1) / (count - periods) >= PERIODIC_SHARE]
+    return possible
+
+
+def space_pattern(attribution: Attribution, hosts: Mapping[Worker, str]) -> SpacePattern:
+    """The shape of the map of exact S_w. `hosts`: the host of each worker, as far as known."""
+    slowdown = attribution.worker_slowdown - 1
+    per_step = attribution.by_worker / attribution.ideal[:, None, None]
+    worst = per_step.reshape(len(per_step), -1).argmax(axis=1)
+    by_step = tuple(
+        WorstOfStep(int(step), _worker(attribution, int(cell)), float(per_step[at].ravel()[cell]))
+        for at, (step, cell) in enumerate(zip(attribution.steps, worst, strict=True))
+    )
+    stays = float(np.bincount(worst).max() / len(worst))
+
+    def found(shape: SpaceShape, cells: Any = (), host: str | None = None) -> SpacePattern:
+        return SpacePattern(shape, tuple(_worker(attribution, int(cell)) for cell in cells), host, stays, by_step)
+
+    largest = float(slowdown.max())
+    usual = float(np.mean([entry.slowdown for entry in by_step])) - 1
+    if largest < SMALLEST_SLOWDOWN - 1 and usual < 2 * (SMALLEST_SLOWDOWN - 1):
+        return found(SpaceShape.NONE)
+    hot = slowdown >= max(HOT_SHARE * largest, SMALLEST_SLOWDOWN - 1)
+    cells = np.flatnonzero(hot)
+    shape, host = _shape(hot, [hosts.get(_worker(attribution, int(cell))) for cell in cells])
+    if shape in {SpaceShape.SEVERAL_WORKERS, SpaceShape.ONE_HOST} and stays < STAYS_SHARE:
+        return found(SpaceShape.DIFFUSE)
+    if shape is SpaceShape.ONE_WORKER and stays < STAYS_SHARE and largest < usual / 2:
+        return found(SpaceShape.DIFFUSE)
+    return found(shape if len(cells) else SpaceShape.DIFFUSE, cells, host)
+
+
+def _shape(hot: Any, hosts: list[str | None]) -> tuple[SpaceShape, str | None]:
+    """`hot`: [dp_ranks, stages]; `hosts`: those of the hot workers."""
+    dp_ranks, stages = np.flatnonzero(hot.any(axis=1)), np.flatnonzero(hot.any(axis=0))
+    if hot.sum() <= 1:
+        return SpaceShape.ONE_WORKER, hosts[0] if hosts else None
+    if len(stages) == 1 < hot.shape[1] and len(dp_ranks) >= WHOLE_SHARE * hot.shape[0]:
+        return SpaceShape.ONE_STAGE, None
+    if len(dp_ranks) == 1 < hot.shape[0] and len(stages) >= WHOLE_SHARE * hot.shape[1]:
+        return SpaceShape.ONE_DP_RANK, None
+    if len(set(hosts)) == 1 and hosts[0] is not None:
+        return SpaceShape.ONE_HOST, hosts[0]
+    return SpaceShape.SEVERAL_WORKERS, None
+
+
+def _worker(attribution: Attribution, cell: int) -> Worker:
+    dp_index, stage = divmod(cell, attribution.stages)
+    return Worker(attribution.dp_ranks[dp_index], stage)

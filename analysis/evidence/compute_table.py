@@ -1,0 +1,110 @@
+"""Forward and backward costs of a job as one grid, and back.
+
+In: a `JobReplay`. Out: a `ComputeTable`: where each forward and backward compute sits in the cost matrices, so that
+costs can be looked at by (stage, chunk, microbatch, step, DP rank) and changed in that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tracekit.analysis.graph.compute_rows import ComputeRows, compute_rows
+from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.model import OpKind
+
+COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Ops of one kind and stage in one block.
+
+    `step`, `dp_index`: positions of the block's lanes in the grid, [lanes].
+    """
+
+    block: int
+    kind: int
+    stage: int
+    computes: ComputeRows
+    step: Int32s
+    dp_index: Ints
+
+
+@dataclass(frozen=True)
+class ComputeTable:
+    """Costs of computes as a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]; kinds: forward, backward.
+
+    Cells that were not recorded are nan. Where stages differ in their number of computes the grid has one chunk, and
+    "microbatch" counts the computes of a stage.
+    """
+
+    shape: tuple[int, int, int, int, int, int]
+    placements: tuple[_Placement, ...]
+    own: tuple[Floats, ...]
+
+    @classmethod
+    def of(cls, replay: JobReplay) -> ComputeTable:
+        """Find every forward and backward compute of the job."""
+        graph = replay.graph
+        placements = [
+            part
+            for number, block in enumerate(graph.blocks)
+            for part in _placements(block, number, np.array(graph.dp_ranks), graph.layout.pp)
+        ]
+        cells = {len(part.computes) for part in placements}
+        chunks = graph.layout.vpp
+        regular = len(cells) == 1 and not next(iter(cells)) % chunks
+        split = (chunks, next(iter(cells)) // chunks) if regular else (1, max(cells, default=0))
+        shape = (len(COMPUTE_KINDS), graph.layout.pp, *split, len(graph.steps), len(graph.dp_ranks))
+        return cls(shape, tuple(placements), replay.durations.own)
+
+    @cached_property
+    def grid(self) -> Floats:
+        """Own costs of the recording, seconds, read-only."""
+        return self.gather(self.own)
+
+    @property
+    def empty(self) -> bool:
+        """True where the job has no forward or no backward computes."""
+        return len({part.kind for part in self.placements}) < len(COMPUTE_KINDS)
+
+    def gather(self, own: Sequence[Floats]) -> Floats:
+        """The grid of the costs in `own` (one [rows, lanes] matrix per block)."""
+        kinds, stages, chunks, microbatches, steps, dp_ranks = self.shape
+        grid = np.full((kinds, stages, chunks * microbatches, steps, dp_ranks), np.nan)
+        for part in self.placements:
+            seconds = part.computes.seconds(own[part.block])
+            grid[part.kind, part.stage, : len(part.computes), part.step, part.dp_index] = seconds.T
+        return grid.reshape(self.shape)
+
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, as they belong to the rows of the blocks."""
+        microbatches = self.shape[3]
+        wide = np.broadcast_to(values, self.shape)
+        for part in self.placements:
+            # Chunks and microbatches are one axis of rows: cell = chunk x microbatches + microbatch.
+            computes = part.computes
+            chunk, microbatch = np.divmod(np.arange(len(computes)), microbatches)
+            here = wide[part.kind, part.stage][
+                chunk[:, None], microbatch[:, None], part.step[None, :], part.dp_index[None, :]
+            ]
+            rows = computes.rows[:, 0] if computes.rows.shape[1] == 1 else computes.rows
+            yield Part(part.block, rows, np.repeat(here, computes.parts, axis=0) if computes.parts > 1 else here)
+
+
+def _placements(block: Block, number: int, dp_ranks: Ints, stages: int) -> list[_Placement]:
+    dp_index = np.searchsorted(dp_ranks, block.dp_rank)
+    placements = []
+    for stage in range(stages):
+        for at, kind in enumerate(COMPUTE_KINDS):
+            computes = compute_rows(block, stage, kind)
+            if len(computes):
+                placements.append(_Placement(number, at, stage, computes, block.step, dp_index))
+    return placements

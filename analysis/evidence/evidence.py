@@ -1,0 +1,175 @@
+"""What all rules look at, computed once per job.
+
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import median
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
+from tracekit.text import encodable
+from tracekit.trace import Trace, share_of_samples
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One job as the rules see it."""
+
+    trace: Trace
+    replay: JobReplay
+    attribution: Attribution
+
+    @property
+    def dp_ranks(self) -> tuple[int, ...]:
+        """The DP ranks of the grids' last axis."""
+        return self.replay.graph.dp_ranks
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of the job."""
+        return self.replay.graph.layout.pp
+
+    @cached_property
+    def unchanged(self) -> Floats:
+        """Step times of the job without any change, seconds, [steps]; launch delays as in `changes`."""
+        return step_times_with(self.replay, ())
+
+    @property
+    def unchanged_s(self) -> float:
+        """Mean step without any change, seconds."""
+        return float(self.unchanged.mean())
+
+    @cached_property
+    def table(self) -> ComputeTable:
+        """The computes of the job."""
+        return ComputeTable.of(self.replay)
+
+    @cached_property
+    def profile(self) -> ComputeProfile | None:
+        """What makes computes differ; None where the job lacks forwards or backwards."""
+        return None if self.table.empty else profile_computes(self.table)
+
+    @cached_property
+    def transfers(self) -> TransferGrid:
+        """The transfers between stages."""
+        return transfer_grid(self.replay.graph)
+
+    @cached_property
+    def transfer_s(self) -> Floats:
+        """Seconds of each transfer, as `transfers`."""
+        return self.transfers.gather(self.replay.durations.own)
+
+    @cached_property
+    def usual_transfer_s(self) -> float:
+        """Median transfer between stages, seconds."""
+        return float(median(self.transfer_s, (0, 1, 2, 3)))
+
+    @cached_property
+    def link_factor(self) -> Floats:
+        """Median transfer of each link over the usual one, [links x directions, dp_ranks]; 1 where it is not used."""
+        factor = median(self.transfer_s, (1, 2)) / max(self.usual_transfer_s, 1e-9)
+        return np.where(np.isfinite(factor), factor, 1.0)
+
+    @cached_property
+    def collectives(self) -> OpGrid:
+        """The data-parallel collectives by stage."""
+        return op_grid(self.replay.graph, DP_COLLECTIVES)
+
+    @cached_property
+    def optimizers(self) -> OpGrid:
+        """The optimizer of each stage."""
+        return op_grid(self.replay.graph, (OpKind.OPTIMIZER,))
+
+    @cached_property
+    def first_forwards(self) -> OpGrid:
+        """The first forward of each stage."""
+        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,), most=1)
+
+    @cached_property
+    def data_loads(self) -> OpGrid:
+        """The data loading of each stage, where it was recorded."""
+        return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))
+
+    @cached_property
+    def host_work(self) -> OpGrid:
+        """What the hosts did between other ops, where it was recorded."""
+        return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
+
+    @cached_property
+    def collections(self) -> OpGrid:
+        """Garbage collections between computes, where they were recorded."""
+        return op_grid(self.replay.graph, (OpKind.GC,))
+
+    @cached_property
+    def checkpoints(self) -> OpGrid:
+        """Checkpoints, where they were recorded."""
+        return op_grid(self.replay.graph, (OpKind.CHECKPOINT,))
+
+    @cached_property
+    def computing(self) -> OpGrid:
+        """Every op that is no communication: its launch delay is the host's."""
+        return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
+
+    @property
+    def all_lanes_replayed(self) -> bool:
+        """True where every DP rank of the layout is replayed in every step, so that nothing is missing."""
+        graph = self.replay.graph
+        lanes = sum(block.lanes for block in graph.blocks)
+        return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
+
+    @cached_property
+    def hosts(self) -> dict[Worker, str]:
+        """The host of each traced worker, as far as the metadata says."""
+        hosts = self.trace.metadata.get("hosts") or {}
+        ranks = self.trace.worker_ranks()
+        if not isinstance(hosts, dict):
+            return {}
+        named = {worker: hosts.get(str(rank)) for worker, rank in ranks.items()}
+        return {worker: encodable(str(host)) for worker, host in named.items() if host is not None}
+
+    @cached_property
+    def pauses_inside_computes(self) -> int | None:
+        """How many collections of garbage were seen inside computes; None where nobody looked."""
+        collected = self.trace.metadata.get("collect")
+        nested = collected.get("nested") if isinstance(collected, dict) else None
+        count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
+        return count if isinstance(count, int) and 0 <= count < 2**53 else None
+
+    @cached_property
+    def throttled(self) -> dict[Worker, float]:
+        """In which share of the samples the GPU of a worker was throttled, as far as the metadata says."""
+        gpus = self.trace.metadata.get("gpus") or {}
+        if not isinstance(gpus, dict):
+            return {}
+        sampled = {worker: gpus.get(str(rank)) for worker, rank in self.trace.worker_ranks().items()}
+        shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
+        known = {worker: share_of_samples(share) for worker, share in shares.items()}
+        return {worker: share for worker, share in known.items() if share is not None}
+
+    def worker(self, stage: int, dp_index: int) -> Worker:
+        """The worker at a position of the grids."""
+        return Worker(self.dp_ranks[int(dp_index)], int(stage))
+
+    def workers_where(self, hit: np.ndarray) -> tuple[Worker, ...]:
+        """The workers where `hit` [stages, dp_ranks] holds, by DP rank, then stage."""
+        return tuple(sorted(self.worker(stage, dp_index) for stage, dp_index in zip(*np.nonzero(hit), strict=True)))
+
+    def cells_of(self, workers: Iterable[Worker]) -> np.ndarray:
+        """True at these workers' positions, [stages, dp_ranks]."""
+        hit = np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
+        for worker in workers:
+            hit[worker.pp_rank, self.dp_ranks.index(worker.dp_rank)] = True
+        return hit

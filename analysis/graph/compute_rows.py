@@ -1,0 +1,56 @@
+"""Forwards and backwards of one worker in order of chunk and microbatch.
+
+In: a block of lanes. Out: `ComputeRows`: which rows they are, and what each takes. A compute that waited for a
+collective in its middle is recorded in parts, which share their microbatch; here it is one compute again, since what
+makes a compute long (its sequences, its worker) makes all of it long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.model import OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRows:
+    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] where lanes differ."""
+
+    rows: Ints
+    parts: int
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.parts
+
+    def seconds(self, own: Floats) -> Floats:
+        """What each compute takes, seconds, [computes, lanes]; `own`: costs of the block, [rows, lanes]."""
+        alike = self.rows.shape[1] == 1
+        costs: Floats = own[self.rows[:, 0]] if alike else np.take_along_axis(own, self.rows, axis=0)
+        return costs if self.parts == 1 else costs.reshape(len(self), self.parts, -1).sum(axis=1)
+
+
+def compute_rows(block: Block, stage: int, kind: OpKind) -> ComputeRows:
+    """The computes of that kind on that stage. Where microbatches were not recorded they are in order of seq."""
+    template = block.template
+    rows = np.flatnonzero((template.pp_rank == stage) & (template.kind == kind.code))
+    microbatch = block.microbatch[rows].astype(np.int64)
+    labels = template.chunk[rows].astype(np.int64)[:, None] * (int(microbatch.max(initial=0)) + 2) + microbatch
+    order = np.argsort(labels, axis=0, kind="stable")
+    ordered: Ints = rows[order]
+    return ComputeRows(ordered, _parts(np.take_along_axis(labels, order, axis=0), microbatch))
+
+
+def _parts(labels: Ints, microbatch: Ints) -> int:
+    """In how many parts each compute was recorded; 1 where they differ in that. `labels` in order, [rows, lanes]."""
+    if not len(labels) or (microbatch < 0).any():
+        return 1
+    parts = int((labels[:, 0] == labels[0, 0]).sum())
+    if parts == 1 or len(labels) % parts:
+        return 1
+    apart = labels.reshape(-1, parts, labels.shape[1])
+    one_label = (apart == apart[:, :1]).all() and (np.diff(apart[:, 0], axis=0) > 0).all()
+    return parts if one_label else 1

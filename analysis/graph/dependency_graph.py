@@ -1,0 +1,237 @@
+"""The dependency graph of a job: templates, and the lanes each template holds for.
+
+In: a `Trace`. Out: a `DependencyGraph`. Almost every job repeats one structure on every DP rank and step, so a
+template is the graph of one lane and a block carries [rows, lanes] matrices of recorded times. A job whose lanes differ
+has a block per structure; lanes of one step join across blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
+from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
+from tracekit.analysis.graph.structure import Structure
+from tracekit.analysis.graph.template import NO_JOINS, Template, build_templates, join_keys
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.model import KINDS, Layout, OpKind, Worker
+from tracekit.trace import Trace
+
+if TYPE_CHECKING:
+    import networkx
+
+#: (dp_rank, pp_rank, kind, seq)
+Node = tuple[int, int, OpKind, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A template and the lanes it holds for, ordered by (step, dp_rank).
+
+    `step`: index into `DependencyGraph.steps`, `dp_rank`: both [lanes]. `first_lane`: where the lanes of each step
+    begin, [steps here + 1]. `start`, `duration`: recorded seconds, [rows, lanes]. `microbatch`: [rows, 1] or
+    [rows, lanes], -1 for none.
+    """
+
+    template: Template
+    structure: Structure
+    step: Int32s
+    first_lane: Ints
+    dp_rank: Int32s
+    start: Floats
+    duration: Floats
+    microbatch: Int32s
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes the block has."""
+        return int(self.start.shape[1])
+
+    def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
+        """The block with only these lanes, whose steps are renumbered to `step`."""
+        return replace(
+            self,
+            step=step,
+            first_lane=first_lanes(step),
+            dp_rank=self.dp_rank[lanes],
+            start=np.ascontiguousarray(self.start[:, lanes]),
+            duration=np.ascontiguousarray(self.duration[:, lanes]),
+            microbatch=self.microbatch if self.microbatch.shape[1] == 1 else self.microbatch[:, lanes],
+        )
+
+
+@dataclass(frozen=True)
+class DependencyGraph:
+    """All ops of a job and what each waits for.
+
+    `steps`: step numbers that can be replayed, [steps]. `joins`: how many data-parallel collectives a step has.
+    `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not recorded;
+    `reconstructed`: whether they were put in.
+    """
+
+    layout: Layout
+    steps: Int32s
+    blocks: tuple[Block, ...]
+    joins: int
+    dropped_lanes: tuple[tuple[int, int], ...]
+    gaps: tuple[Gap, ...] = ()
+    reconstructed: bool = False
+
+    @classmethod
+    def from_trace(cls, trace: Trace, *, reconstruct: bool = False) -> DependencyGraph:
+        """Build the graph. Raises GraphError for unpaired sends, cycles and the like.
+
+        `reconstruct`: put in members of collectives that their peers recorded and they did not, as soon as all that
+        they wait for had ended.
+        """
+        lanes = place_lanes(trace)
+        missing = lanes.missing
+        if reconstruct and len(missing):
+            lanes = place_lanes(with_missing_ops(trace, missing))
+            graph = cls._of_lanes(trace, lanes)
+            return replace(_begun_when_ready(graph, missing), gaps=missing.gaps(), reconstructed=True)
+        return replace(cls._of_lanes(trace, lanes), gaps=missing.gaps())
+
+    @classmethod
+    def _of_lanes(cls, trace: Trace, lanes: Lanes) -> DependencyGraph:
+        replayed = np.unique(np.concatenate([group.step for group in lanes.groups]))
+        lanes_of_step = sum(np.bincount(group.step, minlength=len(lanes.steps)) for group in lanes.groups)
+        keys = join_keys([group.structure for group in lanes.groups]) if np.max(lanes_of_step) > 1 else NO_JOINS
+        templates = build_templates([group.structure for group in lanes.groups], keys)
+        return cls(
+            layout=trace.layout,
+            steps=lanes.steps[replayed],
+            blocks=tuple(
+                _block(group, template, replayed) for group, template in zip(lanes.groups, templates, strict=True)
+            ),
+            joins=len(keys),
+            dropped_lanes=lanes.dropped_lanes,
+        )
+
+    @cached_property
+    def blocks_meet(self) -> bool:
+        """True where some step has lanes of several structures, so that blocks replay together."""
+        blocks_of_step = sum(np.bincount(np.unique(block.step), minlength=len(self.steps)) for block in self.blocks)
+        return bool(np.max(blocks_of_step) > 1)
+
+    @cached_property
+    def ops(self) -> int:
+        """How many ops are in the graph."""
+        return sum(block.start.size for block in self.blocks)
+
+    @cached_property
+    def dp_ranks(self) -> tuple[int, ...]:
+        """The DP ranks in the graph, ascending."""
+        return tuple(np.unique(np.concatenate([block.dp_rank for block in self.blocks])).tolist())
+
+    @cached_property
+    def kinds(self) -> tuple[OpKind, ...]:
+        """The kinds of op in the graph, in the order of `OpKind`."""
+        codes = np.unique(np.concatenate([block.template.kind for block in self.blocks]))
+        return tuple(KINDS[code] for code in codes)
+
+    @cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers in the graph, by DP rank, then stage."""
+        return tuple(Worker(dp_rank, pp_rank) for dp_rank in self.dp_ranks for pp_rank in range(self.layout.pp))
+
+    def to_networkx(self, step: int | None = None) -> networkx.DiGraph[Node]:
+        """One step (by default the first) as a networkx graph, for people who explore.
+
+        A node is (dp_rank, pp_rank, kind, seq), with `start` and `duration` (recorded seconds), `chunk`, `microbatch`
+        and `group`: nodes of equal group transfer together. An edge leads from an op to one that waits for its end.
+        Raises KeyError for a step that is not in the graph.
+        """
+        import networkx
+
+        wanted = int(self.steps[0]) if step is None else step
+        if wanted not in self.steps:
+            raise KeyError(f"step {step} is not in the graph; it has {self.steps[0]} to {self.steps[-1]}")
+        index = int(np.searchsorted(self.steps, wanted))
+        graph: networkx.DiGraph[Node] = networkx.DiGraph(step=wanted)
+        for number, block in enumerate(self.blocks):
+            for lane in np.flatnonzero(block.step == index):
+                _add_lane(graph, block, number, int(lane))
+        return graph
+
+
+def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:
+    step = np.searchsorted(replayed, group.step).astype(np.int32)
+    return Block(
+        template=template,
+        structure=group.structure,
+        step=step,
+        first_lane=first_lanes(step),
+        dp_rank=group.dp_rank,
+        start=group.start,
+        duration=group.duration,
+        microbatch=group.microbatch,
+    )
+
+
+def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> DependencyGraph:
+    """The graph in which each missing op begins when all it waits for has ended, and ends as it did."""
+    step_index = np.searchsorted(graph.steps, missing.step)
+    blocks = []
+    for block in graph.blocks:
+        template = block.template
+        start, duration = block.start.copy(), block.duration.copy()
+        kinds = np.unique(missing.kind)
+        # In replay order: a missing op may wait for another one.
+        for row in template.order[np.isin(template.kind[template.order], kinds)]:
+            same = (
+                (missing.kind == template.kind[row])
+                & (missing.pp_rank == template.pp_rank[row])
+                & (missing.seq == template.seq[row])
+            )
+            lanes = _lanes_at(block, step_index[same], missing.dp_rank[same])
+            waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
+            if not len(lanes) or not len(waits):
+                continue
+            end = start[row, lanes] + duration[row, lanes]
+            ready = (start[np.ix_(waits, lanes)] + duration[np.ix_(waits, lanes)]).max(axis=0)
+            start[row, lanes] = np.minimum(ready, end)
+            duration[row, lanes] = end - start[row, lanes]
+        blocks.append(replace(block, start=start, duration=duration))
+    return replace(graph, blocks=tuple(blocks))
+
+
+def _lanes_at(block: Block, step: Ints, dp_rank: Int32s) -> Ints:
+    """The lanes of a block at these (step index, dp_rank), as far as they are in the block."""
+    width = int(max(block.dp_rank.max(), dp_rank.max(initial=0))) + 1
+    here: Ints = np.flatnonzero(np.isin(block.step * width + block.dp_rank, step * width + dp_rank))
+    return here
+
+
+def first_lanes(step: Int32s) -> Ints:
+    """Where the lanes of each step begin, [steps + 1], from the ascending step of each lane."""
+    return np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
+
+
+def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: int) -> None:
+    template = block.template
+    dp_rank = int(block.dp_rank[lane])
+    microbatch = block.microbatch[:, lane if block.microbatch.shape[1] > 1 else 0]
+    group_of_row = np.empty(template.rows, np.int64)
+    group_of_row[template.order] = np.repeat(np.arange(len(template.join)), np.diff(template.first_of_group))
+    nodes = [
+        (dp_rank, int(template.pp_rank[row]), KINDS[template.kind[row]], int(template.seq[row]))
+        for row in range(template.rows)
+    ]
+    for row, node in enumerate(nodes):
+        group = int(group_of_row[row])
+        graph.add_node(
+            node,
+            start=float(block.start[row, lane]),
+            duration=float(block.duration[row, lane]),
+            chunk=int(template.chunk[row]) if template.chunk[row] >= 0 else None,
+            microbatch=int(microbatch[row]) if microbatch[row] >= 0 else None,
+            group=(int(template.join[group]),) if template.join[group] >= 0 else (number, group, lane),
+        )
+    for row, node in enumerate(nodes):
+        for before in template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]:
+            graph.add_edge(nodes[before], node)

@@ -1,0 +1,152 @@
+"""Members of collectives that must have run but were not recorded.
+
+In: how many ops of each kind every worker has in every step. Out: `Gap`s, and the trace with the missing ops put in.
+A collective waits for all of its members, so one without a late member reads as if nobody had been late. A member that
+its peers recorded must have been there: it is put in where the peers' op ended, and the graph sets when it began (see
+`DependencyGraph.from_trace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
+from tracekit.schema import KIND_TYPE, SCHEMA
+from tracekit.trace import Trace
+
+#: Collectives that a worker takes part in wherever its peers on the other DP ranks do.
+SHARED = (
+    *(kind for kind in KINDS if kind in DP_COLLECTIVES),
+    OpKind.EMBEDDING_GRADS_ALL_REDUCE,
+    OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Ops of one kind that a worker lacks although its peers recorded them.
+
+    `steps`: the step numbers, ascending, one for each missing op.
+    """
+
+    kind: OpKind
+    worker: Worker
+    steps: tuple[int, ...]
+
+    @property
+    def ops(self) -> int:
+        """How many ops are missing."""
+        return len(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingOps:
+    """Ops to put in, [ops] each: step number, worker, kind code and seq."""
+
+    step: npt.NDArray[np.int32]
+    dp_rank: npt.NDArray[np.int32]
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """The same, by worker and kind."""
+        steps: dict[tuple[int, int, int], list[int]] = {}
+        for kind, dp_rank, pp_rank, step in zip(self.kind, self.dp_rank, self.pp_rank, self.step, strict=True):
+            steps.setdefault((int(kind), int(dp_rank), int(pp_rank)), []).append(int(step))
+        return tuple(
+            Gap(KINDS[kind], Worker(dp_rank, pp_rank), tuple(sorted(where)))
+            for (kind, dp_rank, pp_rank), where in sorted(steps.items())
+        )
+
+
+def missing_ops(
+    counts: npt.NDArray[np.int32],
+    lanes: npt.NDArray[np.int64],
+    steps: npt.NDArray[np.int32],
+    dp_ranks: npt.NDArray[np.int32],
+    stages: int,
+) -> MissingOps:
+    """What `lanes` lack. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds].
+
+    `steps`, `dp_ranks`: the numbers of the steps and DP ranks that `counts` goes over.
+    """
+    by_lane = counts.reshape(len(steps), len(dp_ranks), stages, len(KINDS))
+    here = np.zeros(len(counts), np.bool_)
+    here[lanes] = True
+    there = here.reshape(len(steps), len(dp_ranks))
+    found: list[npt.NDArray[np.int64]] = []
+    for kind in SHARED:
+        count = by_lane[:, :, :, kind.code]
+        if not count.any():
+            continue
+        expected = np.where(there[:, :, None], count, 0).max(axis=1, keepdims=True)
+        if kind is OpKind.OPTIMIZER_CLIP_MAIN_GRAD:  # joins all stages, too
+            expected = np.where(count.any(axis=(0, 1)), expected.max(axis=2, keepdims=True), expected)
+        lacks = np.where(there[:, :, None], expected - count, 0)
+        cells = np.argwhere(lacks > 0)
+        often = lacks[tuple(cells.T)]
+        cell = np.repeat(np.arange(len(cells)), often)
+        seq = count[tuple(cells.T)][cell] + np.arange(len(cell)) - (np.cumsum(often) - often)[cell]
+        step, dp_index, stage = cells[cell].T
+        found.append(np.stack([steps[step], dp_ranks[dp_index], stage, np.full(len(cell), kind.code), seq], axis=1))
+    table = np.concatenate(found) if found else np.empty((0, 5), np.int64)
+    return MissingOps(
+        step=table[:, 0].astype(np.int32),
+        dp_rank=table[:, 1].astype(np.int32),
+        pp_rank=table[:, 2].astype(np.int16),
+        kind=table[:, 3].astype(np.uint8),
+        seq=table[:, 4].astype(np.int32),
+    )
+
+
+def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
+    """The trace with `missing` put in, beginning and ending as the same op of the peers did in the median."""
+    rank_of = trace.worker_ranks()
+    workers = [Worker(int(dp), int(pp)) for dp, pp in zip(missing.dp_rank, missing.pp_rank, strict=True)]
+    wanted = pl.DataFrame(
+        {
+            "step": missing.step,
+            "rank": pl.Series([rank_of[worker] for worker in workers], dtype=pl.Int32),
+            "dp_rank": missing.dp_rank,
+            "pp_rank": missing.pp_rank,
+            "kind": pl.Series(missing.kind).cat.to(KIND_TYPE),
+            "seq": missing.seq,
+        }
+    )
+    times = pl.col("start").median(), (pl.col("start") + pl.col("duration")).median().alias("end")
+    shared = trace.ops.filter(pl.col("kind").is_in([str(kind) for kind in SHARED]))
+    one = ["step", "kind", "seq"]
+    of_stage = shared.group_by(*one, "pp_rank").agg(*times, pl.col("chunk").first())
+    of_all = shared.group_by(one).agg(*times)
+    filled = (
+        wanted.join(of_stage, on=[*one, "pp_rank"], how="left")
+        .join(of_all, on=one, how="left", suffix="_of_all")
+        .with_columns(pl.col(name).fill_null(pl.col(f"{name}_of_all")) for name in ("start", "end"))
+        .with_columns(duration=pl.col("end") - pl.col("start"), microbatch=pl.lit(None, pl.Int32))
+    )
+    ops = pl.concat([trace.ops, filled.select(list(SCHEMA)).cast(dict(SCHEMA))])  # type: ignore[arg-type]
+    return Trace(ops.rechunk(), trace.layout, trace.name, trace.step_starts, trace.metadata)
+
+
+def gaps_text(gaps: Sequence[Gap], *, most: int = 3) -> str:
+    """The gaps in a phrase: which ops of whom, how many, in how many steps."""
+    by_kind: dict[OpKind, list[Gap]] = {}
+    for gap in gaps:
+        by_kind.setdefault(gap.kind, []).append(gap)
+    parts = []
+    for kind, of_kind in by_kind.items():
+        workers = [str(gap.worker) for gap in of_kind]
+        named = ", ".join(workers[:most]) + (f" and {len(workers) - most} more" if len(workers) > most else "")
+        steps = len({step for gap in of_kind for step in gap.steps})
+        ops = sum(gap.ops for gap in of_kind)
+        parts.append(f"{ops:,} {kind} of worker{'s' if len(workers) > 1 else ''} {named} in {steps:,} steps")
+    return "; ".join(parts)

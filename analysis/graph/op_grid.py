@@ -1,0 +1,149 @@
+"""Ops of some kinds as a grid [slots, ops, steps, dp_ranks], and back.
+
+In: a `DependencyGraph`. Out: `OpGrid`s: where ops sit in the cost matrices, a slot being a stage or a link between
+stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
+from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.model import OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Rows of one slot in one block, and the grid positions of its lanes."""
+
+    block: int
+    slot: int
+    rows: Ints
+    step: Int32s
+    dp_index: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some ops of one block and a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] where lanes differ."""
+
+    block: int
+    rows: Ints
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class OpGrid:
+    """Where the ops of a grid [slots, ops, steps, dp_ranks] sit. Cells without an op are nan."""
+
+    shape: tuple[int, int, int, int]
+    places: tuple[_Place, ...]
+
+    @property
+    def empty(self) -> bool:
+        """True where the job has none of the ops."""
+        return not self.places
+
+    def gather(self, matrices: Sequence[Floats]) -> Floats:
+        """The ops' values in `matrices` (one [rows, lanes] matrix per block)."""
+        grid = np.full(self.shape, np.nan)
+        for place in self.places:
+            values = matrices[place.block][place.rows]
+            grid[place.slot, : len(place.rows), place.step, place.dp_index] = values.T
+        return grid
+
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, as they belong to the rows of the blocks."""
+        wide = np.broadcast_to(values, self.shape)
+        for place in self.places:
+            here = wide[place.slot, : len(place.rows), place.step, place.dp_index].T
+            yield Part(place.block, place.rows, here)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferGrid:
+    """Transfers between stages: slot 2 x link + direction, link s being stages s and s + 1 (the last wraps to 0)."""
+
+    sends: OpGrid
+    recvs: OpGrid
+
+    @property
+    def empty(self) -> bool:
+        """True where the job has no transfers between stages."""
+        return self.sends.empty
+
+    def gather(self, own: Sequence[Floats]) -> Floats:
+        """Seconds per transfer: the shorter of what its two sides measured, so that no clock can lengthen it."""
+        return np.fmin(self.sends.gather(own), self.recvs.gather(own))
+
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, for both sides of each transfer."""
+        yield from self.sends.parts(values)
+        yield from self.recvs.parts(values)
+
+
+def op_grid(graph: DependencyGraph, kinds: Collection[OpKind], *, most: int | None = None) -> OpGrid:
+    """Ops of `kinds` by stage, in row order; at most the first `most` of each stage."""
+    codes = [kind.code for kind in kinds]
+    places = []
+    for number, block in enumerate(graph.blocks):
+        template = block.template
+        for stage in range(graph.layout.pp):
+            here = (template.pp_rank == stage) & np.isin(template.kind, codes)
+            rows = np.flatnonzero(here)[:most]
+            if len(rows):
+                places.append(_place(graph, number, stage, rows))
+    return _grid(graph, places, graph.layout.pp)
+
+
+def transfer_grid(graph: DependencyGraph, *, most: int | None = None) -> TransferGrid:
+    """Sends with their recvs, at most the first `most` of each link and direction."""
+    sends, recvs = [], []
+    stages = graph.layout.pp
+    for number, block in enumerate(graph.blocks):
+        for slot, send, recv in _pairs(block, stages):
+            sends.append(_place(graph, number, slot, send[:most]))
+            recvs.append(_place(graph, number, slot, recv[:most]))
+    return TransferGrid(_grid(graph, sends, 2 * stages), _grid(graph, recvs, 2 * stages))
+
+
+def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
+    """(slot, rows of sends, rows of their recvs) of each slot in use."""
+    template = block.template
+    send, recv = _paired_rows(template)
+    forward = template.kind[send] == OpKind.FORWARD_SEND.code
+    link = np.where(forward, template.pp_rank[send], template.pp_rank[recv]).astype(np.int64)
+    slots = 2 * link + ~forward
+    for slot in range(2 * stages):
+        here = slots == slot
+        if here.any():
+            yield slot, send[here], recv[here]
+
+
+def _paired_rows(template: Template) -> tuple[Ints, Ints]:
+    """Rows of sends and of their recvs, [pairs] each, ordered by the send's row."""
+    sizes = np.diff(template.first_of_group)
+    first = template.first_of_group[:-1][sizes == 2]
+    one, other = template.order[first], template.order[first + 1]
+    sends = [OpKind.FORWARD_SEND.code, OpKind.BACKWARD_SEND.code]
+    swapped = np.isin(template.kind[other], sends)
+    send, recv = np.where(swapped, other, one), np.where(swapped, one, other)
+    real = np.isin(template.kind[send], sends)
+    order = np.argsort(send[real], kind="stable")
+    return send[real][order], recv[real][order]
+
+
+def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints) -> _Place:
+    block = graph.blocks[number]
+    dp_index = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+    return _Place(number, slot, rows, block.step, dp_index)
+
+
+def _grid(graph: DependencyGraph, places: list[_Place], slots: int) -> OpGrid:
+    ops = max((len(place.rows) for place in places), default=0)
+    return OpGrid((slots, ops, len(graph.steps), len(graph.dp_ranks)), tuple(places))

@@ -1,0 +1,285 @@
+"""The dependency rules of pipeline jobs such as Megatron's: which op of one lane waits for which.
+
+In: the ops of one lane (one model-parallel group in one step) as columns in row order, that is by
+(pp_rank, kind, seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share
+it, so this runs once per distinct structure, not once per lane.
+
+The rules are those of "Understanding Stragglers in Large Model Training" (OSDI'25, section 3); ARCHITECTURE.md draws
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.structure import LaneOps, Structure
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.errors import GraphError
+from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
+
+#: Kinds that run one after the other on a worker, in order of start. What of them runs last precedes the collectives
+#: and the optimizer at the end of the step.
+COMPUTE_STREAM = (
+    OpKind.FORWARD_COMPUTE,
+    OpKind.BACKWARD_COMPUTE,
+    OpKind.DATA_LOAD,
+    OpKind.CHECKPOINT,
+    OpKind.HOST_DELAY,
+    OpKind.ALL_TO_ALL,
+    OpKind.FORWARD_COLLECTIVES,
+    OpKind.BACKWARD_COLLECTIVES,
+    OpKind.GC,
+)
+#: Kinds that share the data-parallel stream, in order of start.
+DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
+#: What brings gradients together over the DP ranks; all-reduce is what DistributedDataParallel does.
+GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
+#: Recorded times are compared with this slack (seconds) to tell a send or recv that never ran.
+NO_OP_SLACK_S = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of the pipeline: its op kinds and how activations (or gradients) move through the stages."""
+
+    compute: OpKind
+    send: OpKind
+    recv: OpKind
+    stride: int
+
+    def edge_stage(self, stages: int, *, receiving: bool) -> int:
+        """The stage that has nobody to receive from (or to send to) in its edge chunk."""
+        at_front = receiving == (self.stride > 0)
+        return 0 if at_front else stages - 1
+
+    def edge_chunk(self, chunks: int, *, receiving: bool) -> int:
+        """The chunk at the model's end that receives from (or sends to) nobody on the edge stage."""
+        return 0 if receiving == (self.stride > 0) else chunks - 1
+
+
+FORWARD = Direction(OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1)
+BACKWARD = Direction(OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1)
+
+
+def build_structure(ops: LaneOps) -> Structure:
+    """Apply the dependency rules to one lane. Raises GraphError for a send without its recv and the like."""
+    builder = _Builder(ops)
+    for stage in range(ops.stages):
+        builder.add_streams(stage)
+        builder.add_collectives(stage)
+        builder.add_held_send(stage)
+    for direction in (FORWARD, BACKWARD):
+        sends, recvs = {}, {}
+        for stage in range(ops.stages):
+            recvs[stage] = builder.match_recvs(direction, stage)
+            sends[stage] = builder.match_sends(direction, stage)
+        builder.pair(direction, sends, recvs)
+    builder.join_stages()
+    before = np.concatenate(builder.before) if builder.before else np.empty(0, np.int64)
+    after = np.concatenate(builder.after) if builder.after else np.empty(0, np.int64)
+    return Structure(
+        pp_rank=ops.pp_rank,
+        kind=ops.kind,
+        seq=ops.seq,
+        chunk=ops.chunk,
+        before=before,
+        after=after,
+        group=builder.group,
+        dp_key=_dp_keys(ops),
+    )
+
+
+def merged_order(ops: LaneOps, ranges: list[Ints]) -> Ints:
+    """Rows of several kinds in order of start; each kind keeps its own order (seq)."""
+    rows = np.concatenate(ranges)
+    # A running maximum keeps seq order where a recorded start steps back.
+    keys = np.concatenate([np.maximum.accumulate(ops.start[part]) if len(part) else ops.start[part] for part in ranges])
+    return rows[np.argsort(keys, kind="stable")]
+
+
+def is_held(send_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
+    """Whether a send was recorded behind a reduction, not before or beside it; seconds."""
+    held: npt.NDArray[np.bool_] = send_start > reduction_end - NO_OP_SLACK_S
+    return held
+
+
+def _dp_keys(ops: LaneOps) -> Ints:
+    """A number per (collective, seq) that joins DP ranks: one per stage, but one for all stages for clip."""
+    keys = np.full(len(ops.kind), -1, np.int64)
+    for kind in (*DP_COLLECTIVES, OpKind.OPTIMIZER_CLIP_MAIN_GRAD):
+        rows = np.flatnonzero(ops.kind == kind.code)
+        stage = ops.pp_rank[rows] if kind in DP_COLLECTIVES else 0
+        keys[rows] = (ops.seq[rows].astype(np.int64) * len(KINDS) + kind.code) * ops.stages + stage
+    return keys
+
+
+class _Builder:
+    """Collects edges and groups; one instance builds one structure."""
+
+    def __init__(self, ops: LaneOps) -> None:
+        self.ops = ops
+        self.before: list[Ints] = []
+        self.after: list[Ints] = []
+        self.group = np.arange(len(ops.kind), dtype=np.int64)
+        cell = ops.pp_rank.astype(np.int64) * len(KINDS) + ops.kind
+        self._bounds = np.searchsorted(cell, np.arange(ops.stages * len(KINDS) + 1))
+        self._compute: dict[int, Ints] = {}
+
+    def rows(self, stage: int, kind: OpKind) -> Ints:
+        """Rows of that kind on that stage, in order of seq."""
+        cell = stage * len(KINDS) + kind.code
+        return np.arange(self._bounds[cell], self._bounds[cell + 1])
+
+    def edge(self, before: Ints | int, after: Ints | int) -> None:
+        """`after[i]` waits for `before[i]`; a single row stands for as many as the other side has."""
+        sources, targets = np.broadcast_arrays(np.atleast_1d(before), np.atleast_1d(after))
+        self.before.append(sources.astype(np.int64))
+        self.after.append(targets.astype(np.int64))
+
+    def add_streams(self, stage: int) -> None:
+        """Ops of one stream follow each other; the first backward p2p waits for the warm-up to pass."""
+        compute = merged_order(self.ops, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
+        self._compute[stage] = compute
+        self.edge(compute[:-1], compute[1:])
+        for direction in (FORWARD, BACKWARD):
+            for kind in (direction.send, direction.recv):
+                rows = self.rows(stage, kind)
+                self.edge(rows[:-1], rows[1:])
+        collectives = merged_order(self.ops, [self.rows(stage, kind) for kind in DP_STREAM])
+        self.edge(collectives[:-1], collectives[1:])
+        steps = compute[np.isin(self.ops.kind[compute], (FORWARD.compute.code, BACKWARD.compute.code))]
+        backward = np.flatnonzero(self.ops.kind[steps] == BACKWARD.compute.code)
+        if len(backward) and backward[0] >= 2:
+            for kind in (BACKWARD.send, BACKWARD.recv):
+                self.edge(steps[backward[0] - 2], self.rows(stage, kind)[:1])
+
+    def add_collectives(self, stage: int) -> None:
+        """Parameter gathering before the forwards, gradient reduction and the optimizer after the backwards."""
+        forward, backward = self.rows(stage, FORWARD.compute), self.rows(stage, BACKWARD.compute)
+        for row in self.rows(stage, OpKind.PARAMS_ALL_GATHER):
+            self.edge(int(row), self._of_chunk(forward, row)[:1])
+        compute = self._compute[stage]
+        last = compute[-1:]
+        reductions = merged_order(self.ops, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
+        separate = self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)
+        overlapped = len(separate) > 0
+        rest = np.concatenate(
+            [
+                self.rows(stage, OpKind.LAYERNORM_GRADS_ALL_REDUCE),
+                self.rows(stage, OpKind.EMBEDDING_GRADS_ALL_REDUCE),
+                separate if overlapped else reductions,
+                self.rows(stage, OpKind.OPTIMIZER_CLIP_MAIN_GRAD),
+                self.rows(stage, OpKind.OPTIMIZER),
+            ]
+        )
+        self.edge(rest[:-1], rest[1:])
+        self.edge(last, rest[: len(last)])
+        if overlapped:
+            for row in reductions:
+                self.edge(self._of_chunk(backward, row)[-1:], int(row))
+            self.edge(reductions[-1:], rest[: len(reductions[-1:])])
+
+    def add_held_send(self, stage: int) -> None:
+        """The last backward waits for the reductions inside it (DistributedDataParallel), and its send with it."""
+        reductions, sends = self.rows(stage, OpKind.ALL_REDUCE), self.rows(stage, BACKWARD.send)
+        if len(reductions) and len(sends):
+            reduction, send = int(reductions[-1]), int(sends[-1])
+            if is_held(self.ops.start[send], self.ops.end[reduction]):
+                self.edge(reduction, send)
+
+    def _of_chunk(self, computes: Ints, collective: int) -> Ints:
+        """The computes of the collective's chunk, all of them where it has none."""
+        chunk = self.ops.chunk[collective]
+        return computes if chunk < 0 else computes[self.ops.chunk[computes] == chunk]
+
+    def match_recvs(self, direction: Direction, stage: int) -> Ints:
+        """Order recvs against the computes of their direction; returns those that pair with a send."""
+        ops, computes = self.ops, self.rows(stage, direction.compute)
+        rows = self.rows(stage, direction.recv)
+        inner = self._inner(direction, stage, receiving=True)
+        at_edge = stage == direction.edge_stage(ops.stages, receiving=True)
+        candidates = [rows]
+        if ops.chunks > 1 and len(computes):
+            ran = ops.start[rows] < ops.start[computes[-1]] - NO_OP_SLACK_S
+            candidates.insert(0, rows[: int(ran.sum())])
+        for recvs in candidates:
+            if len(recvs) == len(computes):
+                matched = computes
+            elif at_edge and len(recvs) == len(computes) - 1:
+                matched = computes[1:]
+            elif len(recvs) == inner.sum():
+                matched = computes[inner]
+            else:
+                continue
+            self.edge(recvs, matched)
+            previous = matched - 1
+            posted = previous >= (computes[0] if len(computes) else 0)
+            self.edge(previous[posted], recvs[posted])
+            return recvs[inner[matched - computes[0]]] if len(recvs) else recvs
+        raise self._unmatched(direction.recv, rows, direction.compute, computes, stage)
+
+    def match_sends(self, direction: Direction, stage: int) -> Ints:
+        """Order sends behind the computes of their direction; returns those that pair with a recv."""
+        ops, computes = self.ops, self.rows(stage, direction.compute)
+        rows = self.rows(stage, direction.send)
+        inner = self._inner(direction, stage, receiving=False)
+        candidates = [rows]
+        if ops.chunks > 1 and len(computes):
+            early = ops.end[rows] < ops.end[computes[0]] + NO_OP_SLACK_S
+            candidates.insert(0, rows[int(early.sum()) :])
+        for sends in candidates:
+            if len(sends) == len(computes):
+                matched = computes
+            elif len(sends) == inner.sum():
+                matched = computes[inner]
+            else:
+                continue
+            self.edge(matched, sends)
+            return sends[inner[matched - computes[0]]] if len(sends) else sends
+        raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
+
+    def _inner(self, direction: Direction, stage: int, *, receiving: bool) -> npt.NDArray[np.bool_]:
+        """Which computes have a peer on another stage, [computes]: all but those at the model's end."""
+        computes = self.rows(stage, direction.compute)
+        if self.ops.stages == 1:
+            return np.zeros(len(computes), np.bool_)
+        if stage != direction.edge_stage(self.ops.stages, receiving=receiving):
+            return np.ones(len(computes), np.bool_)
+        chunk = np.maximum(self.ops.chunk[computes], 0)
+        inner: npt.NDArray[np.bool_] = chunk != direction.edge_chunk(self.ops.chunks, receiving=receiving)
+        return inner
+
+    def pair(self, direction: Direction, sends: dict[int, Ints], recvs: dict[int, Ints]) -> None:
+        """The k-th send of a stage and the k-th recv of the next one transfer together."""
+        for stage, sent in sends.items():
+            peer = (stage + direction.stride) % self.ops.stages
+            received = recvs[peer]
+            if len(sent) != len(received):
+                raise GraphError(
+                    f"{self.ops.where}: stage {stage} has {len(sent)} {direction.send} ops for stage {peer}, which has"
+                    f" {len(received)} {direction.recv} ops; every send needs its recv: record the step again or"
+                    " leave it out with --ignore-steps"
+                )
+            self.group[received] = self.group[sent]
+
+    def join_stages(self) -> None:
+        """Embedding gradients join first and last stage, clipping joins all stages."""
+        last = self.ops.stages - 1
+        for kind, stages in (
+            (OpKind.EMBEDDING_GRADS_ALL_REDUCE, (0, last)),
+            (OpKind.OPTIMIZER_CLIP_MAIN_GRAD, range(1, last + 1)),
+        ):
+            first = self.rows(0, kind)
+            for stage in stages:
+                rows = self.rows(stage, kind)
+                common = min(len(first), len(rows))
+                self.group[rows[:common]] = self.group[first[:common]]
+
+    def _unmatched(self, kind: OpKind, rows: Ints, compute: OpKind, computes: Ints, stage: int) -> GraphError:
+        return GraphError(
+            f"{self.ops.where}, stage {stage}: {len(rows)} {kind} ops for {len(computes)} {compute} ops; expected one"
+            " for each (none at the model's ends): record the step again or leave it out with --ignore-steps"
+        )

@@ -1,0 +1,47 @@
+"""What dependency rules take and give: the ops of one lane, and the edges and groups among them.
+
+In: nothing. Out: `LaneOps`, which `lanes` makes of a trace, and `Structure`, which the rules make of those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOps:
+    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages."""
+
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int16]
+    start: Floats
+    end: Floats
+    stages: int
+    chunks: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Dependencies among the rows of a lane.
+
+    `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
+    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number that is the same in
+    every structure of the job, -1 elsewhere, [rows].
+    """
+
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int16]
+    before: Ints
+    after: Ints
+    group: Ints
+    dp_key: Ints

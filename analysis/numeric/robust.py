@@ -1,0 +1,57 @@
+"""Statistics that a few wild values do not move.
+
+In: arrays of any shape, nan where nothing was measured. Out: arrays without the axes asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Floats
+
+#: Median absolute deviation to standard deviation of a normal distribution.
+MAD_TO_SIGMA = 1.4826
+#: Spreads and typical values of more than this many numbers are taken from evenly spaced ones of them.
+SAMPLE = 100_000
+
+
+def median(values: Floats, axes: tuple[int, ...]) -> Floats:
+    """Median over `axes`; nan are left out, and nan is the median of nothing else."""
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=axes))
+    ordered, count = _sorted(values, axes)
+    low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)
+    high = np.take_along_axis(ordered, np.minimum(count // 2, ordered.shape[-1] - 1), axis=-1)
+    return np.asarray((low + high)[..., 0] / 2)
+
+
+def lower_median(values: Floats, axis: int) -> Floats:
+    """The median over `axis`, of two middle values the lower: half of the values may be slow. nan as in `median`."""
+    if not np.isnan(values).any():
+        middle = (values.shape[axis] - 1) // 2
+        return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
+    ordered, count = _sorted(values, (axis,))
+    return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
+
+
+def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
+    """Values ascending over `axes` (made the last one), nan at the end; how many are not nan, [..., 1]."""
+    last = tuple(range(-len(axes), 0))
+    moved = np.moveaxis(values, axes, last)
+    flat = moved.reshape(*moved.shape[: moved.ndim - len(axes)], -1)
+    return np.sort(flat, axis=-1), np.isfinite(flat).sum(axis=-1, keepdims=True)
+
+
+def sampled(values: Floats) -> Floats:
+    """At most about SAMPLE of the values, evenly spaced, flat."""
+    flat = values.reshape(-1)
+    # An odd stride does not fall in step with axes of even length.
+    return flat[:: max(1, len(flat) // SAMPLE) | 1]
+
+
+def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
+    """Mean over `axes`; nan are left out, and nan is the mean of nothing else."""
+    known = np.isfinite(values)
+    count = known.sum(axis=axes)
+    total = np.where(known, values, 0.0).sum(axis=axes)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -1,0 +1,315 @@
+"""The replay kernel: when would every op have run, had the durations been these.
+
+In: the blocks of a `DependencyGraph` and, per block, the cost of each op (and launch delays, where kept). Out: the
+time of each step, or the whole timeline. Pure: nothing is read but the arguments, nothing is changed.
+
+An op starts when all it waits for has ended, plus its launch delay. A compute op ends start + duration. A
+communication op ends (latest start in its group) + its own transfer duration.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.kernels import kernel
+
+#: Lanes replayed together: their live end times fit the second-level cache.
+LANES_AT_ONCE = 512
+NO_MATRIX = np.empty((0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The cost of each op of a block, seconds.
+
+    `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 where `constant`
+    (both [rows]) holds for all lanes. `delay`, `delay_row`: launch delays likewise, -1 where there is none.
+    """
+
+    matrix: Floats
+    matrix_row: Ints
+    constant: Floats
+    delay: Floats
+    delay_row: Ints
+
+    @classmethod
+    def of_matrix(cls, matrix: Floats, delay: Floats | None = None) -> Costs:
+        """Every op has its own cost (and launch delay) in every lane: `matrix` and `delay` are [rows, lanes]."""
+        rows = np.arange(len(matrix))
+        if delay is None:
+            return cls(matrix, rows, np.zeros(len(rows)), NO_MATRIX, np.full(len(rows), -1))
+        return cls(matrix, rows, np.zeros(len(rows)), delay, rows)
+
+    @classmethod
+    def of_constant(cls, constant: Floats) -> Costs:
+        """Every op costs the same in all lanes and nothing delays it: `constant` is [rows]."""
+        none = np.full(len(constant), -1)
+        return cls(NO_MATRIX, none, constant, NO_MATRIX, none)
+
+    @property
+    def same_in_all_lanes(self) -> bool:
+        """True where no lane can differ from another."""
+        return not ((self.matrix_row >= 0).any() or (self.delay_row >= 0).any())
+
+
+@dataclass(frozen=True, slots=True)
+class LanesToReplay:
+    """Lanes of one template and what their ops cost.
+
+    `step`: which step each lane belongs to, ascending, [lanes]. `first_lane`: where the lanes of each step begin,
+    [steps here + 1].
+    """
+
+    template: Template
+    step: npt.NDArray[np.int32]
+    first_lane: Ints
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each op runs in a replay, seconds from the step's start, [rows, lanes] each."""
+
+    start: Floats
+    end: Floats
+
+
+def replay_lanes(template: Template, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Floats:
+    """When the last op of each lane ends, seconds, [lanes].
+
+    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step join where the template says so.
+    """
+    if costs.same_in_all_lanes:
+        one = np.zeros(1)
+        _run(template, np.array([0, 1]), costs, one, _NO_TIMELINE, threads=1)
+        return np.full(int(first_lane[-1]), one[0])
+    ends = np.zeros(int(first_lane[-1]))
+    _run(template, first_lane, costs, ends, _NO_TIMELINE, threads=threads)
+    return ends
+
+
+def replay_timeline(template: Template, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Timeline:
+    """When every op of every lane runs. Arguments as for `replay_lanes`."""
+    timeline = _empty_timeline(template, first_lane)
+    _run(template, first_lane, costs, np.zeros(int(first_lane[-1])), timeline, threads=threads)
+    return timeline
+
+
+def replay_meeting_lanes(parts: Sequence[LanesToReplay], joins: int, *, threads: int | None = None) -> list[Floats]:
+    """Like `replay_lanes`, for lanes of several templates that meet in `joins` collectives per step; one array each."""
+    ends = [np.zeros(len(part.step)) for part in parts]
+    _run_meeting(parts, joins, ends, [_NO_TIMELINE] * len(parts), threads=threads)
+    return ends
+
+
+def replay_meeting_timelines(
+    parts: Sequence[LanesToReplay], joins: int, *, threads: int | None = None
+) -> list[Timeline]:
+    """Like `replay_timeline`, for lanes of several templates that meet in `joins` collectives per step; one each."""
+    timelines = [_empty_timeline(part.template, part.first_lane) for part in parts]
+    _run_meeting(parts, joins, [np.zeros(len(part.step)) for part in parts], timelines, threads=threads)
+    return timelines
+
+
+_NO_TIMELINE = Timeline(NO_MATRIX, NO_MATRIX)
+_NOT_JOINED = np.empty((0, 0))
+
+
+def _empty_timeline(template: Template, first_lane: Ints) -> Timeline:
+    shape = (template.rows, int(first_lane[-1]))
+    return Timeline(np.empty(shape), np.empty(shape))
+
+
+def _arguments(template: Template, costs: Costs) -> tuple[Any, ...]:
+    """What the kernel needs of a template and its costs."""
+    return (
+        template.order, template.first_of_group, template.first_wait, template.waits_for, template.slot,
+        template.join, template.is_communication,
+        costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
+    )  # fmt: skip
+
+
+def _run(
+    template: Template, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
+) -> None:
+    """Fill `ends` (and `timeline`), spreading runs of whole steps over the cores."""
+    arguments, groups = _arguments(template, costs), len(template.join)
+
+    def part(bounds: tuple[int, int]) -> None:
+        lanes = first_lane[bounds[0] : bounds[1] + 1]
+        live = np.empty((template.slots, lanes[-1] - lanes[0]))
+        everything = (0, 0, groups)
+        _replay(*arguments, *everything, lanes, lanes, _NOT_JOINED, live, ends, timeline.start, timeline.end)
+
+    _in_parallel(part, _runs(np.diff(first_lane)), threads)
+
+
+def _run_meeting(
+    parts: Sequence[LanesToReplay],
+    joins: int,
+    ends: Sequence[Floats],
+    timelines: Sequence[Timeline],
+    *,
+    threads: int | None,
+) -> None:
+    """Like `_run`, round by round: all templates up to their joins, the joins, all templates on from there."""
+    steps = max(int(part.step[-1]) for part in parts) + 1
+    arguments = [_arguments(part.template, part.costs) for part in parts]
+    bounds = [_round_bounds(part.template) for part in parts]
+
+    def run(first_and_last_step: tuple[int, int]) -> None:
+        first_step, last_step = first_and_last_step
+        joined = np.full((joins, last_step - first_step), -np.inf)
+        places = []
+        for part in parts:
+            numbers = part.step[part.first_lane[:-1]]
+            low, high = np.searchsorted(numbers, (first_step, last_step))
+            lanes = part.first_lane[low : high + 1]
+            live = np.empty((part.template.slots, int(lanes[-1] - lanes[0])))
+            places.append((lanes, (numbers[low:high] - first_step).astype(np.int64), live))
+        for number in range(max(len(rounds) for rounds in bounds)):
+            for at, (lanes, here, live) in enumerate(places):
+                if number < len(bounds[at]) and len(here):
+                    _replay(
+                        *arguments[at], *bounds[at][number], lanes, here, joined, live, ends[at],
+                        timelines[at].start, timelines[at].end,
+                    )  # fmt: skip
+
+    lanes_of_step = np.sum([np.bincount(part.step, minlength=steps) for part in parts], axis=0)
+    _in_parallel(run, _runs(lanes_of_step), threads)
+
+
+def _round_bounds(template: Template) -> list[tuple[int, int, int]]:
+    """Per round, and once more after the last: groups that only finish, new groups, end of the new groups.
+
+    The first of the three is the first join of the round before, the second where this round's own groups begin.
+    """
+    joins = np.concatenate([[0], np.cumsum(template.join >= 0)])
+    firsts = template.first_of_round
+    bounds, finish = [], 0
+    for first, last in pairwise(firsts.tolist()):
+        bounds.append((finish, first, last))
+        finish = last - int(joins[last] - joins[first])
+    return [*bounds, (finish, int(firsts[-1]), int(firsts[-1]))]
+
+
+def _in_parallel(run: Callable[[tuple[int, int]], None], parts: Sequence[tuple[int, int]], threads: int | None) -> None:
+    workers = threads or os.cpu_count() or 1
+    if workers == 1 or len(parts) == 1:
+        for bounds in parts:
+            run(bounds)
+    else:
+        list(_pool(workers).map(run, parts))
+
+
+def _runs(lanes_of_step: Ints) -> list[tuple[int, int]]:
+    """Runs of whole steps of about LANES_AT_ONCE lanes: first step, and the step after the last."""
+    runs, first, lanes = [], 0, 0
+    for step, width in enumerate(lanes_of_step.tolist()):
+        lanes += width
+        if lanes >= LANES_AT_ONCE or step == len(lanes_of_step) - 1:
+            runs.append((first, step + 1))
+            first, lanes = step + 1, 0
+    return runs
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="replay")
+
+
+@kernel
+def _replay(  # type: ignore[no-untyped-def]
+    order, first_of_group, first_wait, waits_for, slot, join, is_communication,
+    matrix, matrix_row, constant, delay, delay_row,
+    finishing, first_new, last_new, first_lane, steps, joined, live, ends, starts_out, ends_out,
+):  # fmt: skip
+    """Replay the groups `finishing` to `last_new`.
+
+    Where `joined` ([joins, steps]) is given, lanes of other templates take part in the joins: groups before `first_new`
+    have started in an earlier call and now only finish, and joins after it only start and leave the time when the last
+    of them is there in `joined`. `steps`: the column of `joined` of each run of lanes.
+    """
+    low, high = first_lane[0], first_lane[-1]
+    width = high - low
+    latest = np.empty(width)
+    final = ends[low:high]
+    apart = joined.shape[0] > 0
+    for group in range(finishing, last_new):
+        first, last = first_of_group[group], first_of_group[group + 1]
+        joins = join[group] >= 0
+        together = is_communication[order[first]] and (joins or last - first > 1)
+        if group >= first_new:
+            for at in range(first, last):
+                row = order[at]
+                ready = live[slot[row]]
+                wait_first, wait_last = first_wait[row], first_wait[row + 1]
+                if wait_first == wait_last:
+                    ready[:] = 0.0
+                else:
+                    other = live[slot[waits_for[wait_first]]]
+                    for i in range(width):
+                        ready[i] = other[i]
+                    for wait in range(wait_first + 1, wait_last):
+                        other = live[slot[waits_for[wait]]]
+                        for i in range(width):
+                            ready[i] = other[i] if other[i] > ready[i] else ready[i]
+                if delay_row[row] >= 0:
+                    late = delay[delay_row[row], low:high]
+                    for i in range(width):
+                        ready[i] += late[i]
+                if starts_out.shape[0] > 0:
+                    starts_out[row, low:high] = ready
+            if together:
+                for i in range(width):
+                    latest[i] = live[slot[order[first]], i]
+                for at in range(first + 1, last):
+                    other = live[slot[order[at]]]
+                    for i in range(width):
+                        latest[i] = other[i] if other[i] > latest[i] else latest[i]
+                if joins:
+                    for step in range(len(first_lane) - 1):
+                        begin, end = first_lane[step] - low, first_lane[step + 1] - low
+                        top = latest[begin]
+                        for i in range(begin + 1, end):
+                            top = max(top, latest[i])
+                        if apart:
+                            column = steps[step]
+                            joined[join[group], column] = max(joined[join[group], column], top)
+                        else:
+                            latest[begin:end] = top
+                    if apart:
+                        continue
+        if together:
+            if joins and apart:
+                for step in range(len(first_lane) - 1):
+                    latest[first_lane[step] - low : first_lane[step + 1] - low] = joined[join[group], steps[step]]
+            for at in range(first, last):
+                live[slot[order[at]]] = latest
+        for at in range(first, last):
+            row = order[at]
+            value = live[slot[row]]
+            source = matrix_row[row]
+            if source >= 0:
+                cost = matrix[source, low:high]
+                for i in range(width):
+                    value[i] += cost[i]
+            else:
+                fixed = constant[row]
+                for i in range(width):
+                    value[i] += fixed
+            for i in range(width):
+                final[i] = value[i] if value[i] > final[i] else final[i]
+            if ends_out.shape[0] > 0:
+                ends_out[row, low:high] = value

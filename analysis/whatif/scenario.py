@@ -1,0 +1,138 @@
+"""What-if scenarios: what happens to which ops.
+
+In: selections (`selection`) and what to do with them. Out: a `Scenario`, and from it the `Costs` of each block for the
+replay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
+from tracekit.analysis.whatif.selection import Context, Everything, Mask, Selection
+
+
+class Action(StrEnum):
+    """What happens to the selected ops."""
+
+    KEEP = "keep"
+    IDEALISE = "idealise"
+    SCALE = "scale"
+    SHIFT = "shift"
+    SET = "set"
+
+
+class Base(StrEnum):
+    """The costs a scenario starts from."""
+
+    ORIGINAL = "original"
+    IDEAL = "ideal"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change: `keep` the recorded cost, `idealise` it, `scale` it by `amount`, `shift` it by `amount` seconds
+    (never below 0) or `set` it to `amount` seconds.
+    """
+
+    selection: Selection
+    action: Action
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Costs to replay: a base, edits applied in order, and the ops that keep their launch delays (None: no op)."""
+
+    base: Base
+    edits: tuple[Edit, ...] = ()
+    launch_delays: Selection | None = None
+
+    @classmethod
+    def removal(cls, selection: Selection) -> Scenario:
+        """The job as it ran, with the selection idealised: what fixing it would give back."""
+        return cls(Base.ORIGINAL, (Edit(selection, Action.IDEALISE),))
+
+    @classmethod
+    def addition(cls, selection: Selection) -> Scenario:
+        """The ideal job, with the selection as recorded: what it costs alone (S_x in the paper)."""
+        return cls(Base.IDEAL, (Edit(selection, Action.KEEP),))
+
+    def costs(self, graph: DependencyGraph, durations: Durations, number: int) -> Costs:
+        """The costs of block `number` under this scenario."""
+        context = Context(graph, durations, number)
+        costs = _Costs(durations.own[number], durations.ideal[number], self.base)
+        for edit in self.edits:
+            costs.apply(edit, edit.selection.mask(context))
+        delay, delay_row = _delays(self, context)
+        return Costs(*costs.rows(), delay, delay_row)
+
+
+ORIGINAL = Scenario(Base.ORIGINAL)
+IDEAL = Scenario(Base.IDEAL)
+RECORDED = Scenario(Base.ORIGINAL, launch_delays=Everything())
+
+
+def _delays(scenario: Scenario, context: Context) -> tuple[Floats, npt.NDArray[np.int64]]:
+    rows = context.block.template.rows
+    none = np.full(rows, -1)
+    if scenario.launch_delays is None:
+        return NO_MATRIX, none
+    delay = context.durations.launch_delay[context.number]
+    mask = scenario.launch_delays.mask(context)
+    if mask.shape[1] == 1 and mask.shape[0] == rows:
+        return delay, np.where(mask[:, 0], np.arange(rows), none)
+    return np.where(mask, delay, 0.0), np.arange(rows)
+
+
+class _Costs:
+    """Costs while edits are applied: whole rows recorded or constant as long as possible, a full matrix after."""
+
+    def __init__(self, own: Floats, ideal: Floats, base: Base) -> None:
+        self.own = own
+        self.ideal = ideal
+        self.recorded = np.full(len(own), base is Base.ORIGINAL)
+        self.constant = ideal.copy()
+        self.matrix: Floats | None = None
+
+    def rows(self) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
+        """matrix, matrix_row and constant of `Costs`."""
+        number = np.arange(len(self.own))
+        if self.matrix is not None:
+            return self.matrix, number, self.constant
+        return self.own, np.where(self.recorded, number, -1), self.constant
+
+    def apply(self, edit: Edit, mask: Mask) -> None:
+        """Change the costs under `mask`."""
+        whole_rows = mask.shape == (len(self.own), 1)
+        if whole_rows and self.matrix is None and edit.action in (Action.KEEP, Action.IDEALISE, Action.SET):
+            chosen = mask[:, 0]
+            self.recorded = np.where(chosen, edit.action is Action.KEEP, self.recorded)
+            if edit.action is not Action.KEEP:
+                self.constant = np.where(
+                    chosen, self.ideal if edit.action is Action.IDEALISE else edit.amount, self.constant
+                )
+            return
+        if self.matrix is None:
+            self.matrix = np.where(self.recorded[:, None], self.own, self.constant[:, None])
+        self.matrix = np.where(mask, self._changed(edit, self.matrix), self.matrix)
+
+    def _changed(self, edit: Edit, current: Floats) -> Floats:
+        match edit.action:
+            case Action.KEEP:
+                return self.own
+            case Action.IDEALISE:
+                return self.ideal[:, None]
+            case Action.SCALE:
+                return current * edit.amount
+            case Action.SHIFT:
+                return np.maximum(current + edit.amount, 0.0)
+            case Action.SET:
+                return np.full((1, 1), edit.amount)

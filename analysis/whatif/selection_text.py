@@ -1,0 +1,178 @@
+"""Selections as text: `worker=5,2 and step=100-200`, `not communication`, `everything but kind=gc`.
+
+In: a line typed by a person. Out: a `Selection`. The grammar, loosest first:
+
+    either  = both { "or" both }
+    both    = single { ("and" | "but") single }        "a but b" is "a and not b"
+    single  = "not" single | "(" either ")" | words
+    words   = all | compute | communication | kind=K[,K] | stage=RANGE | dp_rank=RANGE | worker=D,P
+            | step=RANGE | microbatch=RANGE | slowest=P%
+    RANGE   = 3 | 3-7 | 3,5,9-12                       the "=" may be a space
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.whatif import selection as select
+from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
+from tracekit.errors import SelectionError
+from tracekit.model import KINDS, OpKind, Worker, kind_groups
+
+_TOKEN = re.compile(r"\s*(?:([()])|([^\s()=]+)|=)")
+_JOINING = {"and", "but", "or", ")"}
+_LARGEST_RANGE = 1_000_000
+_MOST_WORDS = 200
+
+
+def parse_selection(text: str) -> Selection:
+    """The selection that `text` describes. Raises SelectionError that quotes the part not understood."""
+    parser = _Parser(text)
+    selection = parser.either()
+    if parser.tokens:
+        raise parser.error(f"{parser.tokens[0]!r} is left over")
+    return selection
+
+
+def checked_selection(text: str, graph: DependencyGraph, durations: Durations) -> Selection:
+    """Like `parse_selection`, but a selection without a single op is an error that says what there is."""
+    selection = parse_selection(text)
+    if not count_selected(selection, graph, durations):
+        raise SelectionError(
+            f"selection {text!r:.200} matches no op; the job has stages 0-{graph.layout.pp - 1}, DP ranks"
+            f" {graph.dp_ranks[0]}-{graph.dp_ranks[-1]}, steps {graph.steps[0]}-{graph.steps[-1]} and the kinds"
+            f" {', '.join(kind_groups(graph.kinds))}"
+        )
+    return selection
+
+
+class _Parser:
+    """Recursive descent over the tokens of one text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[str] = [bracket or word for bracket, word in _TOKEN.findall(text) if bracket or word]
+        if not self.tokens:
+            raise self.error("it is empty")
+        if len(self.tokens) > _MOST_WORDS:
+            raise self.error(f"it has {len(self.tokens)} words, more than {_MOST_WORDS}")
+
+    def error(self, reason: str) -> SelectionError:
+        return SelectionError(
+            f"selection {self.text!r:.200}: {reason:.200}; expected for example `worker=5,2 and step=100-200`,"
+            " `stage=3`, `kind=gc`, `slowest=3%` or `everything but communication`"
+        )
+
+    def either(self) -> Selection:
+        parts = [self.both()]
+        while self._next_is("or"):
+            parts.append(self.both())
+        return all_of(parts)
+
+    def both(self) -> Selection:
+        selection = self.single()
+        while True:
+            if self._next_is("and"):
+                selection &= self.single()
+            elif self._next_is("but"):
+                selection &= ~self.single()
+            else:
+                return selection
+
+    def single(self) -> Selection:
+        if self._next_is("not"):
+            return ~self.single()
+        if self._next_is("("):
+            selection = self.either()
+            if not self._next_is(")"):
+                raise self.error("a ')' is missing")
+            return selection
+        return self.words()
+
+    def words(self) -> Selection:
+        word = self._take("a selection").lower()
+        if word in ("all", "everything"):
+            return select.everything()
+        if word == "communication":
+            return select.communication()
+        if word == "compute":
+            return ~select.communication()
+        if word not in _VALUED:
+            raise self.error(f"{word!r} is not known")
+        try:
+            return _VALUED[word](self._take(f"a value for {word!r}"))
+        except ValueError as error:
+            raise self.error(f"{word}: {error}") from None
+
+    def _next_is(self, token: str) -> bool:
+        if self.tokens and self.tokens[0].lower() == token:
+            self.tokens.pop(0)
+            return True
+        return False
+
+    def _take(self, wanted: str) -> str:
+        if not self.tokens or self.tokens[0].lower() in _JOINING:
+            raise self.error(f"{wanted} is missing")
+        return self.tokens.pop(0)
+
+
+def _numbers(text: str) -> list[range]:
+    """`3`, `3-7` or `3,5,9-12` as ranges, ends included."""
+    ranges = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise ValueError(f"{part!r} is neither a number nor a range such as 100-200")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first > _LARGEST_RANGE:
+            raise ValueError(f"{part!r} is no range from a smaller to a larger number")
+        ranges.append(range(first, last + 1))
+    if sum(map(len, ranges)) > _LARGEST_RANGE + 1:
+        raise ValueError(f"more than {_LARGEST_RANGE} numbers")
+    return ranges
+
+
+def _flat(text: str) -> list[int]:
+    return [number for numbers in _numbers(text) for number in numbers]
+
+
+def _kinds(text: str) -> Selection:
+    known = {str(kind): (kind,) for kind in KINDS} | kind_groups(KINDS)
+    chosen: list[OpKind] = []
+    for name in text.split(","):
+        if name not in known:
+            raise ValueError(f"{name!r} is no op kind; known: {', '.join(known)}")
+        chosen.extend(known[name])
+    return select.kind(*chosen)
+
+
+def _worker(text: str) -> Selection:
+    match = re.fullmatch(r"(\d+),(\d+)", text)
+    if not match:
+        raise ValueError(f"{text!r} is not DP_RANK,PP_RANK such as 5,2")
+    return select.worker(Worker(int(match[1]), int(match[2])))
+
+
+def _slowest(text: str) -> Selection:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"{text!r} is no percentage such as 3%") from None
+    return select.slowest(percent)
+
+
+_VALUED: dict[str, Callable[[str], Selection]] = {
+    "kind": _kinds,
+    "stage": lambda text: select.stage(*_flat(text)),
+    "pp_rank": lambda text: select.stage(*_flat(text)),
+    "dp": lambda text: select.dp_rank(*_flat(text)),
+    "dp_rank": lambda text: select.dp_rank(*_flat(text)),
+    "worker": _worker,
+    "step": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
+    "steps": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
+    "microbatch": lambda text: select.microbatch(*_flat(text)),
+    "slowest": _slowest,
+}

@@ -1,0 +1,81 @@
+"""A replayed timeline as columns: when each op would have run.
+
+In: a `JobReplay` and a scenario. Out: a polars frame with one row per op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.analysis.graph.lanes import NONE
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import Timeline
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
+from tracekit.schema import KIND_TYPE
+
+
+def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
+    """One row per op of the graph: step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration.
+
+    `start` (from the start of the step) and `duration` are seconds; the duration of a communication op includes its
+    wait for peers, as in a recording.
+    """
+    return _frame(replay, replay.timelines(scenario))
+
+
+def recorded_frame(replay: JobReplay) -> pl.DataFrame:
+    """The recording of the ops in the graph, in the same columns."""
+    return _frame(replay, [Timeline(block.start, block.start + block.duration) for block in replay.graph.blocks])
+
+
+def compared_frame(replay: JobReplay) -> pl.DataFrame:
+    """One row per op of the graph, as recorded and as replayed side by side.
+
+    The columns of `timeline_frame` up to `chunk`; then, in seconds, `<replay>_start` and `<replay>_duration` for
+    recorded, original and ideal, the own cost `own` (a transfer duration, where the op communicates), the own cost in
+    the ideal replay `ideal_own`, and `launch_delay`.
+    """
+    recorded = recorded_frame(replay)
+    blocks, durations = replay.graph.blocks, replay.durations
+    times = {"recorded": recorded, "original": timeline_frame(replay, ORIGINAL), "ideal": timeline_frame(replay, IDEAL)}
+    ideal = [np.repeat(costs, block.lanes) for block, costs in zip(blocks, durations.ideal, strict=True)]
+    return recorded.drop("start", "duration").with_columns(
+        *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
+        own=np.concatenate([own.ravel() for own in durations.own]),
+        ideal_own=np.concatenate(ideal),
+        launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay]),
+    )
+
+
+def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:
+    frames = []
+    for block, timeline in zip(replay.graph.blocks, timelines, strict=True):
+        template, shape = block.template, block.start.shape
+
+        def flat(values: npt.NDArray[Any], shape: tuple[int, ...] = shape) -> npt.NDArray[Any]:
+            """`values`, which broadcast to [rows, lanes], as one column in order of (row, lane)."""
+            return np.broadcast_to(values, shape).ravel()
+
+        frames.append(
+            pl.DataFrame(
+                {
+                    "step": flat(replay.graph.steps[block.step]),
+                    "dp_rank": flat(block.dp_rank),
+                    "pp_rank": flat(template.pp_rank[:, None]),
+                    "kind": pl.Series(flat(template.kind[:, None])).cat.to(KIND_TYPE),
+                    "seq": flat(template.seq[:, None]),
+                    "microbatch": flat(block.microbatch),
+                    "chunk": flat(template.chunk[:, None]),
+                    "start": timeline.start.ravel(),
+                    "duration": (timeline.end - timeline.start).ravel(),
+                }
+            )
+        )
+    return pl.concat(frames).with_columns(
+        pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in ("microbatch", "chunk")
+    )

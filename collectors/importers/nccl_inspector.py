@@ -1,0 +1,270 @@
+"""Importer of the NCCL Inspector's JSON lines: how long the kernels of collectives ran, and nothing else.
+
+In: one `<host>-pid<pid>.log`, or a folder of them. Out: a `Trace` that says which ranks the others wait for.
+
+The Inspector knows no steps, no compute and no process groups. What it does know is when a rank comes to a collective:
+its kernel runs from then until the collective is over on all ranks. So a step of the trace is one collective, numbered
+as NCCL does: a `host-delay` from the end of the communicator's collective before it, which all ranks left together, to
+the rank's arrival, then the collective, as `all-reduce`, whatever NCCL's function. Clocks of hosts need not agree for
+that. The ranks of the communicator stand as data-parallel ranks. Collectives of one communicator, function and size are
+taken, those that ran longest in all; a mean over different ones would mean nothing. What else there is, the metadata
+counts.
+
+Without `NCCL_INSPECTOR_DUMP_VERBOSE=1` arrivals are unknown: then a delay is only how much later than the first rank
+this one came, and the time that all ranks took alike is missing from the step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.errors import FormatError
+from tracekit.model import Layout, OpKind, Unit, is_size
+from tracekit.text import encodable
+from tracekit.trace import UNIT_KEY, Trace
+
+_HEAD_BYTES = 4096
+#: Steps are numbered in 32 bits.
+_LARGEST_STEP = 1 << 31
+#: Sizes of messages are kept in 64 bits.
+_LARGEST_SIZE_BYTES = 1 << 63
+#: What one collective of a communicator is called on all its ranks.
+_COLLECTIVE = ["function", "sequence"]
+_BODIES = ("coll_perf", "p2p_perf", "dump_stats", "proxy_trace")
+_SCHEMA = {
+    "communicator": pl.String,
+    "communicator_name": pl.String,
+    "ranks": pl.Int32,
+    "rank": pl.Int32,
+    "host": pl.String,
+    "function": pl.String,
+    "sequence": pl.Int64,
+    "bytes": pl.Int64,
+    "exec_us": pl.Float64,
+    "start_us": pl.Float64,
+}
+
+
+@dataclass(slots=True)
+class _Log:
+    """The collectives of all files, and counts of what else was there. `dropped`: by communicator and rank."""
+
+    rows: list[tuple[Any, ...]]
+    other: Counter[str]
+    dropped: dict[tuple[str, int], int]
+    torn_lines: int = 0
+
+
+class InspectorImporter:
+    """JSON lines of the NCCL Inspector."""
+
+    name = "nccl-inspector"
+    description = "JSON lines of the NCCL Inspector (<host>-pid<pid>.log, or their folder)"
+
+    def sniff(self, path: Path) -> bool:
+        """A file that begins with an Inspector line, or a folder with one."""
+        if path.is_dir():
+            return any(self.sniff(one) for one in _files(path))
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        return head.startswith(b"{") and b'"inspector_output_format_version"' in head and b'"header"' in head
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace of the collective that took longest in all. Raises FormatError with file and line."""
+        if layout is not None:
+            raise FormatError(f"{path}: the Inspector's logs carry what is known of the layout; leave out --layout")
+        refuse_unit(path, unit, "a log of the NCCL Inspector")
+        log = _Log([], Counter(), {})
+        for file in _files(path):
+            _read_file(file, log)
+        frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
+        if frame.is_empty():
+            raise FormatError(f"{path}: no collective of the NCCL Inspector; expected lines with `coll_perf`")
+        return _trace(frame, log, path)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(one for one in path.glob("*.log") if one.is_file()) if path.is_dir() else [path]
+
+
+def _read_file(path: Path, log: _Log) -> None:
+    """Add the lines of one process. Newer versions write header and metadata once, in front of a dump's lines."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+    context: dict[str, Any] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):  # the process died while it wrote: what has no end is no line
+                log.torn_lines += 1
+                return
+            raise FormatError(f"{path}, line {number}: not JSON ({error!s:.200}); cut the line off") from None
+        try:
+            context = {key: told.get(key, context.get(key)) for key in ("header", "metadata")}
+            _read_line(told, context, log)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise FormatError(
+                f"{path}, line {number}: damaged ({error!r:.200}); expected header, metadata and one of"
+                f" {', '.join(_BODIES)}"
+            ) from None
+
+
+def _read_line(told: dict[str, Any], context: dict[str, Any], log: _Log) -> None:
+    header, body = context["header"], told.get("coll_perf")
+    identity, rank = encodable(str(header["id"])), int(header["rank"])
+    if body is None:
+        (kind,) = (name for name in _BODIES if name in told)
+        if kind == "dump_stats":
+            log.dropped[identity, rank] = int(told[kind].get("coll_dropped_total", 0))
+        else:
+            log.other[kind] += 1
+        return
+    ranks, sequence, exec_us = int(header["n_ranks"]), int(body["coll_sn"]), float(body["coll_exec_time_us"])
+    if not (0 <= rank < ranks and 0 <= sequence < _LARGEST_STEP and 0 <= exec_us < math.inf):
+        raise ValueError(f"rank {rank:.8g} of {ranks:.8g}, coll_sn {sequence:.8g}, coll_exec_time_us {exec_us}")
+    size = int(body["coll_msg_size_bytes"])
+    if not (is_size(ranks) and 0 <= size < _LARGEST_SIZE_BYTES):
+        raise ValueError(f"n_ranks {ranks:.8g}, coll_msg_size_bytes {size:.8g}")
+    row = (
+        identity,
+        encodable(str(header.get("comm_name", "unknown"))),
+        ranks,
+        rank,
+        encodable(str(context["metadata"]["hostname"])),
+        encodable(str(body["coll"])),
+        sequence,
+        size,
+        exec_us,
+        _start_us(body),
+    )
+    log.rows.append(row)
+
+
+def _start_us(body: dict[str, Any]) -> float | None:
+    """When the first channel's kernel began, microseconds since 1970; None where the log is not verbose."""
+    events = body.get("event_trace_ts", {}).get("kernel_events", [])
+    return min((float(event["kernel_start_ts"]) for event in events), default=None)
+
+
+def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
+    own = frame.filter(pl.col("communicator") == _longest(frame))
+    once = own.unique([*_COLLECTIVE, "rank"], keep="first", maintain_order=True)
+    verbose = once["start_us"].null_count() == 0
+    arrivals = _since_previous(once) if verbose else _since_first(once)
+    ranks = once["rank"].n_unique()
+    whole = arrivals.filter(pl.len().over(_COLLECTIVE) == ranks)
+    if whole.is_empty():
+        raise FormatError(
+            f"{path}: no collective that all {ranks} ranks reported"
+            f"{', the one before it too' if verbose else ''}; raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE"
+        )
+    chosen = whole.filter(_is_longest_class(whole))
+    size = int(own["ranks"][0])
+    first, other = chosen.row(0, named=True), frame.filter(pl.col("communicator") != own["communicator"][0])
+    return Trace.from_frame(
+        _ops(chosen),
+        Layout(dp=size, world_size=size),
+        name=path.stem,
+        step_starts=_step_starts(chosen) if verbose else {},
+        metadata={
+            "format": "nccl-inspector",
+            UNIT_KEY: str(Unit.US),
+            "framework": "NCCL",
+            "hosts": {str(rank): host for rank, host in own.select("rank", "host").unique().sort("rank").iter_rows()},
+            "steps": "one collective each",
+            "arrivals": "measured" if verbose else "behind the first rank only: the logs are not verbose",
+            "communicator": {"id": first["communicator"], "name": first["communicator_name"], "ranks": size},
+            "collective": {"function": first["function"], "bytes": first["bytes"]},
+            "other_collectives": _summed(once.join(chosen, on=[*_COLLECTIVE, "rank"], how="anti"), "function", "bytes"),
+            "other_communicators": _summed(other, "communicator", "communicator_name", "ranks"),
+            "repeated": own.height - once.height,
+            "dropped_by_the_inspector": sum(n for (one, _), n in log.dropped.items() if one == first["communicator"]),
+            "other_lines": dict(log.other),
+            "torn_lines": log.torn_lines,
+        },
+        source=str(path),
+    )
+
+
+def _longest(frame: pl.DataFrame) -> str:
+    """The communicator whose collectives took longest in all; of several equals the first."""
+    sums = frame.group_by("communicator", maintain_order=True).agg(pl.col("exec_us").sum())
+    return str(sums.sort("exec_us", descending=True, maintain_order=True)["communicator"][0])
+
+
+def _is_longest_class(frame: pl.DataFrame) -> pl.Expr:
+    """Rows of the function and size that took longest in all."""
+    sums = frame.group_by("function", "bytes", maintain_order=True).agg(pl.col("exec_us").sum())
+    function, size, _ = sums.sort("exec_us", descending=True, maintain_order=True).row(0)
+    chosen: pl.Expr = (pl.col("function") == function) & (pl.col("bytes") == size)
+    return chosen
+
+
+def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
+    """`delay_us`: from the end of the rank's collective before to this one's start, where that is the same one on all
+    ranks that reported it.
+    """
+    ordered = once.sort("rank", "start_us", maintain_order=True).with_columns(
+        before=pl.struct(_COLLECTIVE).shift(1).over("rank"),
+        left_us=(pl.col("start_us") + pl.col("exec_us")).shift(1).over("rank"),
+    )
+    known = ordered.filter(pl.col("left_us").is_not_null() & (pl.col("before").n_unique().over(_COLLECTIVE) == 1))
+    return known.with_columns(delay_us=pl.max_horizontal(0.0, pl.col("start_us") - pl.col("left_us")))
+
+
+def _since_first(once: pl.DataFrame) -> pl.DataFrame:
+    """`delay_us`: how much later than the first rank this one came, since all end together."""
+    return once.with_columns(delay_us=pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us"))
+
+
+def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
+    """Canonical columns: per collective and rank the delay, then the collective."""
+    none, zero = pl.lit(None, pl.Int32), pl.lit(0, pl.Int32)
+    place = [
+        pl.col("sequence").cast(pl.Int32).alias("step"),
+        pl.col("rank"),
+        pl.col("rank").alias("dp_rank"),
+        zero.alias("pp_rank"),
+    ]
+    times = {
+        OpKind.HOST_DELAY: (pl.lit(0.0), pl.col("delay_us")),
+        OpKind.ALL_REDUCE: (pl.col("delay_us"), pl.col("exec_us")),
+    }
+    parts = [
+        chosen.select(
+            *place,
+            pl.lit(str(kind)).alias("kind"),
+            zero.alias("seq"),
+            none.alias("microbatch"),
+            none.alias("chunk"),
+            (start / 1e6).alias("start"),
+            (duration / 1e6).alias("duration"),
+        )
+        for kind, (start, duration) in times.items()
+    ]
+    return pl.concat(parts)
+
+
+def _step_starts(chosen: pl.DataFrame) -> dict[int, float]:
+    """When the last rank had left the collective before, seconds since 1970."""
+    starts = chosen.group_by("sequence").agg(pl.col("left_us").max() / 1e6).sort("sequence")
+    return {int(step): float(start) for step, start in starts.iter_rows()}
+
+
+def _summed(frame: pl.DataFrame, *by: str) -> list[dict[str, Any]]:
+    """What is not in the trace: how many, and how long they ran on all ranks together."""
+    summed = frame.group_by(by, maintain_order=True).agg(count=pl.len(), seconds=pl.col("exec_us").sum() / 1e6)
+    return list(summed.iter_rows(named=True))

@@ -1,0 +1,232 @@
+"""Importers of veScale's NDTimeline: its raw log and the Chrome trace its timeline handler writes.
+
+In: `timeline_run*_raw.log` lines or a JSON list of complete events. Out: a `Trace`. A metric that fuses several
+transfers (`forward-send-backward-recv`) becomes one op per transfer with the same times. Microbatch and chunk are not
+in these files.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
+from tracekit.collectors.merge.stepcut import cut_steps
+from tracekit.errors import FormatError
+from tracekit.model import Layout, OpKind, Unit
+from tracekit.trace import UNIT_KEY, Trace
+
+#: Metric -> op kinds, where it is not the name of the kind itself.
+METRICS: dict[str, tuple[OpKind, ...]] = {
+    **FUSED_TRANSFERS,
+    "unshard-all-gather": (OpKind.PARAMS_ALL_GATHER,),
+    "params-all-gather-nonoverlapping": (OpKind.PARAMS_ALL_GATHER,),
+    "grad-reduce-scatter": (OpKind.GRADS_REDUCE_SCATTER,),
+    "grads-reduce-scatter-nonoverlapping": (OpKind.GRADS_REDUCE_SCATTER,),
+    "grad-all-reduce": (OpKind.ALL_REDUCE,),
+    **{str(kind): (kind,) for kind in OpKind},
+}
+_STEP_TAG = "_inner_global_step"
+_HEAD_BYTES = 4096
+_LINE = re.compile(
+    r"metric_name: (?P<metric>.+?), elapsed: .+?, recent_elapsed_raw_parts: (?P<durations>\[.*?\]),"
+    r" recent_since_start_raw_parts: (?P<starts>\[.*?\]), tags: (?P<tags>\[.*\]),"
+    r" step_range: range\((?P<first>-?\d+), (?P<last>-?\d+)\), world_info: WorldInfo: TopoInfo\((?P<place>[^)]*)\)"
+)
+_FIELD = re.compile(r"(\w+)=(\d+)")
+_SCHEMA = {
+    "step": pl.Int32,
+    "rank": pl.Int32,
+    "dp_rank": pl.Int32,
+    "pp_rank": pl.Int32,
+    "tp_rank": pl.Int32,
+    "kind": pl.String,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """One timed metric of one rank; seconds since the epoch."""
+
+    metric: str
+    step: int
+    rank: int
+    dp_rank: int
+    pp_rank: int
+    tp_rank: int
+    start_s: float
+    duration_s: float
+
+
+class RawLogImporter:
+    """The raw log of NDTimeline."""
+
+    name = "ndtimeline"
+    description = "raw log of veScale NDTimeline (timeline_run*_raw.log)"
+
+    def sniff(self, path: Path) -> bool:
+        """A text file whose first line carries a metric name and raw parts."""
+        head = _head(path)
+        return b"metric_name: " in head and b"recent_since_start_raw_parts: " in head
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
+        if layout is not None:
+            raise FormatError(f"{path}: an NDTimeline raw log carries its layout; leave out --layout")
+        refuse_unit(path, unit, "an NDTimeline file")
+        sizes: dict[str, int] = {}
+        events = list(_raw_events(path, sizes))
+        if not events:
+            raise FormatError(f"{path}: no line with a metric; expected lines with `metric_name: forward-compute, ...`")
+        job = Layout(
+            dp=sizes.get("dp_size", 1),
+            pp=sizes.get("pp_size", 1),
+            tp=sizes.get("tp_size", 1),
+            world_size=sizes.get("world_size", 0),
+        )
+        return _trace(events, job, path, "ndtimeline", Unit.S)
+
+
+class ChromeImporter:
+    """The Chrome trace of NDTimeline's local timeline handler."""
+
+    name = "ndtimeline-chrome"
+    description = "Chrome trace of veScale NDTimeline (trace_step*)"
+
+    def sniff(self, path: Path) -> bool:
+        """A JSON list of complete events whose args hold rank, step, tp and pp."""
+        head = _head(path)
+        return head.lstrip().startswith(b"[") and all(key in head for key in (b'"rank"', b'"step"', b'"tp"', b'"pp"'))
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
+        if layout is not None:
+            raise FormatError(f"{path}: an NDTimeline Chrome trace carries its layout; leave out --layout")
+        refuse_unit(path, unit, "an NDTimeline file")
+        events = list(_chrome_events(path))
+        if not events:
+            raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
+        job = Layout(
+            dp=1 + max(event.dp_rank for event in events),
+            pp=1 + max(event.pp_rank for event in events),
+            tp=1 + max(event.tp_rank for event in events),
+        )
+        return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
+
+
+def _head(path: Path) -> bytes:
+    if path.is_dir():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_HEAD_BYTES)
+
+
+def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:
+    """The events of a raw log; fills `sizes` with the parallel sizes it names."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if "metric_name: " not in line:
+                continue
+            match = _LINE.search(line)
+            if match is None:
+                raise FormatError(
+                    f"{path}, line {number}: cannot be read: {line.strip()[:80]!r}; cut the torn line off"
+                )
+            place = {field: int(value) for field, value in _FIELD.findall(match["place"])}
+            sizes.update({field: value for field, value in place.items() if field.endswith("size")})
+            yield from _line_events(match, place, f"{path}, line {number}")
+
+
+def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Iterator[_Event]:
+    """One event per part; parts without a step tag are spread evenly over the step range."""
+    try:
+        durations, starts, tags = (ast.literal_eval(match[part]) for part in ("durations", "starts", "tags"))
+        first, last = int(match["first"]), int(match["last"])
+        if not len(durations) == len(starts) == len(tags):
+            raise FormatError(
+                f"{where}: {len(durations)} durations, {len(starts)} starts and {len(tags)} tags; expected one of each"
+            )
+        steps = [tag.get(_STEP_TAG) for tag in tags]
+        if durations and None in steps:
+            per_step, rest = divmod(len(durations), max(1, last - first))
+            if rest or last <= first:
+                raise FormatError(f"{where}: {len(durations)} parts do not spread evenly over the steps {first}:{last}")
+            steps = [first + at // per_step for at in range(len(durations))]
+        for step, start, duration in zip(steps, starts, durations, strict=True):
+            yield _Event(
+                match["metric"],
+                int(step),
+                place["rank"],
+                place["dp_rank"],
+                place["pp_rank"],
+                place["tp_rank"],
+                float(start),
+                float(duration),
+            )
+    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{where}: damaged ({error!r}); cut the line off") from None
+
+
+def _chrome_events(path: Path) -> Iterator[_Event]:
+    try:
+        events: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); the file may be truncated") from None
+    for number, event in enumerate(events):
+        try:
+            if event.get("ph") != "X":
+                continue
+            args = event["args"]
+            yield _Event(
+                str(event["name"]),
+                int(args["step"]),
+                int(args["rank"]),
+                int(event["pid"]),
+                int(args["pp"]),
+                int(args["tp"]),
+                float(event["ts"]) / 1e6,
+                float(event["dur"]) / 1e6,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(
+                f"{path}, event {number}: damaged ({error!r}); expected name, ts, dur, pid, args"
+            ) from None
+
+
+def _trace(events: list[_Event], layout: Layout, path: Path, form: str, unit: Unit) -> Trace:
+    """Ops of the tensor-parallel rank 0 of each worker; other metrics are counted in the metadata."""
+    rows = []
+    other: Counter[str] = Counter()
+    for event in events:
+        kinds = METRICS.get(event.metric, ())
+        if event.tp_rank or event.step < 0:
+            continue
+        if not kinds:
+            other[event.metric] += 1
+        start_ns = round(event.start_s * 1e9)
+        end_ns = start_ns + round(event.duration_s * 1e9)
+        place = (event.step, event.rank, event.dp_rank, event.pp_rank, event.tp_rank)
+        rows += [(*place, str(kind), start_ns, end_ns) for kind in kinds]
+    if not rows:
+        raise FormatError(f"{path}: none of its metrics is an op kind tracekit knows: {', '.join(sorted(other)[:8])}")
+    none = pl.lit(None, pl.Int32)
+    cut = cut_steps(pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=none, chunk=none))
+    return Trace.from_frame(
+        cut.ops,
+        layout,
+        name=path.stem,
+        step_starts={step: start_ns / 1e9 for step, start_ns in cut.step_starts_ns.items()},
+        metadata={"format": form, UNIT_KEY: str(unit), "framework": "veScale", "other_metrics": dict(other)},
+        source=str(path),
+    )

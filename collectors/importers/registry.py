@@ -1,0 +1,213 @@
+"""All importers, behind one door.
+
+In: a path. Out: the `Trace` an importer reads from it. An importer has a name, says whether a path looks like its
+format, and reads it; `IMPORTERS` lists them in the order they are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from polars.exceptions import PolarsError
+
+from tracekit.chrome import MARK
+from tracekit.collectors.importers import ndtimeline
+from tracekit.collectors.importers.exported_timeline import ExportedImporter
+from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.importers.nccl_inspector import InspectorImporter
+from tracekit.collectors.importers.published import read_layout_file, read_published
+from tracekit.collectors.merge.merge import merge_attempt
+from tracekit.collectors.merge.placement import LayoutOptions
+from tracekit.collectors.run_directory.host_clocks import read_clocks
+from tracekit.collectors.run_directory.segments import attempts, is_run_directory, read_attempt, read_run
+from tracekit.errors import FormatError, LayoutError
+from tracekit.model import Unit, is_size
+from tracekit.trace import Trace, read_header, read_parquet
+
+#: First bytes of a Parquet file.
+_PARQUET = b"PAR1"
+#: What a YAML file may state about segments -> word of `LayoutOptions`.
+STATED_SIZES = {"dp_size": "dp", "pp_size": "pp", "tp_size": "tp", "vpp_size": "vpp"}
+#: What reading can raise over bytes that nobody wrote so; importers say it better where they can.
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
+#: How the names of Chrome traces end.
+_JSON = (".json", ".json.gz")
+
+
+class Importer(Protocol):
+    """A format tracekit reads. `name` is what `--format` takes, `description` one line for its list."""
+
+    @property
+    def name(self) -> str:
+        """What `--format` takes."""
+
+    @property
+    def description(self) -> str:
+        """One line about the format."""
+
+    def sniff(self, path: Path) -> bool:
+        """Whether the path looks like this format. Cheap; raises OSError where it cannot be read."""
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """Read it; `unit`: of its times, where the format leaves that open.
+
+        Raises FormatError, TraceError or LayoutError, each naming the path.
+        """
+
+
+class CanonicalImporter:
+    """Traces tracekit wrote."""
+
+    name = "tracekit"
+    description = "canonical Parquet written by tracekit"
+
+    def sniff(self, path: Path) -> bool:
+        """A Parquet file with tracekit's header."""
+        return _starts_with(path, _PARQUET) and read_header(path) is not None
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace; it carries its layout inside."""
+        if layout is not None:
+            raise FormatError(f"{path}: a canonical trace carries its layout inside; leave out --layout")
+        return read_parquet(path, unit=unit)
+
+
+class PublishedImporter:
+    """The published artifact: Parquet and a YAML layout beside it."""
+
+    name = "published"
+    description = "Parquet + YAML of the straggler study (OSDI'25); give the YAML with --layout"
+
+    def sniff(self, path: Path) -> bool:
+        """A Parquet file without tracekit's header."""
+        return _starts_with(path, _PARQUET) and read_header(path) is None
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace, with the layout of the YAML file."""
+        if layout is None:
+            raise FormatError(f"{path}: a published trace needs its layout; add --layout meta.yaml")
+        return read_published(path, layout, unit=unit)
+
+
+class SegmentsImporter:
+    """What the ranks of `tracekit collect` wrote: a kept `--segments` folder."""
+
+    name = "segments"
+    description = "folder of `tracekit collect --segments`; --layout sizes.yaml where its sizes cannot be found"
+
+    def sniff(self, path: Path) -> bool:
+        """A folder with the file of a run."""
+        return is_run_directory(path)
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The last attempt of the run. `layout`: YAML with those of `STATED_SIZES` that the ranks do not tell."""
+        refuse_unit(path, unit, "a folder of `tracekit collect`")
+        if not is_run_directory(path):
+            raise FormatError(f"{path}: not a folder of `tracekit collect --segments`; it has no run.json")
+        run = read_run(path)
+        numbers = attempts(path)
+        if not numbers:
+            raise FormatError(f"{path}: no rank has written anything; record the run again")
+        return merge_attempt(
+            read_attempt(path, numbers[-1]),
+            name=path.absolute().name,
+            first_step=run.first_step,
+            options=None if layout is None else _stated_sizes(layout),
+            clocks=read_clocks(path),
+            metadata={"command": list(run.command)},
+        ).trace
+
+
+def _stated_sizes(path: Path) -> LayoutOptions:
+    """The sizes a YAML file states. Raises FormatError or LayoutError, naming the file."""
+    content = read_layout_file(path)
+    stated = {word: content[name] for name, word in STATED_SIZES.items() if name in content}
+    if not stated:
+        raise LayoutError(f"{path}: states no size; expected some of {', '.join(STATED_SIZES)}, such as `dp_size: 4`")
+    for word, size in stated.items():
+        if not is_size(size):
+            raise LayoutError(
+                f"{path}: {word}_size is {size!r:.40}; expected an integer from 1, such as `{word}_size: 4`"
+            )
+    return LayoutOptions(**stated)
+
+
+IMPORTERS: Mapping[str, Importer] = MappingProxyType(
+    {
+        importer.name: importer
+        for importer in (
+            SegmentsImporter(),
+            CanonicalImporter(),
+            PublishedImporter(),
+            ExportedImporter(),
+            ndtimeline.RawLogImporter(),
+            ndtimeline.ChromeImporter(),
+            InspectorImporter(),
+        )
+    }
+)
+
+
+def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+    """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
+
+    JSON that nothing recognises is another tool's; any other path is taken for a Parquet trace, whose errors say what
+    is wrong with it.
+    """
+    if name is not None:
+        if name not in IMPORTERS:
+            raise FormatError(f"unknown format {name!r}; known: {', '.join(IMPORTERS)}")
+        return _read(IMPORTERS[name], path, layout, unit)
+    if layout is not None:
+        return _read(IMPORTERS["segments" if is_run_directory(path) else "published"], path, layout, unit)
+    for importer in IMPORTERS.values():
+        if _recognises(importer, path):
+            return _read(importer, path, layout, unit)
+    if path.is_dir():
+        raise FormatError(
+            f"{path}: a folder of no format that is known; one of `tracekit collect --segments` has a run.json, one of"
+            " the NCCL Inspector its *.log"
+        )
+    if path.is_file() and path.name.endswith(_JSON):
+        raise FormatError(
+            f"{path}: JSON of no format that is known; a timeline of `tracekit export` has {MARK!r} in its first lines,"
+            " `tracekit import --format` lists the formats"
+        )
+    # Nothing recognises it: say what is wrong with it as a trace file, which most inputs are meant to be.
+    return _read(IMPORTERS["tracekit"], path, None, unit)
+
+
+def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None) -> Trace:
+    """What the importer reads; what damaged bytes made it stumble over becomes one FormatError."""
+    try:
+        return importer.read(path, layout=layout, unit=unit)
+    except OSError as error:
+        raise FormatError(
+            f"{error.filename or path}: cannot be read: {error.strerror or error}; check the path, or copy it again"
+        ) from None
+    except _DAMAGE as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise FormatError(
+            f"{path}: damaged, or not of the format {importer.name} ({type(error).__name__}: {reason:.200}); copy or"
+            " record it again"
+        ) from None
+
+
+def _recognises(importer: Importer, path: Path) -> bool:
+    """Whether the importer takes the path. Never looks into a pipe: that would wait, and eat what comes."""
+    if importer.name in {"tracekit", "published"} or not (path.is_file() or path.is_dir()):
+        return False
+    try:
+        return importer.sniff(path)
+    except OSError:
+        return False
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    if path.is_dir():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic

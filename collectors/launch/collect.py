@@ -1,0 +1,319 @@
+"""`tracekit collect` as a library: run a command, merge what its ranks recorded, store the trace.
+
+In: `CollectOptions`. Out: `CollectSummary`. The command's exit code is part of the summary, whatever became of the
+recording; segments that could not be merged are kept and named.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tracekit.atomic_write import check_writable
+from tracekit.collectors.launch.launcher import (
+    LaunchResult,
+    finish_run,
+    launched_elsewhere,
+    prepare_run,
+    run_command,
+    running_launchers,
+)
+from tracekit.collectors.launch.progress import Overhead, Progress, measure_overhead
+from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
+from tracekit.collectors.merge.placement import LayoutOptions
+from tracekit.collectors.merge.unrecorded import find_unrecorded
+from tracekit.collectors.nccl.drain import Drain
+from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
+from tracekit.collectors.run_directory.host_clocks import read_clocks
+from tracekit.collectors.run_directory.segments import AttemptRecording, attempts, read_attempt, write_manifest
+from tracekit.collectors.runtime.wire_format import RuntimeOptions
+from tracekit.errors import TracekitError
+from tracekit.findings import Findings, Unanalysed
+from tracekit.stderr import say
+from tracekit.store import Incoming, Store, default_store
+from tracekit.text import printable
+from tracekit.trace import TRACE_FILE, Trace
+
+#: Steps per block of `--overhead`.
+OVERHEAD_BLOCK = 10
+#: How long the launchers of other nodes may take longer than the first, seconds.
+OTHER_NODES_TIMEOUT_S = 30.0
+Analyse = Callable[[Trace], Findings | Unanalysed]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """What to run and what to keep. Steps are numbered from 0; `last_step` is exclusive.
+
+    `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
+    default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
+    `analyse`: what the store is to know of the trace beside it.
+    """
+
+    command: tuple[str, ...]
+    out: Path | None = None
+    store: Path | None = None
+    keep_in_store: bool = True
+    name: str | None = None
+    segments: Path | None = None
+    first_step: int = 1
+    last_step: int | None = None
+    every: int = 1
+    overhead: bool = False
+    nccl: int | None = None
+    layout: LayoutOptions = field(default_factory=LayoutOptions)
+    analyse: Analyse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedAttempt:
+    """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
+
+    `notes`: what the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they
+    were asked for.
+    """
+
+    attempt: int
+    name: str
+    world_size: int
+    steps: int
+    ops: int
+    layout: dict[str, int] | None
+    layout_source: str | None
+    ranks: tuple[RankReport, ...]
+    missing_ranks: tuple[int, ...]
+    out: str | None
+    store: str | None
+    overhead: Overhead | None
+    problem: str | None
+    notes: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSummary:
+    """What came of a run. `segments`: the kept segments, None where they were merged and removed."""
+
+    exit_code: int
+    wall_s: float
+    attempts: tuple[CollectedAttempt, ...]
+    segments: str | None
+    merged_elsewhere: bool
+    problem: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSummary:
+    """Run the command and collect its trace.
+
+    Raises OutputError where the run cannot be started or its trace could not be written, StoreError where it could not
+    be stored. A recording that cannot be merged is no exception but a
+    `problem` in the summary, because the command has run.
+    """
+    runtime = RuntimeOptions(
+        first_step=options.first_step,
+        last_step=options.last_step,
+        every=options.every,
+        overhead_block=OVERHEAD_BLOCK if options.overhead else 0,
+    )
+    _check_targets(options)
+    directory = options.segments or Path(tempfile.mkdtemp(prefix="tracekit-"))
+    progress = Progress(directory)
+    drain = Drain(directory)
+    try:
+        environment = prepare_run(directory.absolute(), runtime, options.command)
+        if options.nccl is not None:
+            setup = prepare_nccl(environment, options.nccl)
+            environment = setup.environment
+            _warn(setup.warnings)
+            options = options if setup.plugged else replace(options, nccl=None)
+
+        def on_poll() -> None:
+            if options.nccl is not None:
+                drain.update()
+            if show_progress:
+                progress.show()
+
+        launched = run_command(options.command, environment, directory, on_poll)
+    except BaseException:
+        if options.segments is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    drain.update()
+    if not launched.first:
+        return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
+    return _conclude(options, directory, launched)
+
+
+def _check_targets(options: CollectOptions) -> None:
+    """Refuse before the command runs what could not be written after it.
+
+    Not where another node has started the run: that one merges.
+    """
+    if options.segments is not None and launched_elsewhere(options.segments):
+        return
+    if options.out is not None:
+        check_writable(options.out, TRACE_FILE)
+    if options.keep_in_store:
+        Store(options.store or default_store()).check_new(options.name)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    """Say before the command starts what may go wrong with it."""
+    for warning in warnings:
+        say(f"tracekit: WARNING: {printable(warning)}")
+
+
+def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) -> CollectSummary:
+    problem = None
+    collected: list[CollectedAttempt] = []
+    try:
+        _await_other_launchers(directory)
+        numbers = attempts(directory)
+        for number in numbers:
+            collected.append(_collect_attempt(options, directory, number, last=number == numbers[-1]))
+        finish_run(directory)
+        if not numbers:
+            problem = (
+                "nothing was recorded: no process of the command trained with torch in this Python environment"
+                " (python -I and -S, or an overwritten PYTHONPATH, keep the recorder out)"
+            )
+    except (TracekitError, OSError) as error:
+        problem = str(error)
+    keep = options.segments is not None or any(one.problem for one in collected) or (problem and collected)
+    if not keep:
+        shutil.rmtree(directory, ignore_errors=True)
+    return CollectSummary(
+        launched.exit_code, launched.wall_s, tuple(collected), str(directory) if keep else None, False, problem
+    )
+
+
+def _await_other_launchers(directory: Path) -> None:
+    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
+    deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
+    while running_launchers(directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, last: bool) -> CollectedAttempt:
+    """Merge one attempt, write and store its trace; a problem with one does not cost the others."""
+    path = directory / f"attempt-{number:03d}"
+    name = _job_name(options, number, last=last)
+    try:
+        write_manifest(path)
+        recording = read_attempt(directory, number)
+    except TracekitError as error:
+        return _failed_attempt(number, name, None, str(error))
+    notes = tuple(find_unrecorded(recording).lines())
+    overhead = measure_overhead(recording, OVERHEAD_BLOCK) if options.overhead else None
+    try:
+        merged = merge_attempt(
+            recording,
+            name=name,
+            first_step=options.first_step,
+            options=options.layout,
+            clocks=read_clocks(directory),
+            metadata={"command": list(options.command)},
+        )
+    except TracekitError as error:
+        failed = _failed_attempt(number, name, recording, str(error), overhead)
+        return replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None))
+    out = _out_path(options, number, last=last)
+    problem = None
+    store: Path | None = None
+    try:
+        if out is not None:
+            merged.trace.write_parquet(out)
+        if options.keep_in_store:
+            store = store_trace(options, merged.trace)
+    except TracekitError as error:
+        problem = str(error)
+    collected = _collected(number, merged, overhead, out, store, problem)
+    nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
+    return replace(collected, notes=notes, nccl=nccl)
+
+
+def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
+    return () if options.nccl is None else tuple(nccl_lines(recording, report, options.nccl))
+
+
+def store_trace(options: CollectOptions, trace: Trace) -> Path:
+    """Add the trace, and what its analysis found, to the store. Raises StoreError."""
+    path = options.store or default_store()
+    findings = None if options.analyse is None else options.analyse(trace)
+    Store(path).check_new(trace.name)
+    Store(path).add([Incoming(trace, trace.name, " ".join(options.command), findings)])
+    return path
+
+
+def _collected(
+    number: int,
+    merged: MergedAttempt,
+    overhead: Overhead | None,
+    out: Path | None,
+    store: Path | None,
+    problem: str | None,
+) -> CollectedAttempt:
+    trace = merged.trace
+    return CollectedAttempt(
+        attempt=number,
+        name=trace.name,
+        world_size=trace.layout.world_size,
+        steps=len(trace.steps),
+        ops=trace.ops.height,
+        layout=trace.layout.to_dict(),
+        layout_source=merged.placement.source,
+        ranks=merged.ranks,
+        missing_ranks=merged.missing_ranks,
+        out=str(out) if out is not None and problem is None else None,
+        store=str(store) if store is not None else None,
+        overhead=overhead,
+        problem=problem,
+    )
+
+
+def _failed_attempt(
+    number: int, name: str, recording: AttemptRecording | None, problem: str, overhead: Overhead | None = None
+) -> CollectedAttempt:
+    """An attempt without a trace; what its ranks reported is still told."""
+    ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
+    return CollectedAttempt(
+        attempt=number,
+        name=name,
+        world_size=recording.world_size if recording else 0,
+        steps=0,
+        ops=0,
+        layout=None,
+        layout_source=None,
+        ranks=ranks,
+        missing_ranks=recording.missing_ranks if recording else (),
+        out=None,
+        store=None,
+        overhead=overhead,
+        problem=problem,
+    )
+
+
+def _job_name(options: CollectOptions, attempt: int, *, last: bool) -> str:
+    """The name asked for, else script and time; attempts before the last carry their number."""
+    base = options.name
+    if base is None:
+        scripts = [Path(word).stem for word in options.command if word.endswith(".py")]
+        stem = scripts[0] if scripts else Path(options.command[0]).name
+        base = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    return base if last else f"{base}-attempt-{attempt}"
+
+
+def _out_path(options: CollectOptions, attempt: int, *, last: bool) -> Path | None:
+    if options.out is None or last:
+        return options.out
+    return options.out.with_name(f"{options.out.stem}.attempt-{attempt}{options.out.suffix}")

@@ -1,0 +1,213 @@
+"""The command `tracekit collect`: reads options, calls the library, says what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracekit.collectors.launch.signals import hold, release
+from tracekit.stderr import say
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from tracekit.collectors.launch.collect import Analyse, CollectedAttempt, CollectSummary
+
+_PATH = click.Path(path_type=Path)
+_STEPS = re.compile(r"(\d*):(\d*)$")
+
+
+class StepRange(click.ParamType[tuple[int, int | None]]):
+    """`100:200`, `100:` or `:200`; the end is exclusive."""
+
+    name = "FROM:TO"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
+        """First step and exclusive last step."""
+        if isinstance(value, tuple):
+            return value
+        match = _STEPS.match(value)
+        if match is None:
+            self.fail(f"{value!r} is no step range; write 100:200 for the steps 100 to 199", param, ctx)
+        first, last = int(match.group(1) or 1), int(match.group(2)) if match.group(2) else None
+        if last is not None and last <= first:
+            self.fail(f"{value!r} is empty; the second step must be larger than the first", param, ctx)
+        return first, last
+
+
+class NcclMask(click.ParamType[int]):
+    """`coll,p2p,kernel,proxy` or NCCL's own number, as a mask."""
+
+    name = "EVENTS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The mask."""
+        if isinstance(value, int):
+            return value
+        from tracekit.collectors.nccl.launching import parse_mask
+
+        try:
+            return parse_mask(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("collect", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
+@click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
+@click.option("--no-store", is_flag=True, help="Leave the store alone; for use with --out.")
+@click.option("--name", help="Name of the job in the store [default: script and time].")
+@click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")
+@click.option("--steps", type=StepRange(), default="1:", help="Steps to record, such as 100:200 [default: 1:].")
+@click.option("--every", type=click.IntRange(min=1), default=1, help="Record one step in this many.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
+@click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, where they cannot be found.")
+@click.option(
+    "--nccl",
+    type=NcclMask(),
+    is_flag=False,
+    flag_value="coll,p2p,kernel",
+    help="Let NCCL time communication on the GPU: some of coll,p2p,kernel,proxy [default: the first three].",
+)
+@click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
+)
+@click.pass_obj
+def collect_command(
+    analyse: Analyse | None,
+    command: tuple[str, ...],
+    out: Path | None,
+    store: Path | None,
+    no_store: bool,
+    name: str | None,
+    segments: Path | None,
+    steps: tuple[int, int | None],
+    every: int,
+    dp: int | None,
+    pp: int | None,
+    tp: int | None,
+    vpp: int | None,
+    nccl: int | None,
+    overhead: bool,
+    as_json: bool,
+) -> int:
+    """Record a step trace of an unmodified training command: tracekit collect [OPTIONS] -- torchrun ... train.py.
+
+    The exit code is the command's.
+    """
+    # `analyse` is the object of the command line: the analysis is a layer above this one.
+    hold()  # before the imports below: see there
+    try:
+        from tracekit.collectors.launch.collect import CollectOptions, collect
+        from tracekit.collectors.merge.placement import LayoutOptions
+
+        summary = collect(
+            CollectOptions(
+                command=command,
+                out=out,
+                store=store,
+                keep_in_store=not no_store,
+                name=name,
+                segments=segments,
+                first_step=steps[0],
+                last_step=steps[1],
+                every=every,
+                overhead=overhead,
+                nccl=nccl,
+                layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
+                analyse=analyse,
+            )
+        )
+    finally:
+        release()
+    for line in summary_lines(summary):
+        say(f"tracekit: {line}")
+    if as_json:
+        click.echo(json.dumps(summary.to_dict()))
+    return summary.exit_code
+
+
+def summary_lines(summary: CollectSummary) -> list[str]:
+    """What to tell the user at the end; names and paths of the user's cannot break a line."""
+    lines = [line for one in summary.attempts for line in _attempt_lines(one, len(summary.attempts) > 1)]
+    if summary.merged_elsewhere:
+        lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
+    if summary.problem:
+        lines.append(f"no trace: {summary.problem}")
+    if summary.segments and not summary.merged_elsewhere:
+        sizes = " --layout sizes.yaml" if any("--layout" in (one.problem or "") for one in summary.attempts) else ""
+        merge = f"tracekit import {shlex.quote(summary.segments)}{sizes}"
+        lines.append(f"segments are kept in {summary.segments}; merge them with `{merge}`")
+    if summary.exit_code:
+        lines.append(f"the command ended with exit code {summary.exit_code}")
+    return [printable(line) for line in lines]
+
+
+def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
+    lines = []
+    title = f"attempt {one.attempt}: " if several else ""
+    if one.layout is not None:
+        sizes = " x ".join(f"{word} {one.layout[word]}" for word in ("dp", "pp", "tp", "cp") if one.layout[word] > 1)
+        lines.append(
+            f"{title}recorded {one.steps} steps, {one.ops} ops of {len(one.ranks)} of {one.world_size} ranks"
+            f" ({sizes or 'one worker'}; from {one.layout_source})"
+        )
+    if one.problem:
+        lines.append(f"{title}no trace: {one.problem}")
+    if one.missing_ranks:
+        shown = ", ".join(map(str, one.missing_ranks[:16])) + (" ..." if len(one.missing_ranks) > 16 else "")
+        lines.append(
+            f"WARNING: {title}{len(one.missing_ranks)} ranks reported nothing: {shown}; the trace lacks them"
+            ' (see "Missing ranks" in collectors/README.md)'
+        )
+    lines += [f"{title}{line}" for line in (*one.notes, *one.nccl)]
+    for rank in one.ranks:
+        if troubles := _troubles(rank):
+            lines.append(f"{title}rank {rank.rank}: {', '.join(troubles)}")
+    if one.overhead is not None:
+        found = one.overhead
+        lines.append(
+            f"{title}overhead: step time with recording / without = {found.ratio:.4f} (noise +-{found.noise:.4f};"
+            f" {found.on_s * 1e3:.2f} ms over {found.on_steps} steps, {found.off_s * 1e3:.2f} ms over"
+            f" {found.off_steps} steps)"
+        )
+    elif one.layout is not None and one.problem is None:
+        lines += _where(one, title)
+    return lines
+
+
+def _where(one: CollectedAttempt, title: str) -> list[str]:
+    """Where the trace is, and the command to type next."""
+    lines = []
+    if one.out is not None:
+        lines.append(f"{title}wrote {one.out}")
+    if one.store is not None:
+        lines.append(f"{title}stored as {short(one.name)} in {one.store}")
+        lines.append(f"next: tracekit whatif --store {shlex.quote(one.store)} --job {shlex.quote(one.name)}")
+    elif one.out is not None:
+        lines.append(f"next: tracekit whatif {shlex.quote(one.out)}")
+    return lines
+
+
+def _troubles(rank: Any) -> list[str]:
+    """What went wrong on one rank, in words."""
+    troubles = []
+    if rank.dropped:
+        troubles.append(f"dropped {rank.dropped} records (ring full)")
+    if rank.unfinished:
+        troubles.append(f"{rank.unfinished} transfers were never waited for")
+    if rank.failures:
+        troubles.append("hooks failed: " + ", ".join(f"{hook} {count} x" for hook, count in rank.failures.items()))
+    if rank.off:
+        troubles.append(f"stopped recording ({rank.off})")
+    if not rank.closed:
+        troubles.append(f"ended without closing its recorder after {rank.steps} steps; what it had written is used")
+    return troubles

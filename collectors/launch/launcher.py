@@ -1,0 +1,201 @@
+"""Runs the user's command with the recorder injected and passes everything else through.
+
+In: the command and options. Out: its exit code, and a run directory full of segments. stdin, stdout and stderr are the
+command's own; signals sent to tracekit are handed on; a Ctrl-C at the terminal reaches the command by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tracekit.atomic_write import Kind, Place, write_text
+from tracekit.collectors.launch.inject import write_injection
+from tracekit.collectors.launch.signals import WATCHED, hold, release
+from tracekit.collectors.run_directory.host_clocks import EchoServer, append_sample, measure
+from tracekit.collectors.run_directory.segments import RUN_FILE, write_left_over
+from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
+from tracekit.collectors.runtime.ring import RingStore
+from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
+from tracekit.errors import OutputError
+
+#: How often the launcher looks after the command, seconds.
+POLL_S = 0.5
+#: How often it measures the reference clock, seconds.
+CLOCK_PERIOD_S = 10.0
+#: What a launcher around this one, or a user's shell, may have left in the environment.
+_OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
+_CLOCK_FILE = "clock-server.json"
+_RUNNING = ".running"
+
+
+def _is_run_file(file: BinaryIO) -> bool:
+    try:
+        content = json.loads(file.read())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"command", "options"} <= content.keys()
+
+
+_RUN_KIND = Kind("the record of a run of `tracekit collect`", _is_run_file)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """`exit_code` is what a shell would report: 128 + number for a command that a signal ended.
+
+    `first`: this launcher was the first of the run, so it merges for all.
+    """
+
+    exit_code: int
+    wall_s: float
+    first: bool
+
+
+def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]) -> dict[str, str]:
+    """Write the run directory's frame; returns the environment of the command.
+
+    What it inherits of ours is left out. Launchers of several nodes share the directory: the first one writes. Raises
+    OutputError where it cannot be written, or belongs to a run that is over.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        run_file = directory / RUN_FILE
+        if Place(run_file, _RUN_KIND).check() and json.loads(run_file.read_text(encoding="utf-8")).get("finished"):
+            raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
+        write_text(run_file, json.dumps({"command": list(command), "options": options.to_dict()}), _RUN_KIND)
+        inject = write_injection(directory)
+    except OSError as error:
+        raise OutputError(
+            f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
+        ) from None
+    environment = {name: value for name, value in os.environ.items() if name not in _OURS}
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = str(inject) if not inherited else f"{inject}{os.pathsep}{inherited}"
+    environment[ENV_DIRECTORY] = str(directory)
+    environment[ENV_OPTIONS] = json.dumps(options.to_dict())
+    return environment
+
+
+def finish_run(directory: Path) -> None:
+    """Mark the run as over, so that another one does not write into it. Raises OutputError."""
+    run_file = directory / RUN_FILE
+    state = json.loads(run_file.read_text(encoding="utf-8"))
+    write_text(run_file, json.dumps({**state, "finished": True}), _RUN_KIND)
+
+
+def launched_elsewhere(directory: Path) -> bool:
+    """Whether another launcher was the first of the run."""
+    return (directory / _CLOCK_FILE).exists()
+
+
+def running_launchers(directory: Path) -> list[str]:
+    """The launchers of the run whose command has not ended yet."""
+    return sorted(path.name for path in directory.glob(f"launcher-*{_RUNNING}"))
+
+
+def run_command(
+    command: Sequence[str],
+    environment: dict[str, str],
+    directory: Path,
+    on_poll: Callable[[], None],
+) -> LaunchResult:
+    """Run the command to its end. Raises OutputError where it cannot be started.
+
+    `on_poll` is called every `POLL_S` while the command runs. What ranks that were killed had recorded and not written
+    is written here.
+    """
+    begin = time.monotonic()
+    hold()
+    presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
+    presence.touch()
+    rings = RingStore(RING_CAPACITY)
+    try:
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                env={**environment, ENV_RINGS: rings.path},
+                preexec_fn=release,  # noqa: PLW1509
+            )
+        except OSError as error:
+            raise OutputError(
+                f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
+            ) from None
+        with _ClockKeeper(directory) as clocks:
+            while process.poll() is None:
+                received = signal.sigtimedwait(WATCHED, POLL_S)
+                if received is not None and received.si_signo != signal.SIGCHLD and received.si_pid > 0:
+                    with contextlib.suppress(ProcessLookupError):  # it ended just now
+                        process.send_signal(received.si_signo)
+                clocks.tick()
+                with contextlib.suppress(OSError):  # what looks on must not part us from the command
+                    on_poll()
+        for left in rings.left_over():
+            with contextlib.suppress(
+                OutputError
+            ):  # a disk that is full: the rank has said so, or will be seen to lack it
+                write_left_over(directory, left)
+    finally:
+        rings.close()
+        presence.rename(presence.with_suffix(".done"))
+        while signal.sigtimedwait(WATCHED, 0) is not None:  # none is left to surprise the merge
+            continue
+        release()
+    code = process.returncode
+    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
+
+
+class _ClockKeeper:
+    """The first launcher of a run answers for the reference clock; those of other hosts measure against it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._host = socket.gethostname()
+        self._server: EchoServer | None = None
+        self._due = 0.0
+
+    def __enter__(self) -> _ClockKeeper:
+        try:
+            with (self._directory / _CLOCK_FILE).open("x", encoding="utf-8") as file:
+                self._server = EchoServer()
+                json.dump({"host": self._host, "port": self._server.port}, file)
+        except FileExistsError:
+            self._server = None
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        elif self._due:
+            self._measure()
+
+    @property
+    def first(self) -> bool:
+        """Whether this launcher holds the reference clock."""
+        return self._server is not None
+
+    def tick(self) -> None:
+        """Measure when it is time to."""
+        if self._server is None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + CLOCK_PERIOD_S
+            self._measure()
+
+    def _measure(self) -> None:
+        text = (self._directory / _CLOCK_FILE).read_text(encoding="utf-8")
+        if not text:  # the first launcher is about to write it
+            return
+        server = json.loads(text)
+        if server["host"] == self._host:
+            return
+        sample = measure(server["host"], int(server["port"]))
+        if sample is not None:
+            append_sample(self._directory, self._host, sample)

@@ -1,0 +1,270 @@
+"""What collectives become: ops of their own, parts of the computes around them, or time without a kind.
+
+In: records of collectives and computes, ns on one clock, and which rank is in which process group. Out: the collectives
+with their kind, where the graph knows one, and ops fitted to them: computes that end where the gradients' reduction
+begins and that do not count the waiting inside, reductions that overlap joined into one.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.collectors.merge.device_ops import ON_DEVICE
+from tracekit.collectors.runtime.wire_format import Flag
+from tracekit.model import OpKind
+
+COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE))
+#: What collectives and collections of garbage that start inside it belong to.
+HOSTS = (*COMPUTES, str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
+REDUCTIONS = (str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER))
+CLIP = str(OpKind.OPTIMIZER_CLIP_MAIN_GRAD)
+OP_COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
+_ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
+
+
+def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
+    """`nested`: the record starts inside a compute, data fetch or checkpoint of its rank, which `host_kind` names."""
+    hosts = direct.filter(pl.col("kind").is_in(HOSTS)).select(
+        "rank", "start_ns", host_end_ns="end_ns", host_kind="kind"
+    )
+    hosts = hosts.sort("start_ns")
+    marked = records.sort("start_ns").join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
+    return marked.with_columns(nested=(pl.col("start_ns") < pl.col("host_end_ns")).fill_null(value=False))
+
+
+def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
+    """Collectives with the kind the graph knows, null where it knows none; reductions are never `nested`.
+
+    Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward.
+    What model-parallel ranks reduce between the last backward and the optimizer is the norm of the gradients. Any other
+    collective in which all data-parallel ranks meet between two computes (a barrier, a broadcast, FSDP2's scattering of
+    a chunk that others follow) belongs to the direction of the compute before it; from the last backward on it is one
+    with the reductions. What runs inside an optimizer is part of it.
+    """
+    computes = direct.filter(pl.col("kind").is_in(COMPUTES))
+    optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
+    marked = mark_nested(collectives, direct).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
+    marked = marked.with_columns(all_there_ns=_all_there_ns(), meets=_meets())
+    of_step = computes.group_by("rank", "step").agg(last_ns=pl.col("start_ns").max())
+    of_step = of_step.join(
+        optimizers.group_by("rank", "step").agg(
+            optimizer_ns=pl.col("start_ns").min(), optimizer_end_ns=pl.col("end_ns").max()
+        ),
+        on=["rank", "step"],
+        how="left",
+    )
+    forwards = (
+        computes.filter(pl.col("kind") == "forward-compute")
+        .group_by("rank", "step", "chunk")
+        .agg(pl.col("start_ns").min())
+        .select("rank", "step", "start_ns", next_chunk="chunk")
+        .sort("start_ns")
+    )
+    marked = (
+        marked.join(of_step, on=["rank", "step"], how="left")
+        .sort("start_ns")
+        .join_asof(forwards, on="start_ns", by=["rank", "step"], strategy="forward", check_sortedness=False)
+        .join_asof(
+            computes.select("rank", "step", "start_ns", compute_before="kind").sort("start_ns"),
+            on="start_ns",
+            by=["rank", "step"],
+            check_sortedness=False,
+        )
+    )
+    # An optimizer that begins before the last compute calls it, in its closure.
+    has_closure = (pl.col("optimizer_ns") < pl.col("last_ns")).fill_null(value=False)
+    before_optimizer = (pl.col("start_ns") < pl.col("optimizer_ns")) | has_closure
+    in_optimizer = (
+        pl.col("start_ns").is_between("optimizer_ns", "optimizer_end_ns", closed="left").fill_null(value=False)
+        & _is_blocking()
+        & ~has_closure
+    )
+    name = pl.col("name")
+    after_computes = pl.col("start_ns") >= pl.col("last_ns")
+    before_chunk = pl.col("next_chunk").is_not_null() & ~pl.col("nested")
+    reduces = (name.str.starts_with("allreduce") | name.str.starts_with("all_reduce")) & after_computes
+    kind = (
+        pl.when(reduces)
+        .then(pl.lit(str(OpKind.ALL_REDUCE)))
+        .when(name.str.contains("reduce_scatter") & after_computes)
+        .then(pl.lit(str(OpKind.GRADS_REDUCE_SCATTER)))
+        .when((name.str.contains("all_gather") | name.str.contains("allgather")) & before_chunk)
+        .then(pl.lit(str(OpKind.PARAMS_ALL_GATHER)))
+        .when(_ALL_TO_ALL & ~pl.col("nested"))
+        .then(pl.lit(str(OpKind.ALL_TO_ALL)))
+        .when(~pl.col("meets"))
+        .then(None)
+        .when(after_computes)
+        .then(pl.when(before_optimizer.fill_null(value=True)).then(pl.lit(str(OpKind.ALL_REDUCE))))
+        .when(pl.col("compute_before") == str(OpKind.BACKWARD_COMPUTE))
+        .then(pl.lit(str(OpKind.BACKWARD_COLLECTIVES)))
+        .otherwise(pl.lit(str(OpKind.FORWARD_COLLECTIVES)))
+    )
+    data_parallel = pl.col("data_parallel").fill_null(value=False) | _ALL_TO_ALL
+    of_norm = reduces & ~pl.col("nested") & before_optimizer & (pl.col("size") > 1)
+    of_host = pl.col("nested") & ~pl.col("host_kind").is_in(COMPUTES)
+    known = pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP)))
+    marked = marked.with_columns(kind=pl.when(~of_host & ~in_optimizer).then(known))
+    own_name = name + pl.lit("@") + pl.col("group").fill_null("?")
+    return _with_gathered_chunks(marked, forwards).with_columns(
+        nested=pl.col("nested") & pl.col("kind").is_null(),
+        microbatch=pl.lit(None, pl.Int32),
+        name=own_name,
+    )
+
+
+def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
+    """`chunk`: whose parameters a collective gathers, null for others.
+
+    Several chunks are asked for at once, in the order in which they are used, each with equally many gathers. Where
+    that cannot be, a gather is for the forward behind it.
+    """
+    key = ["rank", "step"]
+    order = forwards.with_columns(place=pl.int_range(pl.len()).over(key), chunks=pl.len().over(key))
+    is_gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
+    placed = (
+        marked.with_columns(is_gather=is_gather.fill_null(value=False))
+        .with_columns(number=pl.int_range(pl.len()).over(*key, "is_gather"), count=pl.len().over(*key, "is_gather"))
+        .join(order.group_by(key).agg(pl.col("chunks").first()), on=key, how="left", maintain_order="left")
+        .with_columns(place=pl.col("number") * pl.col("chunks") // pl.col("count"))
+        .join(
+            order.select(*key, "place", used_ns="start_ns", used_chunk="next_chunk"),
+            on=[*key, "place"],
+            how="left",
+            maintain_order="left",
+        )
+    )
+    in_order = (pl.col("count") % pl.col("chunks") == 0) & (pl.col("start_ns") < pl.col("used_ns"))
+    in_order = in_order.fill_null(value=False).all().over(*key, "is_gather")
+    chunk = pl.when(in_order).then("used_chunk").otherwise("next_chunk")
+    return placed.with_columns(chunk=pl.when("is_gather").then(chunk))
+
+
+#: The k-th collective of a step, group and name is the same on all ranks that counted as many.
+_ALIKE = ("step", "members", "name")
+
+
+def _counted_alike() -> pl.Expr:
+    return (pl.len().over("rank", *_ALIKE).n_unique().over(_ALIKE) == 1) & pl.col("members").is_not_null()
+
+
+def _all_there_ns() -> pl.Expr:
+    """When the last rank of the group began the collective, and the wait for it was over."""
+    number = pl.col("start_ns").rank("ordinal").over("rank", *_ALIKE)
+    last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*_ALIKE, number))
+    return pl.when(_counted_alike()).then(last_ns).otherwise("start_ns")
+
+
+def _is_blocking() -> pl.Expr:
+    """Whether the caller waits in the collective."""
+    return (pl.col("flags") & int(Flag.BLOCKING)) != 0
+
+
+def _meets() -> pl.Expr:
+    """Whether all data-parallel ranks of the stage meet in the collective, and its caller waits in it at once."""
+    return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & _counted_alike()).fill_null(value=False)
+
+
+def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
+    """End a step's last compute where the last reduction inside it starts; move the others behind that point."""
+    compute = pl.col("kind").is_in(COMPUTES)
+    reduction = pl.col("kind").is_in(REDUCTIONS)
+    last = (
+        ops.filter(compute)
+        .group_by("rank", "step")
+        .agg(pl.col("start_ns").max().alias("last_start_ns"), pl.col("end_ns").max().alias("last_end_ns"))
+    )
+    cuts = (
+        ops.filter(reduction)
+        .join(last, on=["rank", "step"])
+        .filter(pl.col("start_ns").is_between("last_start_ns", "last_end_ns"))
+        .group_by("rank", "step", "last_start_ns")
+        .agg(cut_ns=pl.col("start_ns").max())
+    )
+    joined = ops.join(cuts, on=["rank", "step"], how="left")
+    is_cut = compute & (pl.col("start_ns") == pl.col("last_start_ns"))
+    start_ns = pl.when(reduction).then(pl.max_horizontal("start_ns", "cut_ns")).otherwise(pl.col("start_ns"))
+    end_ns = (
+        pl.when(is_cut)
+        .then(pl.min_horizontal("end_ns", "cut_ns"))
+        .when(reduction)
+        .then(pl.max_horizontal("end_ns", "cut_ns"))
+        .otherwise(pl.col("end_ns"))
+    )
+    return joined.with_columns(start_ns=start_ns, end_ns=end_ns).select(OP_COLUMNS)
+
+
+def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
+    """Computes and the like as long as they would have been without waiting inside for ranks that came later.
+
+    What a GPU's streams waited for is not known: what was timed there stays as it is.
+    """
+    host = pl.col("kind").is_in(HOSTS)
+    blocking = ((pl.col("flags") & int(Flag.BLOCKING)) != 0) & ~ON_DEVICE
+    waits = collectives.filter(blocking).select(
+        "rank", wait_start_ns="start_ns", waited_ns=pl.col("all_there_ns") - pl.col("start_ns")
+    )
+    hosts = ops.filter(host).select("rank", "start_ns", "end_ns").sort("start_ns")
+    waited = (
+        waits.sort("wait_start_ns")
+        .join_asof(hosts, left_on="wait_start_ns", right_on="start_ns", by="rank", check_sortedness=False)
+        .filter(pl.col("wait_start_ns") < pl.col("end_ns"))
+        .group_by("rank", "start_ns")
+        .agg(pl.col("waited_ns").sum())
+    )
+    joined = ops.join(waited, on=["rank", "start_ns"], how="left")
+    shorter_ns = pl.col("end_ns") - pl.when(host).then("waited_ns").fill_null(0)
+    return joined.with_columns(end_ns=pl.max_horizontal("start_ns", shorter_ns)).select(OP_COLUMNS)
+
+
+def ended_by_optimizers(ops: pl.DataFrame) -> pl.DataFrame:
+    """Reductions end where the optimizer begins that waited for them, however late the thread that tells it came."""
+    key = ["rank", "step"]
+    is_reduction = pl.col("kind").is_in(REDUCTIONS)
+    optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", optimizer_ns="start_ns")
+    placed = ops.sort("start_ns").join_asof(
+        optimizers.sort("start_ns"), on="start_ns", by=key, strategy="forward", check_sortedness=False
+    )
+    end_ns = pl.when(is_reduction).then(pl.min_horizontal("end_ns", "optimizer_ns")).otherwise(pl.col("end_ns"))
+    return placed.with_columns(end_ns=end_ns).select(OP_COLUMNS)
+
+
+def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:
+    """All that reduces the norm of the gradients, in parts and over several groups, is one op of a worker's step."""
+    is_clip = pl.col("kind") == CLIP
+    whole = (
+        ops.filter(is_clip)
+        .group_by("rank", "step", maintain_order=True)
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), pl.exclude("start_ns", "end_ns").first())
+    )
+    return pl.concat([ops.filter(~is_clip), whole.select(OP_COLUMNS)])
+
+
+def with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
+    """All-reduces that run at the same time become one op: the buckets of DistributedDataParallel share the network.
+
+    The graph runs the collectives of a worker in turn. What overlaps on one DP rank of a stage is joined on all of
+    them, so that each still finds its counterpart; where ranks differ in their number, nothing is.
+    """
+    is_reduction = pl.col("kind") == str(OpKind.ALL_REDUCE)
+    key, peers = ["rank", "step"], ["step", "pp_rank"]
+    reductions = (
+        ops.filter(is_reduction)
+        .sort("start_ns", "end_ns")
+        .with_columns(
+            number=pl.int_range(pl.len()).over(key),
+            count=pl.len().over(key),
+            # A bucket that ended inside the backward has been moved behind it, without a length.
+            overlaps=(
+                (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
+                | (pl.col("start_ns") == pl.col("start_ns").shift(1).over(key))
+            ).fill_null(value=False),
+        )
+        .with_columns(alike=pl.col("count").n_unique().over(peers) == 1)
+        .with_columns(joined=pl.col("overlaps").any().over(*peers, "number") & pl.col("alike"))
+        .with_columns(op=(~pl.col("joined")).cum_sum().over(key, order_by="number"))
+    )
+    whole = reductions.group_by(*key, "op").agg(
+        pl.col("start_ns").min(), pl.col("end_ns").max(), pl.exclude("start_ns", "end_ns").first()
+    )
+    return pl.concat([ops.filter(~is_reduction), whole.select(OP_COLUMNS)])

@@ -1,0 +1,114 @@
+"""What GPU each rank had and how it fared: facts and samples of the ranks, summed up for the trace's metadata.
+
+In: the fact `device` of a rank and the file of its samples. Out: a `GpuSummary`. The reasons for throttling are kept
+apart, because a power cap is how many clusters are meant to run and a thermal slowdown is not.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+from typing import Any
+
+from tracekit.collectors.runtime.wire_format import SAMPLES_SUFFIX, rank_stem
+
+
+class ClockReason(IntFlag):
+    """Why NVML says that the clocks are lower than they could be, where that slows the work down."""
+
+    SW_POWER_CAP = 0x4
+    HW_SLOWDOWN = 0x8
+    SW_THERMAL_SLOWDOWN = 0x20
+    HW_THERMAL_SLOWDOWN = 0x40
+    HW_POWER_BRAKE = 0x80
+
+    @property
+    def text(self) -> str:
+        """As people write it."""
+        return (self.name or "").lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Smallest, median and largest of the samples."""
+
+    min: float
+    median: float
+    max: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain data, for metadata."""
+        return {"min": self.min, "median": self.median, "max": self.max}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSummary:
+    """One rank's GPU. `facts`: host, model, UUID, PCI bus id, versions; spreads are None where nothing was sampled.
+
+    `throttled`: share of the samples with any reason. `reasons`: reason -> share of the samples.
+    """
+
+    facts: Mapping[str, Any]
+    samples: int
+    sm_mhz: Spread | None
+    temperature_c: Spread | None
+    power_w: Spread | None
+    throttled: float | None
+    reasons: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for metadata."""
+        spreads = {"sm_mhz": self.sm_mhz, "temperature_c": self.temperature_c, "power_w": self.power_w}
+        return {
+            **self.facts,
+            "samples": self.samples,
+            **{name: spread and spread.to_dict() for name, spread in spreads.items()},
+            "throttled": self.throttled,
+            "reasons": dict(self.reasons),
+        }
+
+
+def read_samples(directory: Path, rank: int) -> list[list[int | None]]:
+    """The samples of a rank: host ns, SM MHz, C, mW, reasons. A torn or damaged line ends them; none is no error."""
+    samples: list[list[int | None]] = []
+    try:
+        lines = (Path(directory) / (rank_stem(rank) + SAMPLES_SUFFIX)).read_bytes().split(b"\n")
+    except OSError:
+        return samples
+    for line in lines[:-1]:
+        try:
+            sample = json.loads(line)
+        except ValueError:
+            break
+        if not (isinstance(sample, list) and len(sample) == 5 and all(isinstance(one, int | None) for one in sample)):
+            break
+        samples.append(sample)
+    return samples
+
+
+def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | None]]) -> GpuSummary:
+    """Sum up what is known of one rank's GPU."""
+    bits = [sample[4] for sample in samples if sample[4] is not None]
+    slowed = [ClockReason(value & sum(ClockReason)) for value in bits]
+    return GpuSummary(
+        facts=facts,
+        samples=len(samples),
+        sm_mhz=_spread([sample[1] for sample in samples]),
+        temperature_c=_spread([sample[2] for sample in samples]),
+        power_w=_spread([None if sample[3] is None else sample[3] / 1000 for sample in samples]),
+        throttled=sum(map(bool, slowed)) / len(slowed) if slowed else None,
+        reasons={
+            reason.text: sum(reason in one for one in slowed) / len(slowed)
+            for reason in ClockReason
+            if any(reason in one for one in slowed)
+        },
+    )
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(min(known), statistics.median(known), max(known)) if known else None

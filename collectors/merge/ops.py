@@ -1,0 +1,305 @@
+"""The rules that turn records into ops of the dependency graph.
+
+In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start
+and end, and an `OpReport` that counts what became no op of its own.
+
+A compute contains what ran inside it: nested collectives (tensor parallelism), collections of garbage; not the time it
+waited in them for the last data-parallel rank. Without a pipeline its waits are an op of their own (`waits.py`).
+Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last of them
+starts. An optimizer that calls its closure begins where the last op inside it ended. A send ends when its recv ends.
+Anything without a kind counts as `host-delay` where it lies between the worker's computes, and is counted under its own
+name either way; waiting in it for the last rank of a data-parallel group is nobody's delay. So does what the loop does
+between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from tracekit.collectors.merge.collective_ops import (
+    CLIP,
+    COMPUTES,
+    OP_COLUMNS,
+    REDUCTIONS,
+    classify_collectives,
+    cut_last_computes,
+    ended_by_optimizers,
+    mark_nested,
+    with_joined_reductions,
+    with_one_clip,
+    without_waits,
+)
+from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
+from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
+from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
+from tracekit.model import Layout, OpKind
+
+#: A wait shorter than this, ns, found its transfer finished.
+NO_WAIT_NS = 100_000
+_DIRECT = {
+    "compute": COMPUTES,
+    "optimizer": ("optimizer",),
+    "data_load": ("data-load",),
+    "checkpoint": ("checkpoint",),
+}
+_UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "start_ns", "end_ns", "all_there_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class OpReport:
+    """What became of the records. `other`: own name -> count, seconds, and how many became host-delay.
+
+    `nested`: collectives and collections inside computes, data fetches and checkpoints, part of their duration.
+    `estimated_recvs`: recvs whose wait found the data there. `causality_violations`: recvs that ended before their send
+    started.
+    """
+
+    ops: int
+    nested: Mapping[str, int]
+    other: Mapping[str, Mapping[str, float]]
+    estimated_recvs: int
+    unmatched_p2p: int
+    causality_violations: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfers:
+    ops: pl.DataFrame
+    estimated: int
+    unmatched: int
+    violations: int
+
+
+def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, OpReport]:
+    """Ops of the trace from the records of whole steps."""
+    is_step = pl.col("category") == "step"
+    steps = records.filter(is_step)
+    records = _with_chunks(_with_single_kinds(records.filter(~is_step)), layout)
+    direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
+    transfers = _transfers(records.filter(pl.col("category") == "p2p"))
+    collectives = classify_collectives(records.filter(pl.col("category") == "collective"), groups, direct)
+    pauses = mark_nested(records.filter(pl.col("category") == "gc"), direct).with_columns(
+        kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC)))
+    )
+    kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
+    ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *kept]))
+    optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
+    apart = pl.col("joins_all") & pl.col("nested") & pl.col("host_kind").is_in(COMPUTES) & (layout.pp == 1)
+    ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
+    ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
+    waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
+    if layout.pp == 1:
+        ops = with_waits_apart(ops, waits.filter("joins_all").select("rank", "start_ns", "end_ns"))
+    ops = _without_closures(with_joined_reductions(with_one_clip(ops)))
+    inside_optimizers = _collected_inside(ops)
+    ops = ops.join(inside_optimizers, on=OP_COLUMNS, how="anti", nulls_equal=True)
+    ops = ended_by_optimizers(ops)
+    ops = shorter_by_waits(ops, waits.filter("data_parallel").select("rank", "start_ns", "end_ns"))
+    unkinded = [
+        records.filter(pl.col("category").is_in(["span", "compute"]) & ~_has_kind()).with_columns(
+            all_there_ns=pl.col("start_ns")
+        ),
+        collectives.filter(pl.col("kind").is_null() & ~pl.col("nested")),
+    ]
+    delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
+    ops = pl.concat([ops, delays.select(OP_COLUMNS)])
+    meetings = collectives.select("rank", wait_ns="start_ns", released_ns="all_there_ns")
+    gaps = without_meetings(_between_steps(steps, ops, optimizers, records), meetings)
+    ops = pl.concat([ops, gaps.select(OP_COLUMNS)])
+    nested = [frame.filter("nested").select("name") for frame in (collectives, pauses)]
+    inside = pl.concat([*nested, inside_optimizers.select(name="kind")])
+    report = OpReport(
+        ops=ops.height,
+        nested=dict(inside.group_by("name").len().sort("name").iter_rows()),
+        other=other,
+        estimated_recvs=transfers.estimated,
+        unmatched_p2p=transfers.unmatched,
+        causality_violations=transfers.violations,
+    )
+    return ops, report
+
+
+def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
+    """A timer of Megatron that times several transfers at once becomes one record for each of them."""
+    fused = {name: [str(kind) for kind in kinds] for name, kinds in FUSED_TRANSFERS.items()}
+    is_fused = (pl.col("category") == "span") & pl.col("name").is_in(list(fused))
+    parts = pl.DataFrame({"name": list(fused), "part": list(fused.values())})
+    apart = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))
+    return pl.concat([records.filter(~is_fused), apart.select(records.columns)])
+
+
+def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
+    """Without the spans and Megatron timers inside which a hook saw the op of that kind: it counts once."""
+    is_span = pl.col("category") == "span"
+    hooked = direct.filter(~is_span).select("rank", "name", "start_ns", hooked_ns="start_ns").sort("start_ns")
+    spans = direct.filter(is_span).sort("start_ns")
+    marked = spans.join_asof(hooked, on="start_ns", by=["rank", "name"], strategy="forward", check_sortedness=False)
+    alone = marked.filter((pl.col("hooked_ns") >= pl.col("end_ns")).fill_null(value=True))
+    return pl.concat([direct.filter(~is_span), alone.select(direct.columns)])
+
+
+def _has_kind() -> pl.Expr:
+    """Records whose name is their kind: what the hooks name so, and spans the user named so."""
+    category, name = pl.col("category"), pl.col("name")
+    hooked = pl.any_horizontal((category == one) & name.is_in(names) for one, names in _DIRECT.items())
+    return hooked | ((category == "span") & name.is_in([str(kind) for kind in OpKind]))
+
+
+def _with_chunks(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
+    """`stage` keeps the pipeline stage index; `chunk` is its position among the stages of the rank."""
+    staged = pl.col("category").is_in(["compute", "p2p"])
+    records = records.with_columns(
+        stage=pl.when(staged & (pl.col("chunk") >= 0)).then(pl.col("chunk")),
+        microbatch=pl.when(pl.col("microbatch") >= 0).then(pl.col("microbatch")),
+    )
+    chunks = (
+        records.filter(pl.col("stage").is_not_null())
+        .select("rank", "stage")
+        .unique()
+        .with_columns(position=(pl.col("stage").rank("dense").over("rank") - 1).cast(pl.Int32))
+    )
+    placed = records.drop("chunk").join(chunks, on=["rank", "stage"], how="left")
+    alone = pl.when(staged).then(pl.lit(0, pl.Int32))
+    return placed.with_columns(chunk=pl.coalesce("position", alone) if layout.vpp == 1 else pl.col("position")).drop(
+        "position"
+    )
+
+
+def _transfers(records: pl.DataFrame) -> _Transfers:
+    """One op per p2p transfer, sends ended by their recvs.
+
+    A recv whose wait found the data there ended at an unknown time before; it is taken to have lasted as long as the
+    median of those that were waited for, counted from the later of send and recv.
+    """
+    key = ["step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "stage"]
+    whole = records.group_by(key).agg(pl.col("start_ns").min(), pl.col("end_ns").max(), wait_ns=pl.col("extra").min())
+    forward = pl.col("name").str.starts_with("forward")
+    is_send = pl.col("name").str.ends_with("send")
+    ahead = pl.when(forward).then(1).otherwise(-1)
+    whole = whole.with_columns(
+        direction=forward,
+        target=pl.when(is_send).then(pl.col("stage") + ahead).otherwise(pl.col("stage")),
+    )
+    pair = ["step", "dp_rank", "direction", "microbatch", "target"]
+    sends = whole.filter(is_send)
+    recvs = whole.filter(~is_send).join(sends.select(*pair, send_ns="start_ns"), on=pair, how="left", nulls_equal=True)
+    both_ns = pl.max_horizontal("start_ns", "send_ns")
+    waited = recvs.filter(pl.col("end_ns") - pl.col("wait_ns") >= NO_WAIT_NS)
+    usual_ns = waited.select((pl.col("end_ns") - both_ns).median()).item() if waited.height else 0.0
+    found_there = (pl.col("end_ns") - pl.col("wait_ns") < NO_WAIT_NS) & (pl.col("wait_ns") - both_ns > NO_WAIT_NS)
+    guess_ns = pl.min_horizontal(pl.col("end_ns"), both_ns + int(max(0.0, usual_ns or 0.0)))
+    recvs = recvs.with_columns(
+        estimated=found_there, end_ns=pl.when(found_there).then(guess_ns).otherwise(pl.col("end_ns"))
+    )
+    ended = sends.join(recvs.select(*pair, recv_end_ns="end_ns"), on=pair, how="left", nulls_equal=True)
+    matched = pl.max_horizontal("start_ns", "recv_end_ns")
+    sends = ended.with_columns(end_ns=pl.coalesce(pl.when(pl.col("recv_end_ns").is_not_null()).then(matched), "end_ns"))
+    columns = [*key, "start_ns", "end_ns"]
+    ops = pl.concat([sends.select(columns), recvs.select(columns)]).with_columns(kind=pl.col("name"))
+    return _Transfers(
+        ops,
+        estimated=int(recvs["estimated"].sum()),
+        unmatched=int(ended["recv_end_ns"].null_count() + recvs["send_ns"].null_count()),
+        violations=int((recvs["end_ns"] < recvs["send_ns"]).sum()),
+    )
+
+
+def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
+    """Optimizers without what the closure inside them did: its computes and the rest are ops of their own."""
+    is_optimizer = pl.col("kind") == str(OpKind.OPTIMIZER)
+    inner = ops.filter(~is_optimizer).select("rank", "step", "kind", inner_ns="start_ns", inner_end_ns="end_ns")
+    optimizers = ops.filter(is_optimizer).select("rank", "step", "start_ns", "end_ns")
+    closures = (
+        optimizers.join(inner, on=["rank", "step"])
+        .filter(pl.col("inner_ns").is_between("start_ns", "end_ns", closed="left"))
+        .group_by("rank", "step", "start_ns")
+        .agg(
+            begins_ns=pl.min_horizontal("inner_end_ns", "end_ns").max(),
+            has_closure=pl.col("kind").is_in(COMPUTES).any(),
+        )
+        .filter("has_closure")
+        .with_columns(kind=pl.lit(str(OpKind.OPTIMIZER)))
+    )
+    joined = ops.join(closures, on=["rank", "step", "kind", "start_ns"], how="left")
+    return joined.with_columns(start_ns=pl.coalesce("begins_ns", "start_ns")).select(OP_COLUMNS)
+
+
+def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
+    """The collections of garbage among `ops` that an optimizer contains: they are part of it."""
+    key = ["rank", "step"]
+    optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", until_ns="end_ns")
+    pauses = ops.filter(pl.col("kind") == str(OpKind.GC)).sort("start_ns")
+    placed = pauses.join_asof(optimizers.sort("start_ns"), on="start_ns", by=key, check_sortedness=False)
+    return placed.filter(pl.col("start_ns") < pl.col("until_ns")).select(OP_COLUMNS)
+
+
+def _between_steps(
+    steps: pl.DataFrame, ops: pl.DataFrame, optimizers: pl.DataFrame, records: pl.DataFrame
+) -> pl.DataFrame:
+    """From the end of a rank's last step to its first op, as host-delay: logging, evaluation, whatever the loop does.
+
+    `optimizers` as they were recorded: waiting at their end is no longer in `ops`. Where the step before was not
+    recorded, the host says when it ended; a GPU may have ended it later.
+    """
+    on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
+    spanned = ops.group_by("rank", "dp_rank", "pp_rank", "step").agg(
+        first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max()
+    )
+    ended = pl.concat([spanned.select("rank", "step", "last_ns"), optimizers.select("rank", "step", last_ns="end_ns")])
+    before = ended.group_by("rank", pl.col("step") + 1).agg(before_ns=pl.col("last_ns").max())
+    host = steps.filter(~pl.col("rank").is_in(on_device)).select("rank", "step", ended_ns="start_ns")
+    return (
+        spanned.join(before, on=["rank", "step"], how="left")
+        .join(host, on=["rank", "step"], how="left")
+        .with_columns(start_ns=pl.coalesce("before_ns", "ended_ns"), end_ns="first_ns")
+        .filter(pl.col("start_ns") < pl.col("end_ns"))
+        .with_columns(
+            kind=pl.lit(str(OpKind.HOST_DELAY)),
+            microbatch=pl.lit(None, ops.schema["microbatch"]),
+            chunk=pl.lit(None, ops.schema["chunk"]),
+        )
+    )
+
+
+def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, dict[str, float]]]:
+    """What has no kind, as host-delay where it overlaps no op of the worker, and counted under its own name.
+
+    Behind the first reduction or optimizer the graph has no place for it: there it is only counted, and its time is
+    the launch delay of what follows.
+    """
+    key = ["rank", "step"]
+    ends = ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER)]))
+    closing = ends.group_by(key).agg(closing_ns=pl.col("start_ns").min())
+    rest = rest.sort("start_ns", "end_ns", descending=[False, True])
+    busy = ops.select(*key, "start_ns", "end_ns").sort("start_ns")
+    before = busy.with_columns(busy_until_ns=pl.col("end_ns").cum_max().over(key)).select(
+        *key, "start_ns", "busy_until_ns"
+    )
+    after = busy.select(*key, "start_ns", next_ns="start_ns")
+    placed = (
+        rest.join_asof(before, on="start_ns", by=key, check_sortedness=False)
+        .join_asof(after, on="start_ns", by=key, strategy="forward", check_sortedness=False)
+        .join(closing, on=key, how="left")
+        .with_columns(earlier_ns=pl.col("end_ns").cum_max().shift(1).over(key))
+    )
+    free = (
+        (pl.col("busy_until_ns").fill_null(0) <= pl.col("start_ns"))
+        & (pl.col("next_ns").is_null() | (pl.col("end_ns") <= pl.col("next_ns")))
+        & (pl.col("earlier_ns").fill_null(0) <= pl.col("start_ns"))
+        & (pl.col("start_ns") < pl.col("closing_ns")).fill_null(value=True)
+    )
+    placed = placed.with_columns(free=free)
+    table = placed.group_by("name").agg(
+        count=pl.len(),
+        seconds=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
+        host_delays=pl.col("free").sum(),
+    )
+    other = {
+        row["name"]: {k: float(v) for k, v in row.items() if k != "name"}
+        for row in table.sort("name").iter_rows(named=True)
+    }
+    delays = placed.filter("free").with_columns(start_ns="all_there_ns", kind=pl.lit(str(OpKind.HOST_DELAY)))
+    return delays, other

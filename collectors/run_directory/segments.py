@@ -1,0 +1,312 @@
+"""Reading what the ranks of a collected run wrote.
+
+In: a run directory (of `tracekit collect --segments`). Out: per attempt and rank the records and facts. A torn tail is
+cut at the last whole record; the manifest, where the launcher lived to write one, says what must be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.atomic_write import Kind, replacing, starting_with, write_text
+from tracekit.collectors.runtime.ring import LeftOver
+from tracekit.collectors.runtime.wire_format import (
+    FACTS_SUFFIX,
+    HEADER,
+    LEFT_OVER_SEGMENT,
+    MAGIC,
+    OPEN_SUFFIX,
+    RECORD,
+    SEALED_SUFFIX,
+    VERSION,
+    Category,
+    attempt_directory,
+    rank_stem,
+    segment_stem,
+)
+from tracekit.errors import FormatError
+from tracekit.model import is_size
+
+#: `RECORD` as numpy sees it.
+RECORD_DTYPE = np.dtype(
+    [
+        ("category", "<u1"),
+        ("flags", "<u1"),
+        ("name", "<u2"),
+        ("step", "<i4"),
+        ("microbatch", "<i4"),
+        ("chunk", "<i4"),
+        ("peer", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("extra", "<i8"),
+        ("number", "<i8"),
+    ]
+)
+MANIFEST = "manifest.json"
+RUN_FILE = "run.json"
+_MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
+_SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
+#: A segment or the facts of a rank.
+_RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
+_ATTEMPT = re.compile(r"attempt-(\d+)$")
+#: What a record's category can be; 0 in a record that was never written.
+_CATEGORIES = (0, *map(int, Category))
+#: Names are numbered in 16 bits, steps in 32.
+_LARGEST_NAME = (1 << 16) - 1
+_LARGEST_STEP = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process among those of all hosts."""
+
+    host: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecording:
+    """What one rank wrote in one attempt. `torn_bytes`: cut off at the end of its last segment."""
+
+    rank: int
+    records: npt.NDArray[np.void]
+    names: dict[int, str]
+    facts: dict[str, list[Any]]
+    torn_bytes: int
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks this rank saw."""
+        return int(self.facts["process"][0]["world_size"])
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """Its counters, where the process lived to write them."""
+        summaries = self.facts.get("summary")
+        return summaries[-1] if summaries else None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecording:
+    """All ranks of one attempt, by rank."""
+
+    attempt: int
+    directory: Path
+    ranks: dict[int, RankRecording]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the attempt had."""
+        return max(recording.world_size for recording in self.ranks.values())
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that wrote nothing."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
+
+    def processes(self) -> dict[int, ProcessId]:
+        """Which process each rank was."""
+        facts = {rank: one.facts["process"][0] for rank, one in self.ranks.items()}
+        return {
+            rank: ProcessId(str(fact["host"]), int(fact["process_id"]))
+            for rank, fact in facts.items()
+            if "process_id" in fact
+        }
+
+
+def attempts(directory: str | os.PathLike[str]) -> list[int]:
+    """The attempts a run directory holds, ascending."""
+    found = (_ATTEMPT.match(entry.name) for entry in Path(directory).iterdir())
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def write_manifest(directory: Path) -> dict[str, Any]:
+    """List what the ranks of one attempt wrote in its manifest. Raises OutputError."""
+    files = [path.name for path in sorted(directory.iterdir()) if _RANK_FILE.match(path.name)]
+    manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
+    write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
+    return manifest
+
+
+def write_left_over(directory: Path, left: LeftOver) -> None:
+    """Write what a rank did not live to write as a segment of its own. Raises OutputError."""
+    path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
+    head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
+    with replacing(path, _SEGMENT_KIND) as temporary:
+        temporary.write_bytes(head + left.records)
+
+
+def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
+    """Read one attempt of a run directory. Raises FormatError where it holds no segments."""
+    path = Path(directory) / f"attempt-{attempt:03d}"
+    by_rank: dict[int, list[Path]] = {}
+    for name in _file_names(path):
+        match = _RANK_FILE.match(name)
+        if match:
+            segments = by_rank.setdefault(int(match.group(1)), [])
+            if not name.endswith(FACTS_SUFFIX):
+                segments.append(path / name)
+    ranks = {}
+    for rank in sorted(by_rank):
+        recording = _read_rank(path, rank, sorted(by_rank[rank]))
+        if recording is not None:
+            ranks[rank] = recording
+    if not ranks:
+        raise FormatError(
+            f"{path}: no rank recorded anything; see what the command printed, and whether it trains with torch in"
+            " this Python environment"
+        )
+    return AttemptRecording(attempt, path, ranks)
+
+
+def _file_names(path: Path) -> list[str]:
+    """The files of ranks. What a manifest lists must be there in full: a folder may have been copied together."""
+    sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if _RANK_FILE.match(entry.name)}
+    manifest = path / MANIFEST
+    if manifest.exists():
+        try:
+            listed = {str(name): int(size) for name, size in json.loads(manifest.read_text("utf-8"))["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise FormatError(
+                f"{manifest}: damaged ({error!r:.200}); delete it to read the files that are there"
+            ) from None
+        for name, size in listed.items():
+            sealed = name.replace(OPEN_SUFFIX, SEALED_SUFFIX)  # a rank that outlived the launcher
+            if max(sizes.get(name, -1), sizes.get(sealed, -1)) < size:
+                raise FormatError(f"{path / name}: missing, or shorter than the {size} bytes it had; copy it again")
+    return sorted(sizes)
+
+
+def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecording | None:
+    facts: dict[str, list[Any]] = {}
+    for kind, value in _read_facts(directory / (rank_stem(rank) + FACTS_SUFFIX)):
+        facts.setdefault(kind, []).append(value)
+    if "process" not in facts:
+        return None
+    _check_process(facts["process"][0], directory / (rank_stem(rank) + FACTS_SUFFIX))
+    parts, torn = [np.empty(0, RECORD_DTYPE)], 0
+    for path in paths:
+        records, rest = read_segment(path)
+        parts.append(records)
+        torn += rest
+    records = np.concatenate(parts)
+    # What the launcher saved of a rank that was killed can be in its own segments too.
+    _, first = np.unique(records["number"], return_index=True)
+    records = records[first]
+    names = _names(facts, directory / (rank_stem(rank) + FACTS_SUFFIX))
+    return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
+
+
+def _check_process(process: Any, path: Path) -> None:
+    """Raise FormatError where a rank's first fact does not say which of how many it is, where and when."""
+    told = process if isinstance(process, dict) else {}
+    if not is_size(told.get("world_size")):
+        raise FormatError(f"{path}: world_size is {told.get('world_size')!r:.40}, no number of ranks; copy it again")
+    if missing := [name for name in ("host", "time_ns", "monotonic_ns") if name not in told]:
+        raise FormatError(f"{path}: the process has no {missing[0]}; copy it again")
+
+
+def _names(facts: Mapping[str, list[Any]], path: Path) -> dict[int, str]:
+    """Number -> name of what was recorded. Raises FormatError for a number no record can hold."""
+    try:
+        names = {int(number): str(name) for number, name in facts.get("name", [])}
+    except (ValueError, TypeError, OverflowError) as error:
+        raise FormatError(f"{path}: damaged name ({error!s:.200}); copy it again") from None
+    if names and not (min(names) >= 0 and max(names) <= _LARGEST_NAME):
+        raise FormatError(f"{path}: damaged name, its number is none from 0 to {_LARGEST_NAME}; copy it again")
+    return names
+
+
+def _read_facts(path: Path) -> Iterator[tuple[str, Any]]:
+    """Kind and value of each whole line."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    for line in lines[:-1]:
+        try:
+            fact = json.loads(line)
+            kind, value = str(fact["kind"]), fact["value"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise FormatError(f"{path}: damaged line {line[:60]!r}; the facts of this rank cannot be read") from None
+        yield kind, value
+
+
+def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
+    """The whole records of a segment and the bytes cut off behind them. Raises FormatError where it is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(content) < HEADER.size:
+        return np.empty(0, RECORD_DTYPE), len(content)
+    magic, version, record_size, *_ = HEADER.unpack_from(content)
+    if magic != MAGIC or version != VERSION or record_size != RECORD.size:
+        raise FormatError(f"{path}: not a segment this tracekit reads (version {version}); upgrade, or record again")
+    whole, torn = divmod(len(content) - HEADER.size, RECORD.size)
+    records = np.frombuffer(content, RECORD_DTYPE, whole, HEADER.size)
+    unknown = ~np.isin(records["category"], _CATEGORIES)
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise FormatError(
+            f"{path}: damaged, record {row} is of category {records['category'][row]}; copy it again, or record the run"
+            " again"
+        )
+    return records, torn
+
+
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(f"{path}: cannot be read: {error.strerror or error}; copy it again")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the launcher wrote about a run. `first_step`: the first step that belongs in the trace."""
+
+    command: tuple[str, ...]
+    first_step: int
+
+
+def read_run(directory: Path) -> Run:
+    """The run of a run directory. Raises FormatError where its file is damaged."""
+    path = directory / RUN_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        command, first_step = tuple(content["command"]), int(content["options"]["first_step"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
+    if not 0 <= first_step < _LARGEST_STEP:
+        raise FormatError(f"{path}: damaged, first_step is {first_step!s:.40}; record the run again")
+    return Run(command, first_step)
+
+
+def is_run_directory(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a run directory of `tracekit collect`."""
+    return Path(path).is_dir() and (Path(path) / RUN_FILE).exists()
+
+
+__all__ = [
+    "AttemptRecording",
+    "ProcessId",
+    "RankRecording",
+    "Run",
+    "attempts",
+    "is_run_directory",
+    "read_attempt",
+    "read_run",
+    "read_segment",
+    "write_left_over",
+    "write_manifest",
+]

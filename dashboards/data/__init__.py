@@ -1,0 +1,1 @@
+"""What the pages show, before it is drawn: stored results, comparisons, replays and spans as tables and arrays."""

@@ -1,0 +1,344 @@
+"""Two jobs, or two parts of one, held against each other: did the change help, and how sure is that?
+
+In: what the store has of them. Out: two `Side`s and what differs, with intervals over the steps. Nothing is replayed.
+Parts of one job are told apart by step; both are measured against the ideal of the whole job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.dashboards.data.queries import Stored, WorkerSteps
+from tracekit.errors import SelectionError
+from tracekit.text import seconds
+
+Floats = npt.NDArray[np.float64]
+
+#: Of the intervals.
+CONFIDENCE = 0.95
+#: Jobs whose ops a step differ by more than this share may not do the same work.
+SAME_WORK = 0.01
+#: Memory of one step in the next above which the interval would lose all meaning.
+LONGEST_MEMORY = 0.95
+_SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The job `job` or a part of it, as `title` says.
+
+    `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
+    """
+
+    job: str
+    title: str
+    layout: Mapping[str, int]
+    ops_per_step: float
+    trustworthy: bool
+    steps: npt.NDArray[np.int64]
+    recorded_s: Floats
+    original_s: Floats
+    ideal_s: Floats
+    dp_ranks: npt.NDArray[np.int64]
+    workers: Floats
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal) over these steps."""
+        return float(self.original_s.mean() / self.ideal_s.mean())
+
+    @property
+    def waste(self) -> float:
+        """1 - 1/S."""
+        return 1 - 1 / self.slowdown
+
+    @property
+    def lost_gpu_hours_per_day(self) -> float:
+        """The waste at this rate; nothing is lost where the ideal job would be slower."""
+        return max(self.waste, 0.0) * self.layout["world_size"] * 24
+
+    @property
+    def sizes(self) -> str:
+        """The layout in words."""
+        shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
+        return f"{shown or 'one worker'} on {self.layout['world_size']:,} GPUs"
+
+    def slowdown_by_step(self) -> Floats:
+        """What each step contributes to S: their mean is S, their scatter is that of a ratio of means."""
+        slowdown = self.slowdown
+        return slowdown + (self.original_s - slowdown * self.ideal_s) / self.ideal_s.mean()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A mean before and after, and the 95 % interval of the difference; no interval where a side has one step."""
+
+    before: float
+    after: float
+    low: float | None
+    high: float | None
+
+    @property
+    def difference(self) -> float:
+        """After minus before."""
+        return self.after - self.before
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of before; 0 where that is 0."""
+        return self.difference / self.before if self.before else 0.0
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+class Outcome(StrEnum):
+    """Whether the change helped."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_DIFFERENCE = "no difference"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer in one sentence, and what to bear in mind with it."""
+
+    outcome: Outcome
+    sentence: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CauseChange:
+    """Causes of the one and of the other side; `staying`: pairs of the same cause at the same place."""
+
+    gone: tuple[Mapping[str, Any], ...]
+    new: tuple[Mapping[str, Any], ...]
+    staying: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
+
+
+def whole(stored: Stored, workers: WorkerSteps) -> Side:
+    """All steps of a job."""
+    return _side(stored, workers, np.ones(len(workers.steps), np.bool_), stored.name)
+
+
+def parts(stored: Stored, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
+    """The steps before step `first_after`, and those from it on. Raises SelectionError where a part has no step."""
+    later = workers.steps >= first_after
+    if later.all() or not later.any():
+        first, last = int(workers.steps[0]), int(workers.steps[-1])
+        raise SelectionError(
+            f"step {first_after} does not part the job: it has {len(later)} steps from {first} to {last}; expected a"
+            f" step from {first + 1} to {last}"
+        )
+    return (
+        _side(stored, workers, ~later, _steps_in_words(workers.steps[~later])),
+        _side(stored, workers, later, _steps_in_words(workers.steps[later])),
+    )
+
+
+def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _side(stored: Stored, workers: WorkerSteps, chosen: npt.NDArray[np.bool_], title: str) -> Side:
+    report = stored.report
+    assert report is not None, "only analysed jobs are compared"
+    rows = [row for row, wanted in zip(report["by_step"], chosen, strict=True) if wanted]
+    ideal = np.array([row["ideal_s"] for row in rows])
+    return Side(
+        job=stored.name,
+        title=title,
+        layout=report["job"]["layout"],
+        ops_per_step=report["job"]["ops"] / report["job"]["steps"],
+        trustworthy=report["trust"]["trustworthy"],
+        steps=workers.steps[chosen],
+        recorded_s=np.array([row["recorded_s"] for row in rows]),
+        original_s=np.array([row["original_s"] for row in rows]),
+        ideal_s=ideal,
+        dp_ranks=workers.dp_ranks,
+        workers=np.tensordot(ideal / ideal.sum(), workers.slowdown[chosen].astype(np.float64), axes=1),
+    )
+
+
+def change_of_means(before: Floats, after: Floats) -> Change:
+    """The difference of two means with Welch's t-interval; steps that resemble their neighbours count for less."""
+    means = float(before.mean()), float(after.mean())
+    if min(len(before), len(after)) < 2:
+        return Change(*means, None, None)
+    sizes = [independent_steps(side) for side in (before, after)]
+    errors = [float(side.var(ddof=1)) / size for side, size in zip((before, after), sizes, strict=True)]
+    total = sum(errors)
+    if total == 0:
+        return Change(*means, means[1] - means[0], means[1] - means[0])
+    freedom = total**2 / sum(error**2 / (size - 1) for error, size in zip(errors, sizes, strict=True))
+    reach = t_quantile(freedom) * math.sqrt(total)
+    difference = means[1] - means[0]
+    return Change(*means, difference - reach, difference + reach)
+
+
+def independent_steps(series: Floats) -> float:
+    """How many independent steps tell as much: n (1 - r) / (1 + r), r the correlation of a step with the next, at
+    least 2.
+    """
+    deviation = series - series.mean()
+    variance = float((deviation**2).sum())
+    if len(series) < 3 or variance == 0:
+        return float(len(series))
+    memory = float((deviation[1:] * deviation[:-1]).sum()) / variance
+    memory = min(max(memory, 0.0), LONGEST_MEMORY)
+    return max(2.0, len(series) * (1 - memory) / (1 + memory))
+
+
+def t_quantile(freedom: float) -> float:
+    """Half the width of the central 95 % of Student's t with these degrees of freedom.
+
+    With t = sqrt(freedom) tan(u) the density becomes cos(u) ** (freedom - 1), which is summed up.
+    """
+    freedom = min(freedom, 10_000.0)  # beyond that it is the normal distribution
+    angle = np.linspace(0, math.pi / 2, 200_001)
+    density = np.cos(angle) ** (freedom - 1)
+    density[-1] = density[-1] if freedom > 1 else density[-2]
+    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(float(np.interp(CONFIDENCE * mass[-1], mass, angle)))
+
+
+def verdict(before: Side, after: Side) -> Verdict:
+    """Did the change help? By the recorded step time where the layouts are equal, else by S."""
+    same_layout = dict(before.layout) == dict(after.layout)
+    if same_layout:
+        change = change_of_means(before.recorded_s, after.recorded_s)
+        then, now, size = seconds(change.after), seconds(change.before), seconds(abs(change.difference))
+        what = f"a recorded step takes {then} instead of {now}, {size} ({abs(change.share):.1%})"
+        lead, words, spread = "", ("less", "more"), _between(change, seconds)
+    else:
+        change = change_of_means(before.slowdown_by_step(), after.slowdown_by_step())
+        what = f"S is {change.after:.3f} instead of {change.before:.3f}, {abs(change.difference):.3f}"
+        lead, words = "The layouts differ, so step times do not compare. By S: ", ("lower", "higher")
+        spread = _between(change, lambda value: f"{value:+.3f}")
+        if distrusted := _distrusted(before, after):
+            unknown = f"Unknown: the layouts differ, so only S compares, and {distrusted}"
+            return Verdict(Outcome.UNKNOWN, unknown, _notes(before, after))
+    how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
+    outcome, sentence = _outcome(change, what, words, how)
+    return Verdict(outcome, lead + sentence, _notes(before, after))
+
+
+def _outcome(change: Change, what: str, words: tuple[str, str], how: str) -> tuple[Outcome, str]:
+    word = words[0] if change.difference <= 0 else words[1]
+    if change.low is None:
+        return Outcome.UNKNOWN, f"Unknown: {what} {word}, but one side has a single step, which has no uncertainty."
+    if not change.clear:
+        return Outcome.NO_DIFFERENCE, f"No difference that these steps can show: {what} {word} ({how})."
+    if change.difference < 0:
+        return Outcome.BETTER, f"Yes, it helped: {what} {word} ({how})."
+    return Outcome.WORSE, f"No, it got worse: {what} {word} ({how})."
+
+
+def _between(change: Change, show: Any) -> str:
+    if change.low is None or change.high is None:
+        return "no interval"
+    return f"95 % interval of the change {show(change.low)} to {show(change.high)}"
+
+
+def _notes(before: Side, after: Side) -> tuple[str, ...]:
+    notes = []
+    if dict(before.layout) != dict(after.layout):
+        notes.append(f"Layouts: {before.sizes} before, {after.sizes} after.")
+    elif abs(before.ops_per_step / after.ops_per_step - 1) > SAME_WORK:
+        notes.append(
+            f"A step has {before.ops_per_step:,.0f} ops before and {after.ops_per_step:,.0f} after: it may not be the"
+            " same work."
+        )
+    if distrusted := _distrusted(before, after):
+        notes.append(f"{distrusted[:1].upper()}{distrusted[1:]}")
+    return tuple(notes)
+
+
+def _distrusted(before: Side, after: Side) -> str:
+    """That S of a side is not to be trusted; empty where both are."""
+    sides = " and ".join(name for name, side in (("before", before), ("after", after)) if not side.trustworthy)
+    return f"S is not to be trusted on the side {sides}: the replay does not explain the recording." if sides else ""
+
+
+def causes_of_jobs(before: Mapping[str, Any], after: Mapping[str, Any]) -> CauseChange:
+    """Causes gone, new and staying between two reports: the same one has the same kind and place."""
+    old, new = ({(each["kind"], each["where_text"]): each for each in _real(report)} for report in (before, after))
+    return CauseChange(
+        gone=tuple(cause for key, cause in old.items() if key not in new),
+        new=tuple(cause for key, cause in new.items() if key not in old),
+        staying=tuple((cause, new[key]) for key, cause in old.items() if key in new),
+    )
+
+
+def causes_of_parts(report: Mapping[str, Any], before: Side, after: Side, first_after: int) -> CauseChange:
+    """Causes of one job by when they held: only before the step, only from it on, or without a date (`staying`).
+
+    A cause that changed at the step began there where the job got slower, and ended there where it got faster.
+    """
+    gone, new, staying = [], [], []
+    for cause in _real(report):
+        steps, since = cause["where"]["steps"], cause["since_step"]
+        if steps and steps[-1] < first_after:
+            gone.append(cause)
+        elif steps and steps[0] >= first_after:
+            new.append(cause)
+        elif not steps and since is not None and since >= first_after:
+            (new if after.slowdown >= before.slowdown else gone).append(cause)
+        else:
+            staying.append((cause, cause))
+    return CauseChange(tuple(gone), tuple(new), tuple(staying))
+
+
+def _real(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [cause for cause in report["causes"] if cause["kind"] not in ("healthy", "unexplained")]
+
+
+@dataclass(frozen=True, slots=True)
+class CostChange:
+    """What a set of ops alone costs a step on either side, seconds: (S alone - 1) x T(ideal). None: it has none."""
+
+    name: str
+    before_s: float | None
+    after_s: float | None
+
+    @property
+    def difference_s(self) -> float:
+        """After minus before; what is not there costs nothing."""
+        return (self.after_s or 0.0) - (self.before_s or 0.0)
+
+
+def cost_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], table: str, column: str
+) -> tuple[CostChange, ...]:
+    """Per row of a table of the two reports (`by_kind`, `by_pp_rank`), in the order of the reports."""
+    costs = [
+        {
+            str(row[column]): (row["slowdown"] - 1) * report["step_time_s"]["ideal"]
+            for row in sorted(report[table], key=lambda row: row[column])
+        }
+        for report in (before, after)
+    ]
+    if table == "by_pp_rank":
+        names: list[str] = [str(stage) for stage in range(max(map(len, costs)))]
+    else:
+        names = sorted(costs[0] | costs[1], key=lambda name: -max(cost.get(name, 0.0) for cost in costs))
+    return tuple(CostChange(name, costs[0].get(name), costs[1].get(name)) for name in names)
+
+
+def first_split(report: Mapping[str, Any]) -> int | None:
+    """The step from which on the job, or its costliest cause that began late, is different; None if none is."""
+    since = [report["patterns"]["time"]["since_step"], *(cause["since_step"] for cause in report["causes"])]
+    first = report["by_step"][0]["step"]
+    return next((step for step in since if step is not None and step > first), None)

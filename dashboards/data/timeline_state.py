@@ -1,0 +1,240 @@
+"""What a timeline shows, as text in an address and as checked values.
+
+In: the parameters of a URL and what the job has. Out: a `TimelineState` and one sentence for each parameter that could
+not be followed: the page says it and shows what is nearest, a data request is rejected with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+
+from tracekit.dashboards.data.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.model import OpKind, Worker
+
+#: Up to this many workers all streams are drawn, above it computes only, unless the address says otherwise.
+FEW_WORKERS = 4
+_RANGES = re.compile(r"\d{1,9}(-\d{1,9})?([ ,]+\d{1,9}(-\d{1,9})?)*")
+_WORKERS = re.compile(r"\d{1,9},\d{1,9}( +\d{1,9},\d{1,9})*")
+_MOST_TEXT = 2000
+_Value = TypeVar("_Value")
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class View(StrEnum):
+    """Which replays are drawn."""
+
+    RECORDED = "recorded"
+    ORIGINAL = "original"
+    IDEAL = "ideal"
+    BOTH = "both"
+
+    @property
+    def replays(self) -> tuple[Replay, ...]:
+        """From top to bottom."""
+        return (Replay.RECORDED, Replay.IDEAL) if self is View.BOTH else (Replay(self.value),)
+
+
+class Streams(StrEnum):
+    """Which streams of a worker are drawn."""
+
+    COMPUTE = "compute"
+    ALL = "all"
+
+
+class Order(StrEnum):
+    """How workers are ordered: by DP rank and stage, or the DP ranks with the slowest worker first."""
+
+    RANK = "rank"
+    SLOWEST = "slowest"
+
+
+@dataclass(frozen=True, slots=True)
+class OpName:
+    """Which op of a step: also how an address names it."""
+
+    worker: Worker
+    kind: OpKind
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.worker.dp_rank},{self.worker.pp_rank},{self.kind},{self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineState:
+    """What is shown. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: the window
+    from the start of the step, None for the whole step. `at`: the worker at the top. `op`: the op in the side panel.
+    """
+
+    step: int
+    view: View
+    streams: Streams
+    order: Order
+    workers: str = ""
+    stages: str = ""
+    dp_ranks: str = ""
+    from_ms: float | None = None
+    to_ms: float | None = None
+    at: Worker | None = None
+    op: OpName | None = None
+
+    def lines(self, ops: StepOps) -> tuple[Line, ...]:
+        """The tracks of every worker."""
+        streams = [name for name in ops.streams() if self.streams is Streams.ALL or name == "compute"]
+        return tuple(Line(replay, stream) for stream in streams for replay in self.view.replays)
+
+    def matching(self, dp_rank: Ints, pp_rank: Ints) -> Ints:
+        """Positions of the workers that pass the filters, among those of these ranks."""
+        passed = np.ones(len(dp_rank), np.bool_)
+        for text, values in ((self.dp_ranks, dp_rank), (self.stages, pp_rank)):
+            if text:
+                passed &= np.any([(values >= low) & (values <= high) for low, high in _ranges(text)], axis=0)
+        if self.workers:
+            cells = [tuple(map(int, cell.split(","))) for cell in self.workers.split()]
+            passed &= np.any([(dp_rank == dp) & (pp_rank == pp) for dp, pp in cells], axis=0)
+        return np.flatnonzero(passed)
+
+    def ordered(self, ops: StepOps, by_worker: pl.DataFrame) -> Ints:
+        """Positions in `ops` of the workers to show, top to bottom. `by_worker`: the table of the report."""
+        chosen = self.matching(ops.dp_rank, ops.pp_rank)
+        if self.order is Order.RANK or not len(chosen):
+            return chosen
+        ranks = by_worker["dp_rank"].to_numpy()
+        worst = np.ones(max(ops.dp_rank.max(), ranks.max()) + 1)
+        np.maximum.at(worst, ranks, by_worker["slowdown"].to_numpy())
+        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -worst[ops.dp_rank[chosen]]))]
+
+    def window(self, columns: int) -> Window | None:
+        """The part of the step that is shown; None for all of it."""
+        if self.from_ms is None or self.to_ms is None:
+            return None
+        return Window(self.from_ms / 1e3, self.to_ms / 1e3, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A state, and what of the address could not be followed."""
+
+    state: TimelineState
+    remarks: tuple[str, ...]
+
+
+def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
+    """The state that `texts` describe. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
+    reader = _Reader(texts)
+    dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
+    slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
+    known = np.sort(steps["step"].to_numpy())
+    step = reader.read("step", _whole, slowest_step, "a number")
+    if step not in known:
+        near = int(known[np.argmin(np.abs(known.astype(np.int64) - step))])
+        reader.remark(f"step {step} is not in this job, which has {known[0]} to {known[-1]}; the nearest is {near}")
+        step = near
+    state = TimelineState(
+        step=step,
+        view=reader.choice("view", View, View.BOTH),
+        streams=reader.choice("streams", Streams, Streams.ALL),
+        order=reader.choice("order", Order, Order.SLOWEST),
+        workers=reader.read("worker", _matching(_WORKERS), "", "DP,PP such as 3,1"),
+        stages=reader.read("stage", _matching(_RANGES), "", "numbers or ranges such as 0-3 7"),
+        dp_ranks=reader.read("dp_rank", _matching(_RANGES), "", "numbers or ranges such as 0-3 7"),
+        from_ms=reader.read("from", _milliseconds, None, "milliseconds"),
+        to_ms=reader.read("to", _milliseconds, None, "milliseconds"),
+        at=reader.read("at", _worker, None, "DP,PP such as 3,1"),
+        op=reader.read("op", _op_name, None, "DP,PP,KIND,SEQ such as 3,1,forward-compute,0"),
+    )
+    return Read(*_settled(state, reader, dp_rank, pp_rank))
+
+
+def _settled(
+    state: TimelineState, reader: _Reader, dp_rank: Ints, pp_rank: Ints
+) -> tuple[TimelineState, tuple[str, ...]]:
+    """The state without a window that is none and filters that leave nobody."""
+    changes: dict[str, Any] = {}
+    if (state.from_ms is None) != (state.to_ms is None):
+        reader.remark("the window needs both from= and to=; shown is the whole step")
+        changes = {"from_ms": None, "to_ms": None}
+    elif state.from_ms is not None and state.to_ms is not None and state.to_ms - state.from_ms < 1e-3:
+        reader.remark("the window ends before it begins, or is below 1 us; shown is the whole step")
+        changes = {"from_ms": None, "to_ms": None}
+    if not len(state.matching(dp_rank, pp_rank)):
+        reader.remark(
+            f"no worker matches the filter; the job has DP ranks {dp_rank.min()}-{dp_rank.max()} and stages"
+            f" {pp_rank.min()}-{pp_rank.max()}; shown are all workers"
+        )
+        changes |= {"workers": "", "stages": "", "dp_ranks": ""}
+    settled = replace(state, **changes)
+    if "streams" not in reader.texts and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
+        settled = replace(settled, streams=Streams.COMPUTE)
+    return settled, tuple(reader.remarks)
+
+
+class _Reader:
+    """Takes values out of an address and notes what cannot be read."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.remarks: list[str] = []
+
+    def remark(self, text: str) -> None:
+        self.remarks.append(text)
+
+    def read(self, name: str, parse: Callable[[str], _Value | None], default: _Value, expected: str) -> _Value:
+        """The value of that name, or the default with a remark where it is not what was expected."""
+        text = self.texts.get(name, "").strip()
+        if not text:
+            return default
+        value = parse(text) if len(text) <= _MOST_TEXT else None
+        if value is None:
+            self.remark(f"{name}={text!r:.40} is not {expected}; it is left out")
+            return default
+        return value
+
+    def choice(self, name: str, choices: type[_Choice], default: _Choice) -> _Choice:
+        """One of a closed set."""
+        return self.read(
+            name, lambda text: choices(text) if text in set(choices) else None, default, "one of " + ", ".join(choices)
+        )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
+
+
+def _milliseconds(text: str) -> float | None:
+    """Milliseconds within ten days of the start of the step."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and abs(value) < 1e9 else None
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+    return lambda text: text if pattern.fullmatch(text) and text.isascii() else None
+
+
+def _worker(text: str) -> Worker | None:
+    found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", text)
+    return Worker(int(found[1]), int(found[2])) if found else None
+
+
+def _op_name(text: str) -> OpName | None:
+    found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([a-z-]{1,40}),([0-9]{1,9})", text)
+    if not found or found[3] not in set(OpKind):
+        return None
+    return OpName(Worker(int(found[1]), int(found[2])), OpKind(found[3]), int(found[4]))
+
+
+def _ranges(text: str) -> list[tuple[int, int]]:
+    """`0-3 7` as lowest and highest numbers."""
+    parts = [part.partition("-") for part in re.split("[ ,]+", text)]
+    return [(int(low), int(high) if dash else int(low)) for low, dash, high in parts]

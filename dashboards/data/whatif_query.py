@@ -1,0 +1,247 @@
+"""What-if questions as people ask them in the browser, and their form in the address.
+
+In: text from a field or an address. Out: `WhatifQuery`, one question, from which a `Scenario` is made; and the
+questions that a report itself suggests. Selections have the language of `whatif --fix` and `--keep`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tracekit.analysis.causes.model import CauseKind
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import Selection
+from tracekit.analysis.whatif.selection_text import parse_selection
+from tracekit.errors import SelectionError
+from tracekit.model import DP_COLLECTIVES
+from tracekit.text import short
+
+#: A selection longer than this is no question of a person.
+LONGEST_SELECTION = 1000
+#: Questions kept side by side.
+MOST_KEPT = 12
+#: Parts of an address that are looked at for them.
+MOST_PARTS = 100
+#: Longer addresses are not made: servers and proxies refuse them, gunicorn from 8,190 characters on.
+LONGEST_ADDRESS = 7500
+LARGEST_FACTOR = 100.0
+#: Workers that a suggestion names one by one.
+MOST_WORKERS = 8
+
+
+class QueryAction(StrEnum):
+    """What happens to the selected ops: `idealise` is `whatif --fix`, `keep` is `whatif --keep`."""
+
+    IDEALISE = "idealise"
+    SCALE = "scale"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class WhatifQuery:
+    """One question: the selection as text, what happens to it, and for `scale` by which factor."""
+
+    selection: str
+    action: QueryAction = QueryAction.IDEALISE
+    factor: float = 1.0
+
+    def scenario(self, selection: Selection) -> Scenario:
+        """What to replay; `selection` is the one that the text describes."""
+        match self.action:
+            case QueryAction.IDEALISE:
+                return Scenario.removal(selection)
+            case QueryAction.KEEP:
+                return Scenario.addition(selection)
+            case QueryAction.SCALE:
+                return Scenario(Base.ORIGINAL, (Edit(selection, Action.SCALE, self.factor),))
+
+    def __str__(self) -> str:
+        """The question in words."""
+        match self.action:
+            case QueryAction.IDEALISE:
+                return f"{self.selection} ideal"
+            case QueryAction.KEEP:
+                return f"only {self.selection} as recorded, all else ideal"
+            case QueryAction.SCALE:
+                return f"{self.selection} takes {self.factor:g} times as long"
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A question that somebody may want to ask about this job, in a few words."""
+
+    title: str
+    query: WhatifQuery
+
+
+def read_query(selection: str, action: str | None = None, factor: object = None) -> WhatifQuery:
+    """A question from the texts of a form or an address. Raises SelectionError that says what is wrong with them."""
+    text = " ".join(selection.split())
+    if len(text) > LONGEST_SELECTION:
+        raise SelectionError(f"the selection has {len(text):,} characters; expected at most {LONGEST_SELECTION:,}")
+    try:
+        chosen = QueryAction(action or QueryAction.IDEALISE)
+    except ValueError:
+        raise SelectionError(f"action {action!r:.40} is not known; expected {', '.join(QueryAction)}") from None
+    parse_selection(text)
+    return WhatifQuery(text, chosen, _factor(factor) if chosen is QueryAction.SCALE else 1.0)
+
+
+def kept_text(questions: Iterable[WhatifQuery]) -> str:
+    """Questions as one text of the address; no selection holds a semicolon."""
+    return ";".join(
+        f"{query.action}{f'*{query.factor:g}' if query.action is QueryAction.SCALE else ''}:{query.selection}"
+        for query in questions
+    )
+
+
+def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
+    """The inverse of `kept_text`, each question once, and in words what could not be read of it."""
+    questions: list[WhatifQuery] = []
+    problems: list[str] = []
+    for part in filter(None, text.split(";", MOST_PARTS)[:MOST_PARTS]):
+        match = re.fullmatch(r"([a-z]+)(?:\*([^:]*))?:(.*)", part, re.DOTALL)
+        if not match:
+            problems.append(f"{part!r:.60} is no kept scenario; expected for example `idealise:worker=1,2`")
+            continue
+        try:
+            query = read_query(match[3], match[1], match[2])
+        except SelectionError as error:
+            problems.append(str(error))
+            continue
+        if query not in questions:
+            questions.append(query)
+    if len(questions) > MOST_KEPT:
+        problems.append(f"{len(questions)} scenarios are kept in the address; the first {MOST_KEPT} are shown")
+    return tuple(questions[:MOST_KEPT]), tuple(problems[:3])
+
+
+def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
+    """Questions that suit the job: its own causes and fixes first, then the ones that tell compute from network."""
+    found: dict[WhatifQuery, Suggestion] = {}
+    for suggestion in (*_of_causes(report), *_of_fixes(report), *_general(report)):
+        found.setdefault(suggestion.query, suggestion)
+    return tuple(found.values())
+
+
+def _of_causes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
+    kinds = {row["kind"] for row in report["by_kind"]}
+    for cause in report["causes"]:
+        where = cause["where"]
+        if where["workers"]:
+            yield from _workers(where)
+        elif cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
+            yield Suggestion("All forwards ideal", WhatifQuery("kind=forward-compute"))
+        elif cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
+            yield Suggestion("Data loading ideal", WhatifQuery("kind=data-load"))
+        elif where["links"]:
+            yield from (_link(link) for link in where["links"][:2])
+        elif where["pp_ranks"]:
+            stages = ",".join(map(str, where["pp_ranks"]))
+            yield Suggestion(f"Computes of stage {stages} ideal", WhatifQuery(f"stage={stages} and compute"))
+        elif cause["kind"] == CauseKind.SEQUENCE_LENGTH_IMBALANCE:
+            yield Suggestion("Forwards and backwards ideal", WhatifQuery("kind=forward-compute,backward-compute"))
+        elif where["steps"] and len(where["steps"]) <= 40:
+            yield Suggestion("Slow steps ideal", WhatifQuery(f"step={','.join(map(str, where['steps']))}"))
+
+
+def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
+    collectives = [row["kind"] for row in report["by_kind"] if row["kind"] in DP_COLLECTIVES]
+    for fix in report["fixes"]:
+        if fix["kind"] == FixKind.REPLACE_WORKERS:
+            yield from _workers(fix["where"])
+        elif fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
+            share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
+            title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
+            yield Suggestion(title, WhatifQuery(f"kind={','.join(sorted(collectives))}", QueryAction.SCALE, share))
+
+
+def _workers(where: Mapping[str, Any]) -> Iterator[Suggestion]:
+    """The workers of a place ideal, unless they are too many to be named.
+
+    No fix: that makes them as fast as their peers, and has another price.
+    """
+    workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
+    if not 0 < len(workers) <= MOST_WORKERS:
+        return
+    named = f"Worker ({workers[0]})" if len(workers) == 1 else f"{len(workers)} workers"
+    place = f"Workers of {short(where['host'])}" if where["host"] else named
+    yield Suggestion(f"{place} ideal", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
+
+
+def _link(link: Mapping[str, int]) -> Suggestion:
+    stages = f"{link['pp_rank']},{link['next_pp_rank']}"
+    return Suggestion(
+        f"Link of stage {link['pp_rank']} to {link['next_pp_rank']} on DP rank {link['dp_rank']} ideal",
+        WhatifQuery(f"dp_rank={link['dp_rank']} and stage={stages} and kind=forward-pp-comm,backward-pp-comm"),
+    )
+
+
+def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
+    slowest = report["by_worker"][0] if report["by_worker"] else None
+    if slowest is not None and slowest["slowdown"] > 1.01:
+        worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
+        yield Suggestion(f"Worker ({worker}) ideal", WhatifQuery(f"worker={worker}"))
+    kinds = [row["kind"] for row in report["by_kind"]]
+    if kinds:
+        yield Suggestion(f"Ideal {kinds[0]}", WhatifQuery(f"kind={kinds[0]}"))
+    yield Suggestion("Everything but communication", WhatifQuery("everything but communication"))
+    yield Suggestion("All communication", WhatifQuery("communication"))
+    yield Suggestion("Communication twice as fast", WhatifQuery("communication", QueryAction.SCALE, 0.5))
+    yield Suggestion("Slowest 3 % of the ops", WhatifQuery("slowest=3%"))
+    if len(report["by_pp_rank"]) > 1:
+        last = report["by_pp_rank"][-1]["pp_rank"]
+        yield Suggestion("Only the last stage slow", WhatifQuery(f"stage={last}", QueryAction.KEEP))
+
+
+def _factor(value: object) -> float:
+    try:
+        factor = float(str(value).strip())
+    except ValueError:
+        factor = math.nan
+    if not 0 <= factor <= LARGEST_FACTOR:
+        raise SelectionError(f"factor {value!r:.40}; expected a number from 0 to {LARGEST_FACTOR:g}, such as 0.5")
+    return factor
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the controls of the page say: each the text of one part of a selection, empty where it says nothing."""
+
+    kinds: tuple[str, ...] = ()
+    stages: str = ""
+    dp_ranks: str = ""
+    workers: str = ""
+    steps: str = ""
+    microbatches: str = ""
+    slowest: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Choice:
+        """The controls that write `text`; empty ones where it says more than they can."""
+        found: dict[str, str] = {}
+        for part in re.split(r"\s+and\s+", text.strip()):
+            if match := re.fullmatch(r"(kind|stage|dp_rank|step|microbatch|slowest)=(\S+)", part):
+                name, value = match[1], match[2]
+            elif workers := re.fullmatch(r"\(?((?:worker=\d+,\d+)(?:\s+or\s+worker=\d+,\d+)*)\)?", part):
+                name, value = "worker", " ".join(re.findall(r"\d+,\d+", workers[1]))
+            else:
+                return cls()
+            if name in found:
+                return cls()
+            found[name] = value
+        return cls(
+            kinds=tuple(found["kind"].split(",")) if "kind" in found else (),
+            stages=found.get("stage", ""),
+            dp_ranks=found.get("dp_rank", ""),
+            workers=found.get("worker", ""),
+            steps=found.get("step", ""),
+            microbatches=found.get("microbatch", ""),
+            slowest=found.get("slowest", "").removesuffix("%"),
+        )

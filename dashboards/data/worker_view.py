@@ -1,0 +1,81 @@
+"""What the page Workers shows, and how its address says so.
+
+In: the state in the URL, written by anybody. Out: `View`, whose parts exist in the job, with a word about what did not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tracekit.dashboards.data.worker_map import WorkerMap
+from tracekit.model import Worker
+from tracekit.text import short
+
+_WORKER = re.compile(r"\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?")
+_NUMBER = re.compile(r"-?[0-9]{1,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the page shows of a job: a step by its position (None: all), a worker by its cell (None: nobody chosen),
+    a host. `said`: what of the address could not be followed.
+    """
+
+    position: int | None = None
+    cell: int | None = None
+    host: str | None = None
+    said: tuple[str, ...] = ()
+
+
+def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str | None) -> View:
+    """The view that an address asks for; what it gets wrong is left out or moved to the nearest, and said."""
+    view = View()
+    if step:
+        view = _read_step(found, step, view)
+    if worker:
+        view = choose_worker(found, worker, view)
+    if host:
+        known = host in found.hosts
+        view = replace(view, host=host) if known else _say(view, f"No host {short(host)!r} in this job.")
+    return view
+
+
+def _read_step(found: WorkerMap, step: str, view: View) -> View:
+    if not _NUMBER.fullmatch(step):
+        return _say(view, f"{short(step)!r} is no step number: all steps are shown.")
+    position = int(np.abs(found.steps - int(step)).argmin())
+    nearest = int(found.steps[position])
+    view = replace(view, position=position)
+    return view if nearest == int(step) else _say(view, f"Step {step} was not analysed: this is step {nearest}.")
+
+
+def choose_worker(found: WorkerMap, worker: str, view: View) -> View:
+    """`view` with the worker that a person wrote, or with a word about why not."""
+    match = _WORKER.fullmatch(worker.strip())
+    if match is None:
+        return _say(view, f"{short(worker)!r} is no worker: write DP rank and stage, such as 1,2.")
+    asked = Worker(int(match[1]), int(match[2]))
+    cell = found.cell(asked)
+    return replace(view, cell=cell) if cell is not None else _say(view, f"Worker {asked} was not analysed in this job.")
+
+
+def _say(view: View, text: str) -> View:
+    return replace(view, said=(*view.said, text))
+
+
+def comma(worker: Worker) -> str:
+    """A worker as the address and selections write it: `1,2`."""
+    return f"{worker.dp_rank},{worker.pp_rank}"
+
+
+def address(found: WorkerMap, view: View) -> dict[str, Any]:
+    """The view as the address has it."""
+    return {
+        "step": None if view.position is None else int(found.steps[view.position]),
+        "worker": None if view.cell is None else comma(found.worker(view.cell)),
+        "host": view.host,
+    }

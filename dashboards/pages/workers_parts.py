@@ -1,0 +1,160 @@
+"""The parts of the page Workers beside its map: the slowest workers, one worker, the hosts.
+
+In: a `WorkerMap` and what of it is chosen. Out: Dash components. Buttons that choose a worker or a host have the id
+`{"type": "pick-worker", ...}` or `{"type": "pick-host", ...}`, which the page listens to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.data.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.dashboards.data.worker_view import comma
+from tracekit.dashboards.figures.workers import worker_over_steps
+from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, term
+from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.sentences import host_words
+from tracekit.text import short
+
+#: Workers and hosts listed.
+LISTED = 10
+HOSTS_LISTED = 12
+
+
+def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:
+    """A button that chooses a worker or a host. `place` tells apart buttons for the same one."""
+    return html.Button(
+        shown,
+        id={"type": f"pick-{kind}", "value": value, "place": place},
+        className="pick",
+        **attributes(aria_pressed="true" if pressed else "false"),
+    )
+
+
+def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Component]:
+    """The slowest workers, over all steps or in one."""
+    cells = found.worst(position, LISTED)
+    if not cells:
+        return [note("No worker was analysed in this step.")]
+    in_step = None if position is None else found.per_step[position].ravel()
+    heads: list[Any] = [
+        "Worker",
+        "Rank",
+        "Host",
+        *([] if in_step is None else ["in the step"]),
+        term("exact S_w", "S_w"),
+    ]
+    rows = []
+    for cell in cells:
+        worker, host, rank = found.worker(cell), found.host_name(cell), found.rank_of(cell)
+        shown = pick("worker", comma(worker), str(worker), place="list", pressed=cell == chosen)
+        figures = [found.slowdown.ravel()[cell], found.approx.ravel()[cell]]
+        rows.append(
+            html.Tr(
+                [
+                    html.Td(shown),
+                    html.Td("-" if rank is None else f"{rank}", className="number"),
+                    html.Td("-" if host is None else short(host), className="host"),
+                    *([] if in_step is None else [html.Td(f"{in_step[cell]:.3f}", className="number")]),
+                    *(html.Td(f"{value:.3f}", className="number") for value in figures),
+                ],
+                className="chosen" if cell == chosen else "",
+            )
+        )
+    head = [
+        html.Th(text, className="" if text in ("Worker", "Host") else "number") for text in [*heads, term("approx")]
+    ]
+    nobody = float(found.slowdown.max()) < WORTH_NAMING and position is None
+    said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
+    return [*said, html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain tight")]
+
+
+def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
+    """One worker: its figures, its S_w over the steps, and where to look next. `default`: nobody chose it."""
+    worker, host, rank = found.worker(cell), found.host_name(cell), found.rank_of(cell)
+    count = found.slowdown.size
+    everyone = found.per_step.reshape(len(found.steps), -1)
+    slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
+    facts = {
+        "Exact S_w": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
+        "Place": f"{found.place(cell):,} of {count:,}, the largest S_w first",
+        "Rank": "unknown" if rank is None else str(rank),
+        "Host": "unknown" if host is None else short(host),
+        f"S_w >= {WORTH_NAMING:.2f}": f"in {slow:,} of {len(found.steps):,} steps",
+    }
+    starts = results().step_starts(job)
+    step = None if position is None else int(found.steps[position])
+    links = [
+        dcc.Link("Timeline of this worker", href=href("/timeline", job=job, worker=comma(worker), step=step)),
+        dcc.Link("What if it were ideal?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")),
+    ]
+    table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
+    body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
+    return [
+        html.H3([f"Worker {worker}", html.Span("the largest S_w" if default else "", className="note")]),
+        html.Div(
+            [
+                html.Table(html.Tbody(body), className="plain tight"),
+                html.P([html.Span(link, className="next") for link in links]),
+            ]
+        ),
+        *figure_parts(
+            worker_over_steps(
+                found,
+                cell,
+                viewer().theme,
+                moments=[viewer().moment(starts.get(int(number))) for number in found.steps],
+                position=position,
+            ),
+            label=f"S_w of worker {worker} over the steps",
+            table=table,
+            id="workers-history",
+        ),
+    ]
+
+
+def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[Component]:
+    """All known hosts by their largest S_w, and whether the diagnosis says to drain one; none of a job on one host."""
+    if found.only_host is not None:
+        return [note(f"The job runs on one host, {short(found.only_host)}.")]
+    loads = found.host_loads()
+    said = html.P(host_words(report, found), className="verdict")
+    if not loads:
+        return [
+            said,
+            note("Traces of `tracekit collect` name them; other formats can carry `hosts` in their metadata."),
+        ]
+    rows = [
+        html.Tr(
+            [
+                html.Td(pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen)),
+                html.Td(f"{load.workers:,}", className="number"),
+                html.Td(f"{load.worst_slowdown:.3f}", className="number"),
+                html.Td(pick("worker", comma(load.worst), str(load.worst), place="hosts")),
+                html.Td(f"{load.summed:.3f}", className="number"),
+            ],
+            className="chosen" if load.name == chosen else "",
+        )
+        for load in loads[:HOSTS_LISTED]
+    ]
+    heads = [
+        html.Th("Host"),
+        html.Th("Workers", className="number"),
+        html.Th("Largest S_w", className="number"),
+        html.Th("Worker"),
+        html.Th(term("summed excess"), className="number"),
+    ]
+    more = len(loads) - HOSTS_LISTED
+    return [
+        said,
+        html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight"),
+        note(
+            f"{more:,} more hosts have no larger S_w. Choose a host to mark its workers on the map."
+            if more > 0
+            else "Choose a host to mark its workers on the map."
+        ),
+    ]

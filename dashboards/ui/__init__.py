@@ -1,0 +1,1 @@
+"""What all pages share: frame, components, colours, sentences, callbacks, and who looks."""

@@ -1,0 +1,88 @@
+"""What every callback of the pages shares: it takes only what a page sends, and says on the page what goes wrong.
+
+In: the functions that Dash calls with values from a browser, which anybody can make up. Out: an answer, a message on
+the page, or a 400 with one line in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from types import UnionType
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+
+from dash import callback, set_props
+from werkzeug.exceptions import BadRequest, HTTPException
+
+from tracekit.dashboards.ui.components import told
+
+#: Where a page says what went wrong in a callback that has no better place for it.
+TROUBLE = "page-trouble"
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+def answers(
+    *wiring: Any, on_error: Callable[[Exception], Any] | None = None
+) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
+    """`dash.callback` for the pages: values are checked against the annotations, errors are said on the page.
+
+    `wiring`: outputs, inputs and states. `on_error`: what the outputs are then, where they have a place to say it.
+    """
+
+    def register(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+        wired = callback(*wiring, prevent_initial_call=True, on_error=failed)
+        registered: Callable[_Arguments, _Answer] = wired(checked(function))
+        return registered
+
+    def failed(error: Exception) -> Any:
+        if isinstance(error, HTTPException):  # the answer is a status, not a page
+            raise error
+        return (on_error or say_failure)(error)
+
+    return register
+
+
+def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """The callback, refusing values that do not fit its annotations with BadRequest: no page sends them."""
+    expected, hints = signature(function), get_type_hints(function)
+
+    @wraps(function)
+    def safely(*values: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:
+        try:
+            given = expected.bind(*values, **named).arguments
+        except TypeError as error:
+            raise BadRequest(f"{function.__name__}: {error}") from None
+        for name, value in given.items():
+            several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
+            if not all(_fits(each, hints[name]) for each in (value if several else [value])):
+                raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
+        return function(*values, **named)
+
+    return safely
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON is of that type; of a TypedDict it has at least the keys."""
+    if kind is Any:
+        return True
+    parts = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return any(_fits(value, part) for part in parts)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(each, parts[0]) for each in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_fits(each, parts[1]) for each in value.values())
+    if is_typeddict(kind):
+        keys = get_type_hints(kind)
+        return isinstance(value, dict) and all(name in value and _fits(value[name], keys[name]) for name in keys)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+
+
+def say_failure(error: Exception) -> None:
+    """A message over the page, which stays as it was."""
+    message = told(error)
+    message.withCloseButton = True
+    set_props(TROUBLE, {"children": message})

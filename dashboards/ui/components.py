@@ -1,0 +1,237 @@
+"""Building blocks of the pages: panels, words with their definition, tables, figures with a table beside them.
+
+In: text, frames, figures. Out: Dash components. Every text is a child or a prop, never markup: names of jobs and hosts
+come from outside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec
+from urllib.parse import quote, urlencode
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+import polars as pl
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.glossary import GLOSSARY
+from tracekit.dashboards.ui.sentences import Tone
+from tracekit.dashboards.ui.theme import DARK
+from tracekit.errors import TracekitError
+
+Children = Component | str | None | Sequence[Any]
+_Arguments = ParamSpec("_Arguments")
+
+#: Rows a table beside a figure carries; its CSV has all of them.
+MOST_ROWS = 200
+#: A grid with more rows than this scrolls.
+FEW_ROWS = 14
+
+
+def href(path: str, **state: object) -> str:
+    """A link to a page with its state; what is None is left out."""
+    kept = {name: value for name, value in state.items() if value is not None}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def attributes(**values: str) -> dict[str, Any]:
+    """HTML attributes whose names are no Python names: `aria_label` becomes `aria-label`."""
+    return {name.replace("_", "-"): value for name, value in values.items()}
+
+
+def named(id: str | None) -> dict[str, Any]:  # noqa: A002 - Dash's name
+    """The `id` of a component that may have none: Dash takes no None."""
+    return {} if id is None else {"id": id}
+
+
+def term(word: str, shown: str | None = None) -> Component:
+    """A word of the glossary that says what it means when pointed at or focused."""
+    return dmc.Tooltip(
+        html.Span(shown or word, className="term", tabIndex=0),
+        label=GLOSSARY[word],
+        multiline=True,
+        w=320,
+        withArrow=True,
+        events={"hover": True, "focus": True, "touch": True},
+        boxWrapperProps={"style": {"display": "inline"}},
+    )
+
+
+def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
+    """A word of judgement in the colour of its tone, `loud` on full colour; all can be read in both themes."""
+    colour = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
+    return html.Span(shown, className=f"badge {colour}{' loud' if loud else ''}")
+
+
+def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
+    """A framed part of a page with a heading."""
+    body = html.Div(list(children), **named(id))
+    return dmc.Paper(
+        [html.Div([html.H2(title), html.Div(extra, className="panel-extra")], className="panel-head"), body],
+        withBorder=True,
+        p="md",
+        radius="md",
+        className="panel",
+    )
+
+
+def note(text: Children) -> Component:
+    """What stands where there is nothing to show, and why."""
+    return html.P(text, className="note")
+
+
+def problem(message: str, *, title: str = "This cannot be shown") -> dmc.Alert:
+    """An error in words that a person can act on."""
+    return dmc.Alert(message, title=title, color="orange", variant="light", className="problem")
+
+
+def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
+    """A page or panel that shows what is wrong in its place, and never a stack trace."""
+
+    @wraps(build)
+    def safely(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
+        try:
+            return build(*args, **kwargs)
+        except Exception as error:
+            return told(error)
+
+    return safely
+
+
+def told(error: Exception) -> dmc.Alert:
+    """What a person reads of an error. One of tracekit itself goes to the log, with where it came from."""
+    if isinstance(error, TracekitError):
+        return problem(str(error))
+    logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
+    return problem("An error of tracekit itself; the server's log has the details.", title="Something broke")
+
+
+def figure_panel(
+    title: Children,
+    drawn: go.Figure,
+    *,
+    label: str,
+    table: pl.DataFrame,
+    csv: str | None = None,
+    id: str | None = None,  # noqa: A002 - Dash's name
+    extra: Children = None,
+) -> Component:
+    """A figure with what it shows as a table below it. `label`: what a screen reader says. `csv`: link to all rows."""
+    return panel(title, *figure_parts(drawn, label=label, table=table, csv=csv, id=id), extra=extra)
+
+
+def figure_parts(
+    drawn: go.Figure,
+    *,
+    label: str,
+    table: pl.DataFrame,
+    csv: str | None = None,
+    id: str | None = None,  # noqa: A002 - Dash's name
+    most: int = MOST_ROWS,
+) -> list[Component]:
+    """The figure and its table, of at most `most` rows, without a frame around them."""
+    graph = dcc.Graph(
+        figure=drawn,
+        responsive=True,
+        style={"height": f"{drawn.layout.height}px"},
+        config={
+            "displaylogo": False,
+            "modeBarButtons": [["toImage", "resetScale2d"]],
+            "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "tracekit"},
+        },
+        **named(id),
+    )
+    return [html.Div(graph, role="img", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
+
+
+def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_ROWS) -> Component:
+    """The same as numbers, folded away until asked for."""
+    links = [html.A("CSV", href=csv, download="")] if csv else []
+    more = f", the first {most} of {table.height:,} rows" if table.height > most else ""
+    return html.Details(
+        [
+            html.Summary(["Data table", more]),
+            html.Div(links, className="table-links"),
+            html.Div(plain_table(table.head(most)), className="table-scroll"),
+        ],
+        className="as-table",
+    )
+
+
+def inline_csv(table: pl.DataFrame) -> str:
+    """A link that holds a small table itself: for what the server has no download of."""
+    return f"data:text/csv;charset=utf-8,{quote(table.write_csv())}"
+
+
+def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) -> Component:
+    """A frame as an HTML table; numbers with four digits. `titles`: headings other than the names of the columns."""
+    numeric = {name for name, kind in table.schema.items() if kind.is_numeric()}
+    return html.Table(
+        [
+            html.Thead(
+                html.Tr(
+                    [
+                        html.Th((titles or {}).get(name, name), className="number" if name in numeric else "")
+                        for name in table.columns
+                    ]
+                )
+            ),
+            html.Tbody(
+                [
+                    html.Tr(
+                        [
+                            html.Td(shown(value), className="number" if name in numeric else "")
+                            for name, value in zip(table.columns, row, strict=True)
+                        ]
+                    )
+                    for row in table.iter_rows()
+                ]
+            ),
+        ],
+        className="plain",
+    )
+
+
+def shown(value: Any) -> str | Component:
+    """A cell of a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return value if isinstance(value, Component) else str(value)
+
+
+def grid(
+    rows: list[dict[str, Any]],
+    columns: list[dict[str, Any]],
+    *,
+    id: str,  # noqa: A002 - Dash's name
+    label: str,
+    options: Mapping[str, Any] | None = None,
+) -> Component:
+    """A large table that sorts and filters in the browser."""
+    theme = "themeQuartz.withPart(agGrid.colorSchemeDark)" if viewer().theme is DARK else "themeQuartz"
+    return html.Div(
+        dag.AgGrid(
+            id=id,
+            rowData=rows,
+            columnDefs=columns,
+            defaultColDef={"sortable": True, "resizable": True, "minWidth": 80},
+            columnSize="responsiveSizeToFit",
+            dashGridOptions={
+                "theme": {"function": theme},
+                "animateRows": False,
+                "domLayout": "autoHeight" if len(rows) <= FEW_ROWS else "normal",
+                **(options or {}),
+            },
+            style={"height": None if len(rows) <= FEW_ROWS else "560px"},
+        ),
+        role="region",
+        **attributes(aria_label=label),
+    )

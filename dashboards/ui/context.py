@@ -1,0 +1,82 @@
+"""What a page needs to know of the running server and of who looks at it.
+
+In: the Flask application and request at hand. Out: the results, the viewer's theme and time zone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import flask
+
+from tracekit.dashboards.data.queries import Results
+from tracekit.dashboards.data.replays import Replays
+from tracekit.dashboards.ui.theme import LIGHT, THEMES, Theme
+
+EXTENSION = "tracekit"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the server was started with."""
+
+    results: Results
+    replays: Replays
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Preferences of the browser: these are the person's, so they are in cookies; the view itself is in the URL."""
+
+    theme: Theme
+    zone: tzinfo
+
+    @property
+    def zone_name(self) -> str:
+        """The zone as a heading says it."""
+        return str(self.zone)
+
+    def moment(self, epoch_s: float | None) -> str:
+        """A point in time in the viewer's zone, named."""
+        return self._formatted(epoch_s, "%Y-%m-%d %H:%M:%S %Z")
+
+    def minute(self, epoch_s: float | None) -> str:
+        """The same to the minute, for a column whose heading names the zone."""
+        return self._formatted(epoch_s, "%Y-%m-%d %H:%M")
+
+    def _formatted(self, epoch_s: float | None, pattern: str) -> str:
+        if epoch_s is None:
+            return "unknown"
+        try:
+            return datetime.fromtimestamp(epoch_s, self.zone).strftime(pattern)
+        except (ValueError, OverflowError, OSError):  # a trace can hold any number
+            return "unknown"
+
+
+def results() -> Results:
+    """The results of the store that this server shows."""
+    service: Service = flask.current_app.extensions[EXTENSION]
+    return service.results
+
+
+def replays() -> Replays:
+    """What answers what-if questions in the background."""
+    service: Service = flask.current_app.extensions[EXTENSION]
+    return service.replays
+
+
+def viewer() -> Viewer:
+    """Who looks: dark or light as they chose, else as their system is; UTC or a zone of their own."""
+    cookies = flask.request.cookies
+    system = THEMES.get(cookies.get("system_theme", ""), LIGHT)
+    return Viewer(THEMES.get(cookies.get("theme", ""), system), _zone(cookies.get("zone", "UTC")))
+
+
+def _zone(name: str) -> tzinfo:
+    """The time zone of that name; UTC for what is none, since a cookie can hold anything."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return UTC

@@ -1,0 +1,288 @@
+"""What a report says, in sentences.
+
+In: a report (docs/report-schema.md), or parts of it, and the map. Out: text and tones for all pages of a job.
+
+Only `headline`, `diagnosis_words`, `advice_words` and `host_words` say what is wrong or what to do, and they take it
+from the diagnosis: its causes and fixes, with their confidence. All others describe a figure and conclude nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+from typing import Any
+
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
+from tracekit.analysis.causes.model import CauseKind
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.verdict import LossKind
+from tracekit.dashboards.data.worker_map import WorkerMap
+from tracekit.model import COMMUNICATION, OpKind, ReportedKind, Worker
+from tracekit.text import cost, seconds, short
+
+#: Longer lists are cut.
+MOST_NAMED = 6
+#: Kinds by what a person would look at.
+_NETWORK = {*map(str, COMMUNICATION), *map(str, ReportedKind)}
+_HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY)}
+#: Microbatches whose forward and backward correlate by this much are marked.
+SAME_MICROBATCHES = 0.9
+#: Kinds of cause that say that there is none.
+NO_CAUSE = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
+#: Causes of launch delays: they are what makes a replay fall short of the recording, and are priced with it.
+OF_LAUNCH_DELAYS = (CauseKind.LATE_DATA, CauseKind.HOST_BOUND)
+
+Report = Mapping[str, Any]
+
+
+class Tone(StrEnum):
+    """What the colour of a statement means, everywhere: `good` green, `bad` orange, `unsure` grey."""
+
+    GOOD = "good"
+    BAD = "bad"
+    UNSURE = "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The verdict on a job: a few words for its badge, a sentence, and whether it is good news."""
+
+    badge: str
+    sentence: str
+    tone: Tone
+
+
+def headline(report: Report) -> Headline:
+    """The verdict of the diagnosis. Every page takes it from here."""
+    verdict, figure = report["verdict"], f"S = {report['slowdown']:.3f}"
+    trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
+    badge, said = f"{str(kind).replace('-', ' ')}, {figure}", _sentence(verdict["sentence"])
+    if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
+        reason = "" if kind is LossKind.CONTRADICTION else f" {figure} is not to be trusted."
+        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
+    if kind is LossKind.BALANCED:
+        misleading = [cause for cause in named_causes(report) if not _costs(cause)]
+        if misleading:
+            return Headline(badge, f"{said} The trace may mislead: {_cause_words(misleading[0])}.", Tone.UNSURE)
+        return Headline(badge, said, Tone.BAD if verdict["losses"] else Tone.GOOD)
+    lost = f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+    unsure = "" if trusted else f" {figure} is not to be trusted."
+    return Headline(badge, said + lost + unsure, Tone.BAD)
+
+
+def _sentence(text: str) -> str:
+    """`text` with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def named_causes(report: Report) -> list[Mapping[str, Any]]:
+    """The causes that the diagnosis names, the costliest first; of a job that is not trustworthy only those that
+    explain why, and whose fix is promised nevertheless.
+    """
+    named = [cause for cause in report["causes"] if cause["kind"] not in NO_CAUSE]
+    return named if report["trust"]["trustworthy"] else [cause for cause in named if cause["kind"] in advised(report)]
+
+
+def sure(confidence: float) -> str:
+    """A confidence in words; nothing is certain."""
+    return f"{min(confidence, 0.99):.0%} sure"
+
+
+def believed(report: Report, words: str) -> str:
+    """`words` about figures of a report, which say first where they are not to be believed."""
+    return words if report["trust"]["trustworthy"] else f"Not trustworthy: {words}"
+
+
+def diagnosis_words(report: Report) -> str:
+    """What the diagnosis names, with its confidence."""
+    if not report["trust"]["trustworthy"] and not _promised(report):
+        return f"Not trustworthy: {_distrust(report)}."
+    if named := named_causes(report):
+        return f"Diagnosis: {'; '.join(_cause_words(cause) for cause in named)}."
+    return "Diagnosis: slow, and no known cause fits." if report["straggling"] else "Diagnosis: no cause named."
+
+
+def advice_words(report: Report) -> list[str]:
+    """What to do first about each named cause, with what it saves and how sure the cause is; else why nothing."""
+    step_s, promised, said = report["step_time_s"]["recorded"], _promised(report), []
+    for cause in named_causes(report):
+        fixes = [fix for fix in promised if fix["cause"] == cause["kind"]]
+        here = [fix for fix in fixes if fix["where_text"] == cause["where_text"]]
+        for fix in (here or fixes)[:1]:
+            assumed = f"; assumes {fix['assumes']}" if fix["assumes"] else ""
+            saved = f"saves {seconds(fix['saved_s'])} of every {seconds(step_s)} step"
+            said.append(f"{fix['title']} ({sure(fix['confidence'])}; {saved}{assumed}).")
+    if said and not report["trust"]["trustworthy"]:
+        said.append("No other advice: all else below rests on figures that are not to be trusted.")
+    return said or [f"No advice: {why_no_advice(report)}."]
+
+
+def advised(report: Report) -> set[str]:
+    """The kinds of cause for which a fix is promised."""
+    return {str(fix["cause"]) for fix in _promised(report)}
+
+
+def why_no_advice(report: Report) -> str:
+    """Why nothing is advised, where nothing is."""
+    withheld = [fix["withheld"] for fix in report["fixes"] if fix.get("cause") and fix["withheld"]]
+    if not report["trust"]["trustworthy"]:
+        return "the figures are not to be trusted"
+    if withheld:
+        return str(withheld[0])
+    return "no fix for the named cause would save 1 % of the step" if named_causes(report) else "no cause is named"
+
+
+def host_words(report: Report, found: WorkerMap) -> str:
+    """Whether to drain a host. A slow worker is no reason to drain the others of its host."""
+    if not found.hosts:
+        return "The trace does not name its hosts."
+    drains = [fix for fix in _promised(report) if fix["kind"] == FixKind.DRAIN_HOST]
+    if drains:
+        return " ".join(f"{fix['title']} ({sure(fix['confidence'])})." for fix in drains)
+    if not report["trust"]["trustworthy"] and not _promised(report):
+        return f"No advice: {why_no_advice(report)}."
+    for cause in named_causes(report):
+        workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
+        if workers and cause["kind"] != CauseKind.SLOW_HOST:
+            return _no_drain(cause, workers, found)
+    return "No host to drain: the diagnosis names no host and no worker."
+
+
+def _no_drain(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:
+    """The diagnosis names workers and not their hosts."""
+    named = f"{listed([str(worker) for worker in workers])} ({sure(cause['confidence'])})"
+    words = f"No host to drain: the diagnosis names worker{'s' if len(workers) > 1 else ''} {named}"
+    cell = found.cell(workers[0]) if len(workers) == 1 else None
+    host = None if cell is None else found.host_name(cell)
+    if host is None:
+        return f"{words} and no host."
+    others = int((found.host == found.hosts.index(host)).sum()) - 1
+    if not others:
+        return f"{words}, the only one on {short(host)}."
+    verb = "worker of it is" if others == 1 else "workers of it are"
+    return f"{words} on {short(host)}; the other {others:,} {verb} not named."
+
+
+def _costs(cause: Mapping[str, Any]) -> bool:
+    return max(cause["saved_s"], cause["alone_s"]) > 0
+
+
+def _cause_words(cause: Mapping[str, Any]) -> str:
+    """One cause: what, where, what it costs, how sure."""
+    place = "" if cause["where_text"] == "whole job" else f", {short(cause['where_text'])}"
+    costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if _costs(cause) else ""
+    return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
+
+
+def _distrust(report: Report) -> str:
+    return "; ".join(report["trust"]["reasons"]) or "the replay does not explain the recording"
+
+
+def _promised(report: Report) -> list[Mapping[str, Any]]:
+    """The fixes for a named cause whose saving is promised, best first; reports of an earlier version have none."""
+    trusted = report["trust"]["trustworthy"]
+    kept = [fix for fix in report["fixes"] if fix.get("cause") is not None and fix["withheld"] is None]
+    return [fix for fix in kept if trusted or fix["cause"] in OF_LAUNCH_DELAYS]
+
+
+# --- figures in words, which conclude nothing ------------------------------------------------------------------------
+
+
+def space_words(space: Mapping[str, Any], found: WorkerMap) -> str:
+    """Where on the map S_w is high, what shape that makes, and how much of the time the largest one stays it."""
+    workers = [Worker(one["dp_rank"], one["pp_rank"]) for one in space["workers"]]
+    named = listed([str(worker) for worker in workers])
+    host = f" on {short(space['host'])}" if space["host"] else ""
+    largest = float(found.slowdown.max())
+    stays = f"The same worker has the largest S_w in {space['stays']:.0%} of the steps."
+    if found.slowdown.size == 1:
+        return "One worker: there is nobody to compare it with."
+    match space["shape"]:
+        case "none":
+            return f"No S_w stands out: the largest is {largest:.3f}."
+        case "one-worker":
+            return f"S_w stands out on one worker: {named}{host}, {largest:.3f}. {stays}"
+        case "one-host" if found.only_host is not None:
+            everyone = len(workers) == found.slowdown.size
+            which = f"all {len(workers):,} workers" if everyone else f"several workers ({named})"
+            return f"S_w stands out on {which} of the only host of the job, {short(found.only_host)}. {stays}"
+        case "one-host":
+            return f"S_w stands out on workers of one host, {short(space['host'])}: {named}. {stays}"
+        case "one-stage":
+            return f"S_w stands out on one stage, on nearly every DP rank: stage {workers[0].pp_rank}."
+        case "one-dp-rank":
+            return f"S_w stands out on one DP rank, on nearly every stage: DP rank {workers[0].dp_rank}. {stays}"
+        case "several-workers":
+            return f"S_w stands out on several workers: {named}. {stays}"
+        case _:
+            return f"Where S_w is largest changes from step to step (largest over all steps: {largest:.3f})."
+
+
+def time_words(pattern: Mapping[str, Any], by_step: Sequence[Mapping[str, Any]]) -> str:
+    """How S runs over the steps. `by_step`: the rows of that table of the report."""
+    if len(by_step) == 1:
+        return "One step was traced: since when cannot be said."
+    steps = listed([str(step) for step in pattern["slow_steps"]])
+    values = [row["slowdown"] for row in by_step]
+    match pattern["shape"]:
+        case "none":
+            return f"S shows no pattern over the steps: {min(values):.3f} to {max(values):.3f}."
+        case "persistent":
+            slow = sum(value >= STRAGGLING_SLOWDOWN for value in values)
+            if 0 < slow < len(by_step):
+                return (
+                    f"S comes and goes from the first step on: it is 1.1 or more in {slow:,} of {len(by_step):,} steps."
+                )
+            return f"S is raised in every step, from the first one on: {min(values):.3f} to {max(values):.3f}."
+        case "changed":
+            since = pattern["since_step"]
+            before, after = (
+                fmean(row["slowdown"] for row in by_step if (row["step"] < since) is early) for early in (True, False)
+            )
+            way = "rose" if after > before else "fell"
+            return f"S {way} at step {since}, from {before:.2f} on average to {after:.2f}."
+        case "drifting":
+            return "S drifts: it grows or shrinks steadily over the steps."
+        case "periodic":
+            slow_ones = f" (slow: {steps})" if steps else ""
+            return f"S rises every {pattern['period']} steps{slow_ones}."
+        case _:
+            return f"Single slow steps: {steps}. All others run at the usual speed."
+
+
+def listed(items: Sequence[str]) -> str:
+    """The first few of `items`, and how many more there are."""
+    more = f" and {len(items) - MOST_NAMED:,} more" if len(items) > MOST_NAMED else ""
+    return ", ".join(items[:MOST_NAMED]) + more
+
+
+def kinds_words(report: Report) -> str:
+    """What compute, communication and host work would save if ideal kind by kind, beside the whole loss."""
+    times, trust = report["step_time_s"], report["trust"]
+    saved = {"compute": 0.0, "communication": 0.0, "host work": 0.0}
+    for row in report["by_kind"]:
+        group = "communication" if row["kind"] in _NETWORK else "host work" if row["kind"] in _HOST else "compute"
+        saved[group] += row["saved_s"]
+    parts = ", ".join(f"{group} {seconds(saved[group])}" for group in sorted(saved, key=lambda group: -saved[group]))
+    return (
+        f"All ideal, a step takes {seconds(times['ideal'])} instead of {seconds(times['original'])}. Saved by each kind"
+        f" ideal alone, added up: {parts}. Launch delays, left out here, add {trust['discrepancy']:.1%} to the step."
+    )
+
+
+def correlation_words(report: Report) -> str:
+    """Where forwards and backwards of a microbatch are long together, and what the diagnosis makes of it."""
+    rows = report["forward_backward_correlation"]
+    high = [str(row["pp_rank"]) for row in rows if row["r"] is not None and row["r"] >= SAME_MICROBATCHES]
+    if not high:
+        where = f"r reaches {SAME_MICROBATCHES} on no stage."
+    elif len(high) == len(rows):
+        where = f"r reaches {SAME_MICROBATCHES} on every stage."
+    else:
+        where = f"r reaches {SAME_MICROBATCHES} on stage {listed(high)} of {len(rows):,}."
+    kind = CauseKind.SEQUENCE_LENGTH_IMBALANCE
+    found = [cause for cause in named_causes(report) if cause["kind"] == kind]
+    verdict = f"names sequence lengths ({sure(found[0]['confidence'])})" if found else "does not name sequence lengths"
+    return f"{where} The diagnosis {verdict}."

@@ -1,0 +1,174 @@
+"""What stands around every page: the header, the tabs of a job, and how a page is registered.
+
+In: a page's function from the state in the URL to its content. Out: that page in Dash, with errors shown in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from functools import partial
+from typing import Any
+
+import dash
+import dash_mantine_components as dmc
+import flask
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.data.queries import Results, Stored
+from tracekit.dashboards.ui.callbacks import TROUBLE
+from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, problem, term
+from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.sentences import Tone, headline
+from tracekit.dashboards.ui.theme import DARK
+from tracekit.text import short
+
+Layout = Callable[..., Any]
+#: What a page reads, from its address: each part by itself.
+Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
+
+_reads: dict[str, Reads] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A page about one job."""
+
+    title: str
+    path: str
+
+
+TABS = (
+    Tab("Job", "/job"),
+    Tab("Workers", "/workers"),
+    Tab("Attribution", "/attribution"),
+    Tab("Time", "/time"),
+    Tab("What-if", "/whatif"),
+    Tab("Timeline", "/timeline"),
+    Tab("Compare", "/compare"),
+)
+
+
+def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
+    """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
+
+    `reads`: what it will need, which is read as soon as a browser asks for the document around it.
+    """
+    _reads[path] = reads
+
+    def layout(**state: Any) -> Any:
+        texts = {name: value for name, value in state.items() if isinstance(value, str)}
+        content = guarded(build)(**texts)
+        trouble = html.Div(id=TROUBLE, role="alert")
+        return html.Main(
+            [*(content if isinstance(content, list) else [content]), trouble], id="page", **attributes(data_page=path)
+        )
+
+    dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
+
+
+def read_ahead() -> None:
+    """Before a request: a browser that asks for the document of a page asks for the page itself a moment later."""
+    reads = _reads.get(flask.request.path)
+    if reads is not None and flask.request.method == "GET":
+        results().ahead(*reads(results(), flask.request.args))
+
+
+def job_page(module: str, path: str, title: str, build: Layout, reads: Reads | None = None) -> None:
+    """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
+
+    `reads`: what it needs beside the job's report, in an address that names the job.
+    """
+
+    def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
+        if "job" not in texts:
+            return [found.jobs]
+        return [partial(found.stored, texts["job"]), *(() if reads is None else reads(found, texts))]
+
+    def layout(job: str | None = None, **state: str) -> list[Component]:
+        name = results().newest() if job is None else job
+        stored = results().stored(name)
+        said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
+        if stored.report is None:
+            why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
+            how = "Import its trace again with `tracekit import --replace` to see its results here."
+            return [job_head(stored, path), *said, problem(f"{why} {how}", title="Not analysed")]
+        state.pop("stored", None)  # the name that the functions of the pages use for the job
+        content = guarded(build)(stored, **state)
+        return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
+
+    page(module, path, title, layout, all_reads)
+
+
+def job_head(stored: Stored, active: str) -> Component:
+    """Which job this is, and the way to its other pages."""
+    badges: list[Any] = []
+    if stored.report is not None:
+        verdict = headline(stored.report)
+        badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
+    tabs = [
+        html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
+        if tab.path == active
+        else dcc.Link(tab.title, href=href(tab.path, job=stored.name), className="job-tab")
+        for tab in TABS
+    ]
+    return html.Div(
+        [
+            html.Div([html.H1(short(stored.name)), *badges], className="job-title"),
+            html.Nav(tabs, className="job-tabs", **attributes(aria_label="Pages of this job")),
+        ],
+        className="job-head",
+    )
+
+
+def trust_badge(report: dict[str, Any]) -> Component:
+    """Whether to believe the figures."""
+    trusted = report["trust"]["trustworthy"]
+    shown = term("trust", "trustworthy" if trusted else "not trustworthy")
+    return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
+
+
+def frame() -> Component:
+    """The whole document: header, then the page that the URL names."""
+    dark = viewer().theme is DARK
+    local = viewer().zone is not UTC and str(viewer().zone) != "UTC"
+    return dmc.MantineProvider(
+        html.Div(
+            [
+                html.A("Skip to the page", href="#page", className="skip"),
+                html.Header(
+                    [
+                        dcc.Link([html.B("tracekit"), " fleet"], href="/", className="brand"),
+                        html.Div(
+                            [
+                                html.Button(
+                                    "Times: local" if local else "Times: UTC",
+                                    id="zone",
+                                    title="Switch between UTC and the time zone of this browser",
+                                    **attributes(data_zone="local" if local else "utc"),
+                                ),
+                                html.Button(
+                                    "Theme: dark" if dark else "Theme: light",
+                                    id="theme",
+                                    title="Switch between the light and the dark theme",
+                                    **attributes(data_theme="dark" if dark else "light"),
+                                ),
+                            ],
+                            className="switches",
+                        ),
+                    ],
+                    className="top",
+                ),
+                dcc.Loading(
+                    dash.page_container,
+                    id="loading-page",
+                    delay_show=300,
+                    overlay_style={"visibility": "visible", "opacity": 0.5},
+                ),
+            ],
+            className="frame dark" if dark else "frame light",
+        ),
+        forceColorScheme="dark" if dark else "light",
+    )

@@ -1,0 +1,114 @@
+"""`tracekit dashboard`: serve the dashboard of a store, or of a few traces.
+
+In: options. Out: a running server; the same one in development and in production (gunicorn, one process with threads:
+results are cached in it, and what-ifs in progress live in it).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from tracekit.errors import SelectionError
+from tracekit.text import printable
+
+_PATH = click.Path(path_type=Path)
+_EXTRAS = ("dash", "dash_ag_grid", "dash_mantine_components", "gunicorn", "plotly", "prometheus_client")
+
+
+@click.command("dashboard")
+@click.argument("sources", nargs=-1, type=_PATH, metavar="[STORE | TRACE...]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--auth", help="Who may look, for any other --host: header:NAME@ADDRESS or password:FILE.")
+@click.option("--threads", default=8, show_default=True, type=click.IntRange(1, 256), help="Requests at once.")
+@click.option("--hash-password", is_flag=True, help="Ask for a user and password, print a line for --auth and leave.")
+def dashboard_command(
+    sources: tuple[Path, ...], host: str, port: int, auth: str | None, threads: int, hash_password: bool
+) -> None:
+    """Serve the dashboard: what do stragglers cost, who, since when, why, and what would each fix buy?
+
+    Shows a store [default: $TRACEKIT_STORE, else ./tracekit.duckdb], or the traces given. Stop it with Ctrl-C.
+    """
+    if missing := [name for name in _EXTRAS if find_spec(name) is None]:
+        raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit[dashboard]'")
+    if hash_password:
+        _print_hash()
+        return
+    from tracekit.dashboards.web.auth import read_auth
+    from tracekit.dashboards.web.server import Serving, serve
+
+    if auth is None and not _is_loopback(host):
+        raise SelectionError(
+            f"--host {host!r} lets others in: say with --auth who they are (header:NAME@ADDRESS or password:FILE), or"
+            " listen on 127.0.0.1 and put an authenticating proxy or an ssh tunnel before it"
+        )
+    checked = None if auth is None else read_auth(auth)
+    store, clean_up = _store_of(sources)
+    try:
+        listening = _listen(host, port)
+    except SelectionError:
+        clean_up()
+        raise
+    shown = f"[{host}]" if ":" in host else host
+    bound = listening.getsockname()[1]
+    click.echo(f"tracekit dashboard of {printable(str(store))}: http://{shown}:{bound}/  (Ctrl-C ends it)")
+    # From here on the process is gunicorn's: it forks, and both halves leave through here.
+    serve(Serving(store, listening.detach(), threads, checked, clean_up))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises SelectionError where it cannot."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --port") from None
+    listening.listen(128)
+    return listening
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _store_of(sources: tuple[Path, ...]) -> tuple[Path, Callable[[], None]]:
+    """The store to show and what to do with it afterwards: the one given, the default one, or one made of traces."""
+    from tracekit.store import Store, default_store
+
+    if not sources or (len(sources) == 1 and sources[0].is_file() and Store(sources[0]).is_store()):
+        store = sources[0] if sources else default_store()
+        Store(store).check()
+        return store.absolute(), lambda: None
+    folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
+    store = Path(folder.name) / "traces.duckdb"
+    # In a process of its own: the server forks, which a process that has computed must not do.
+    command = [sys.executable, "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
+    if done.returncode:
+        folder.cleanup()
+        sys.exit(done.returncode)
+    return store, folder.cleanup
+
+
+def _print_hash() -> None:
+    """Ask for a user and a password; print the line for the password file."""
+    from werkzeug.security import generate_password_hash
+
+    user = click.prompt("User", err=True)
+    password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    click.echo(f"{user}:{generate_password_hash(password)}")

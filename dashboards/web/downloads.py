@@ -1,0 +1,71 @@
+"""What the pages offer as files: every table of a report as CSV.
+
+In: the name of a table and of a job, from the address. Out: the file, or a status and one line that says why.
+"""
+
+from __future__ import annotations
+
+import flask
+import polars as pl
+
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.ui.context import results
+from tracekit.errors import NotStoredError, SelectionError, StoreError, TracekitError
+from tracekit.report import DIAGNOSIS_TABLES, JSON_TABLES
+
+#: Tables of a report that are a file of their own.
+TABLES = (*JSON_TABLES, *DIAGNOSIS_TABLES)
+_PER_STEP = "by_worker_per_step"
+
+
+def register(server: flask.Flask) -> None:
+    """Answer the addresses of the files."""
+    server.add_url_rule("/download/<name>.csv", "download", _csv)
+
+
+def refusal(error: TracekitError, *, selection: int = 400) -> flask.Response:
+    """Why there is no file or data, in one line: 404 where the store lacks it, 503 where the store cannot be read.
+
+    `selection`: the status of all else, which is what was asked for.
+    """
+    status = 404 if isinstance(error, NotStoredError) else 503 if isinstance(error, StoreError) else selection
+    return flask.Response(f"{error}\n", status, mimetype="text/plain")
+
+
+def _csv(name: str) -> flask.Response:
+    try:
+        table = _table(name, flask.request.args.get("job"))
+    except TracekitError as error:
+        return refusal(error, selection=404)
+    response = flask.Response(table.write_csv(), mimetype="text/csv")
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    return response
+
+
+def _table(name: str, job: str | None) -> pl.DataFrame:
+    """The table `name`: the list of jobs, or a table of one job. Raises SelectionError or StoreError."""
+    if name == "jobs":
+        lists = pl.col("cause_kinds", "cause_places").list.join("; ")
+        return results().jobs().drop("job_id", "analysed").with_columns(lists)
+    if name not in (*TABLES, _PER_STEP):
+        raise SelectionError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
+    stored = results().stored(results().newest() if job is None else job)
+    return _per_step(stored) if name == _PER_STEP else _flat(stored.table(name))
+
+
+def _flat(table: pl.DataFrame) -> pl.DataFrame:
+    """The columns that a CSV file can hold."""
+    return table.select(name for name, kind in table.schema.items() if not kind.is_nested() and kind != pl.Null)
+
+
+def _per_step(stored: Stored) -> pl.DataFrame:
+    found = results().worker_steps(stored.name)
+    steps, dp_ranks, stages = found.slowdown.shape
+    return pl.DataFrame(
+        {
+            "step": found.steps.repeat(dp_ranks * stages),
+            "dp_rank": pl.Series(found.dp_ranks.repeat(stages).tolist() * steps),
+            "pp_rank": pl.Series(list(range(stages)) * (steps * dp_ranks)),
+            "slowdown": found.slowdown.ravel(),
+        }
+    )

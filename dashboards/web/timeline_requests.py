@@ -1,0 +1,331 @@
+"""What the timeline in the browser asks for: spans as binary columns, one op in words, the slowest as a table, a file.
+
+In: requests under /timeline/ with the parameters of the page. Out: answers made from `StepOps`; a status and one line
+for what cannot be answered. A binary answer is a uint32 length, that many bytes of JSON, then the arrays that it lists,
+each [type, offset from the end of the JSON, items], little-endian and aligned to 8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import flask
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from dash import Dash
+
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.data.spans import Ints, Replay, StepOps, Window, count, overview, slowest, spans
+from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
+from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.web.downloads import refusal
+from tracekit.errors import NotStoredError, SelectionError, TracekitError
+from tracekit.model import KINDS
+from tracekit.text import seconds
+
+#: Up to this many spans the browser gets all of them at once; above, what its window can show.
+WHOLE_SPANS = 200_000
+OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
+MOST_COLUMNS, MOST_WORKERS = 16_384, 1_024
+SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
+
+
+class _Shown:
+    """What a request is about: the job, the state it names, and the ops of its step."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.stored = analysed(texts.get("job", ""))
+        name = self.stored.name
+        self.by_worker = results().table(name, "by_worker")
+        read = read_state(texts, results().table(name, "by_step"), self.by_worker)
+        if read.remarks:
+            raise SelectionError(read.remarks[0])
+        self.state: TimelineState = read.state
+        self.ops: StepOps = results().step(name, self.state.step)
+        self.workers: Ints = self.state.ordered(self.ops, self.by_worker)
+        self.lines = self.state.lines(self.ops)
+
+
+def analysed(name: str) -> Stored:
+    """The job of that name. Raises NotStoredError where there is none, or it was stored without an analysis."""
+    stored = results().stored(name)
+    if stored.report is None:
+        raise NotStoredError(f"the job {name!r:.100} was stored without an analysis; import it again with --replace")
+    return stored
+
+
+def serve_timeline(app: Dash) -> None:
+    """Add the routes that the page Timeline uses."""
+    for path, answer in (
+        ("check", _check),
+        ("layout", _layout),
+        ("spans", _spans),
+        ("op", _op),
+        ("slowest", _slowest),
+        ("slowest.csv", _slowest_csv),
+        ("export.json.gz", _export),
+    ):
+        app.server.add_url_rule(f"/timeline/{path}", f"timeline_{path}", _refusing(answer))
+
+
+def _refusing(answer: Callable[[Mapping[str, str]], flask.Response]) -> Callable[[], flask.Response]:
+    """The view of a route: its answer, or one line that says why there is none."""
+
+    @wraps(answer)
+    def view() -> flask.Response:
+        try:
+            return answer(flask.request.args)
+        except TracekitError as error:
+            return refusal(error)
+        except Exception:
+            logging.getLogger(__name__).exception("a request of the timeline failed")
+            return flask.Response("an error of tracekit itself; the server's log has the details\n", 500)
+
+    return view
+
+
+def packed(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """A binary answer, as the head of this module describes."""
+    places, parts, offset = {}, [], 0
+    for name, values in arrays.items():
+        data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
+        places[name] = [values.dtype.name, offset, values.size]
+        parts.append(data + bytes(-len(data) % 8))
+        offset += len(parts[-1])
+    text = json.dumps({**header, "arrays": places}).encode()
+    text += b" " * (-(len(text) + 4) % 8)
+    return b"".join([len(text).to_bytes(4, "little"), text, *parts])
+
+
+def _binary(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> flask.Response:
+    return flask.Response(packed(header, arrays), mimetype="application/octet-stream")
+
+
+def _check(texts: Mapping[str, str]) -> flask.Response:
+    """What is wrong with the state that a person typed, as an answer and not as a failure; null where nothing is."""
+    name = analysed(texts.get("job", "")).name
+    read = read_state(texts, results().table(name, "by_step"), results().table(name, "by_worker"))
+    return flask.jsonify({"problem": read.remarks[0] if read.remarks else None})
+
+
+def _layout(texts: Mapping[str, str]) -> flask.Response:
+    """Which tracks there are: workers top to bottom, lines of each, when the view begins and ends, the overview."""
+    shown = _Shown(texts)
+    ops, workers = shown.ops, shown.workers
+    facts = _facts(shown)
+    hosts = facts["host"].fill_null("").unique(maintain_order=True).to_list()
+    index = {host: position for position, host in enumerate(hosts)}
+    started = _started_at(shown)
+    spans_shown = count(ops, workers, shown.lines)
+    rows = max(1, min(OVERVIEW_ROWS, len(workers)))
+    picture = overview(ops, workers, shown.lines[0].replay, rows, OVERVIEW_COLUMNS)
+    header = {
+        "step": ops.step,
+        "started_at": None if started is None else viewer().moment(started),
+        "begins": ops.begin(),
+        "ends": {str(name): ops.end(name) for name in Replay},
+        "lines": [[str(line.replay), line.stream] for line in shown.lines],
+        "kinds": [str(kind) for kind in KINDS],
+        "spans": spans_shown,
+        "whole": spans_shown <= WHOLE_SPANS,
+        "hosts": hosts,
+        "overview": [rows, OVERVIEW_COLUMNS, shown.lines[0].replay],
+    }
+    return _binary(
+        header,
+        {
+            "dp_rank": ops.dp_rank[workers].astype(np.int32),
+            "pp_rank": ops.pp_rank[workers].astype(np.int32),
+            "rank": facts["rank"].fill_null(-1).to_numpy().astype(np.int32),
+            "host": np.array([index[host] for host in facts["host"].fill_null("")], np.int32),
+            "slowdown": facts["slowdown"].to_numpy().astype(np.float32),
+            "picture": picture.ravel(),
+        },
+    )
+
+
+def _facts(shown: _Shown) -> pl.DataFrame:
+    """Rank, host and exact S of the workers shown, in their order."""
+    cells = pl.DataFrame(
+        {
+            "dp_rank": shown.ops.dp_rank[shown.workers],
+            "pp_rank": shown.ops.pp_rank[shown.workers],
+        }
+    )
+    about = shown.by_worker.select(
+        pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
+    )
+    return cells.join(about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
+        pl.col("slowdown").fill_null(1.0)
+    )
+
+
+def _started_at(shown: _Shown) -> float | None:
+    """When the step began, seconds since the epoch, where known."""
+    return results().job(shown.stored.name).trace.step_starts.get(shown.state.step)
+
+
+def _spans(texts: Mapping[str, str]) -> flask.Response:
+    """The spans of the workers `first` to `last` (positions in the layout), or of all where they are few."""
+    shown = _Shown(texts)
+    if count(shown.ops, shown.workers, shown.lines) <= WHOLE_SPANS:
+        found, first, workers, window = None, 0, shown.workers, None
+    else:
+        first = _number(texts, "first", 0, len(shown.workers))
+        last = _number(texts, "last", first, len(shown.workers))
+        if last - first > MOST_WORKERS:
+            raise SelectionError(f"{last - first} workers at once; expected at most {MOST_WORKERS}")
+        workers = shown.workers[first:last]
+        columns = _number(texts, "columns", 1, MOST_COLUMNS)
+        longest = max(shown.ops.end(replay) for replay in Replay)
+        window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
+    found = spans(shown.ops, workers, shown.lines, window)
+    header = {
+        "first_worker": first,
+        "workers": len(workers),
+        "window": None if window is None else [window.start_s, window.end_s, window.columns],
+    }
+    names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
+    return _binary(header, {name: getattr(found, name) for name in names})
+
+
+def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
+    """A whole number of that range, or a SelectionError."""
+    text = texts.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
+    return int(text)
+
+
+def _op(texts: Mapping[str, str]) -> flask.Response:
+    """Everything about the op that `op` names, in words."""
+    shown = _Shown(texts)
+    name = shown.state.op
+    found = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
+    if name is None or found is None:
+        raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
+    return flask.jsonify({"name": str(name), "title": str(name.kind), "rows": _said(shown, name, found)})
+
+
+def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
+    """The rows of the side panel: what, and its value."""
+    ops, at = shown.ops, np.array([op])
+    facts = _facts_of(shown, name)
+    ratio = float(ops.ratios(at, Replay.RECORDED)[0])
+    rows = [
+        ["worker", f"dp {name.worker.dp_rank}, stage {name.worker.pp_rank}"],
+        ["rank", facts[0]],
+        ["host", facts[1]],
+        ["microbatch", str(ops.microbatch[op]) if ops.microbatch[op] >= 0 else "-"],
+        ["chunk", str(ops.chunk[op]) if ops.chunk[op] >= 0 else "-"],
+        ["number of its kind", str(name.seq)],
+    ]
+    for replay in Replay:
+        start, duration = float(ops.start[replay][op]), float(ops.duration[replay][op])
+        rows.append([f"{replay}: start", f"{start * 1e3:,.3f} ms"])
+        rows.append([f"{replay}: duration", seconds(duration)])
+        if name.kind.is_communication:
+            rows.append([f"{replay}: waiting", seconds(min(max(duration - float(ops.own[replay][op]), 0.0), duration))])
+    own = "transfer" if name.kind.is_communication else "own time"
+    peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[name.kind.code])
+    rows += [
+        [f"{own}, recorded", seconds(float(ops.own[Replay.RECORDED][op]))],
+        [f"{own}, ideal", seconds(float(ops.own[Replay.IDEAL][op]))],
+        ["peer median", peers],
+        ["ratio to peers", said_ratio(ratio)],
+        ["launch delay", seconds(float(ops.launch_delay[op]))],
+    ]
+    started = _started_at(shown)
+    if started is not None:
+        rows.append(["started", viewer().moment(started + float(ops.start[Replay.RECORDED][op]))])
+    return rows
+
+
+def said_ratio(ratio: float) -> str:
+    """A ratio to the peers in words."""
+    if np.isinf(ratio):
+        return "no peers"
+    return f"{ratio:.2f} x" if ratio < 1000 else "over 1,000 x"
+
+
+def _facts_of(shown: _Shown, name: OpName) -> tuple[str, str]:
+    """Rank and host of the worker of an op."""
+    row = shown.by_worker.filter(
+        (pl.col("dp_rank") == name.worker.dp_rank) & (pl.col("pp_rank") == name.worker.pp_rank)
+    )
+    if row.is_empty():
+        return "-", "-"
+    rank, host = row["rank"][0], row["host"][0]
+    return "-" if rank is None else str(rank), host or "-"
+
+
+def _slowest(texts: Mapping[str, str]) -> flask.Response:
+    """The slowest ops of the view, as rows of text with the name of each op."""
+    shown = _Shown(texts)
+    table = _slowest_table(shown, SLOWEST_SHOWN)
+    rows = [
+        {
+            "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
+            "cells": [
+                f"dp {row['dp_rank']}, stage {row['pp_rank']}",
+                "-" if row["rank"] is None else str(row["rank"]),
+                row["host"] or "-",
+                row["kind"],
+                "-" if row["microbatch"] is None else str(row["microbatch"]),
+                f"{row['start_s'] * 1e3:,.3f} ms",
+                seconds(row["duration_s"]),
+                seconds(row["own_s"]),
+                "-" if row["peer_median_s"] is None else seconds(row["peer_median_s"]),
+                "no peers" if row["ratio"] is None else said_ratio(row["ratio"]),
+                seconds(row["beyond_peers_s"]),
+                seconds(row["launch_delay_s"]),
+            ],
+        }
+        for row in table.iter_rows(named=True)
+    ]
+    heads = ["worker", "rank", "host", "op kind", "microbatch", "start", "duration", "own time", "peer median"]
+    return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
+
+
+def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
+    """The same with all digits, as a file."""
+    table = _slowest_table(_Shown(texts), SLOWEST_IN_CSV)
+    response = flask.Response(table.write_csv(), mimetype="text/csv")
+    response.headers["Content-Disposition"] = 'attachment; filename="slowest-ops.csv"'
+    return response
+
+
+def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
+    """The slowest ops of the view with rank and host."""
+    table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most)
+    about = shown.by_worker.select(pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String))
+    joined = table.join(about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
+    return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])
+
+
+def _export(texts: Mapping[str, str]) -> flask.Response:
+    """The timeline of the step for ui.perfetto.dev, as `tracekit export` writes it."""
+    stored = analysed(texts.get("job", ""))
+    read = read_state(
+        {"step": texts.get("step", "")},
+        results().table(stored.name, "by_step"),
+        results().table(stored.name, "by_worker"),
+    )
+    if read.remarks:
+        raise SelectionError(read.remarks[0])
+    with tempfile.TemporaryDirectory(prefix="tracekit.") as folder:
+        path = Path(folder) / "timeline.json.gz"
+        results().job(stored.name).export(path, steps=[read.state.step])
+        file = path.open("rb")  # stays readable when the folder goes
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", stored.name)[:80].strip("._") or "job"
+    return flask.send_file(
+        file, mimetype="application/gzip", as_attachment=True, download_name=f"{name}-step-{read.state.step}.json.gz"
+    )

@@ -1,0 +1,111 @@
+"""Exact attribution to DP ranks and workers: the cheap way equals a replay per rank and per worker."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracekit.analysis.attribution.attribution import attribute, contribution
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.scenario import Scenario
+from tracekit.analysis.whatif.selection import dp_rank, stage, worker
+from tracekit.model import Layout, Worker
+from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
+from tracekit.trace import Trace
+
+CAUSES = ("slow-worker", "slow-nic", "slow-p2p-link", "python-gc", "sequence-length-imbalance", "slow-last-stage")
+
+
+@st.composite
+def specs(draw):
+    """Small jobs of every schedule with a random cause."""
+    schedule = draw(st.sampled_from(list(Schedule)))
+    pp = draw(st.integers(2 if schedule is Schedule.INTERLEAVED else 1, 3))
+    vpp = 2 if schedule is Schedule.INTERLEAVED else 1
+    dp = draw(st.integers(1, 4))
+    possible = [cause for cause in CAUSES if (pp > 1 or cause != "slow-p2p-link") and (dp > 1 or cause != "slow-nic")]
+    return SynthSpec(
+        layout=Layout(dp=dp, pp=pp, vpp=vpp),
+        schedule=schedule,
+        microbatches=pp * draw(st.integers(1, 2)),
+        steps=draw(st.integers(1, 3)),
+        overlap_dp=draw(st.booleans()),
+        record_no_ops=schedule is Schedule.INTERLEAVED and draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+        causes=(parse_cause(draw(st.sampled_from(possible))),),
+    )
+
+
+def assert_cheap_equals_plain(replay):
+    found = attribute(replay)
+    for index, rank in enumerate(found.dp_ranks):
+        plain = replay.step_times(Scenario.addition(dp_rank(rank)))
+        np.testing.assert_allclose(found.by_dp_rank[:, index], plain, rtol=1e-12)
+        for at in range(found.stages):
+            plain = replay.step_times(Scenario.addition(worker(Worker(rank, at))))
+            np.testing.assert_allclose(found.by_worker[:, index, at], plain, rtol=1e-12)
+    for at in range(found.stages):
+        plain = replay.step_times(Scenario.addition(stage(at)))
+        np.testing.assert_allclose(found.by_stage[:, at], plain, rtol=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(specs())
+def test_cheap_way_equals_a_replay_per_worker(spec):
+    assert_cheap_equals_plain(JobReplay.from_trace(synthesize(spec)))
+
+
+def odd_lane(trace, *, step, rank, kind="checkpoint"):
+    """The same trace, but one DP rank records one more op in one step: its lane has another structure."""
+    extra = trace.ops.filter((pl.col("step") == step) & (pl.col("dp_rank") == rank) & (pl.col("pp_rank") == 0))
+    row = extra.filter(pl.col("kind") == "optimizer").with_columns(
+        kind=pl.lit(kind).cast(trace.ops.schema["kind"]), seq=pl.lit(0, pl.Int32), duration=pl.lit(0.004)
+    )
+    ops = pl.concat([trace.ops, row])
+    return Trace.from_frame(ops, trace.layout, name="odd", metadata=dict(trace.metadata))
+
+
+@pytest.mark.parametrize("dp", [2, 4])
+def test_cheap_way_holds_where_lanes_of_a_step_differ(dp):
+    trace = synthesize(
+        SynthSpec(layout=Layout(dp=dp, pp=2), microbatches=4, steps=3, causes=(parse_cause("slow-worker"),))
+    )
+    steps = trace.steps
+    replay = JobReplay.from_trace(odd_lane(trace, step=int(steps[1]), rank=1))
+    assert len(replay.graph.blocks) == 2
+    assert replay.graph.blocks_meet
+    assert_cheap_equals_plain(replay)
+
+
+def test_mixed_steps_replay_like_uniform_ones():
+    """An extra op of no consequence (a checkpoint of 0 s) changes the form of the graph, not the times."""
+    trace = synthesize(SynthSpec(layout=Layout(dp=3, pp=2), microbatches=4, steps=3, seed=5))
+    odd = odd_lane(trace, step=int(trace.steps[2]), rank=2)
+    odd = Trace.from_frame(
+        odd.ops.with_columns(duration=pl.when(pl.col("kind") == "checkpoint").then(0.0).otherwise(pl.col("duration"))),
+        odd.layout,
+        name="odd",
+    )
+    before, after = attribute(JobReplay.from_trace(trace)), attribute(JobReplay.from_trace(odd))
+    np.testing.assert_allclose(after.original, before.original, rtol=1e-12)
+    np.testing.assert_allclose(after.by_worker, before.by_worker, rtol=1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(specs(), st.integers(0, 1000))
+def test_row_order_does_not_matter(spec, seed):
+    trace = synthesize(spec)
+    shuffled = Trace.from_frame(trace.ops.sample(fraction=1.0, shuffle=True, seed=seed), trace.layout, name=trace.name)
+    one, other = attribute(JobReplay.from_trace(trace)), attribute(JobReplay.from_trace(shuffled))
+    assert np.array_equal(one.original, other.original)
+    assert np.array_equal(one.by_worker, other.by_worker)
+    assert np.array_equal(one.ideal, other.ideal)
+
+
+def test_the_figures_of_workers_and_last_stage_are_contributions_like_any_other():
+    spec = SynthSpec(layout=Layout(dp=2, pp=3), microbatches=4, steps=3, causes=(parse_cause("slow-last-stage"),))
+    replay = JobReplay.from_trace(synthesize(spec))
+    found = attribute(replay)
+    assert found.m_s == contribution(replay, stage(2))
+    assert found.m_w == contribution(replay, worker(*found.slowest_workers))

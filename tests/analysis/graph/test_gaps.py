@@ -1,0 +1,98 @@
+"""Members of collectives that were not recorded are put in and stated; a verdict that hangs on them is not trusted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tracekit.analysis.attribution.attribution import Attribution, attribute
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.method import Method
+from tracekit.model import OpKind, Worker
+from tracekit.trace import Trace, read_parquet
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
+SLOW, USUAL = [("forward-compute", 0.4), BACKWARD], [FORWARD, BACKWARD]
+
+
+def dropped(trace: Trace, which: pl.Expr) -> Trace:
+    return replace(trace, ops=trace.ops.filter(~which))
+
+
+def attributed(trace: Trace, method: Method = Method.TRACEKIT) -> Attribution:
+    return attribute(JobReplay.from_trace(trace, method))
+
+
+def reduction_of(dp_rank: int) -> pl.Expr:
+    return (pl.col("kind") == "all-reduce") & (pl.col("dp_rank") == dp_rank)
+
+
+def test_a_missing_member_begins_when_it_was_ready_and_ends_with_its_peers():
+    """The slow rank computes for 0.6 s; its peers leave the reduction at 0.61 s."""
+    trace = dropped(data_parallel_job([USUAL, USUAL, SLOW]), reduction_of(2))
+    graph = DependencyGraph.from_trace(trace, reconstruct=True)
+    (block,) = graph.blocks
+    row = int(np.flatnonzero(block.template.kind == OpKind.ALL_REDUCE.code)[0])
+    assert block.start[row, block.dp_rank == 2] == pytest.approx(0.6)
+    assert block.duration[row, block.dp_rank == 2] == pytest.approx(0.01)
+    assert [(gap.kind, gap.worker, gap.ops) for gap in graph.gaps] == [(OpKind.ALL_REDUCE, Worker(2, 0), 4)]
+
+
+def test_a_verdict_that_hangs_on_a_missing_member_is_not_trusted():
+    """As recorded nobody waits for the slow rank; with its member put in, S is 0.61 / 0.41 (mean forward 0.2 s)."""
+    found = attributed(dropped(data_parallel_job([USUAL, USUAL, SLOW]), reduction_of(2)))
+    assert found.slowdown == pytest.approx(0.61 / 0.41)
+    assert found.straggling
+    assert not found.trust.trustworthy
+    (reason,) = found.trust.reasons
+    assert reason.startswith("4 all-reduce of worker (2,0) in 4 steps were not recorded: S is 1.49")
+
+
+@pytest.mark.parametrize(
+    "kinds", [["grads-reduce-scatter"], ["grads-reduce-scatter", "optimizer-clip-main-grad", "params-all-gather"]]
+)
+def test_the_slow_worker_is_found_without_its_collectives(kinds):
+    trace = read_parquet(SAMPLES / "slow_worker.parquet")
+    found = attributed(dropped(trace, pl.col("kind").is_in(kinds) & (pl.col("dp_rank") == 1)))
+    assert found.slowdown == pytest.approx(attributed(trace).slowdown, rel=0.002)
+    assert not found.trust.trustworthy
+
+
+def test_a_gap_that_turns_nothing_is_stated_and_trusted():
+    trace = read_parquet(SAMPLES / "healthy.parquet")
+    found = attributed(dropped(trace, (pl.col("kind") == "grads-reduce-scatter") & (pl.col("dp_rank") == 1)))
+    assert sum(gap.ops for gap in found.gaps) == 4 * 12
+    assert found.trust.trustworthy
+    assert found.slowdown == pytest.approx(attributed(trace).slowdown, rel=0.005)
+
+
+def test_the_published_method_reconstructs_nothing_and_says_so():
+    trace = dropped(data_parallel_job([USUAL, USUAL, SLOW]), reduction_of(2))
+    found = attributed(trace, Method.PUBLISHED)
+    assert not found.trust.trustworthy
+    assert any("were not recorded" in reason for reason in found.trust.reasons)
+
+
+def test_a_rank_that_is_not_in_the_trace_may_be_the_straggler():
+    """Without the slow rank its peers' reductions take 0.31 s; if all of that is waiting, S is 0.61 / 0.3."""
+    found = attributed(dropped(data_parallel_job([USUAL, USUAL, SLOW]), pl.col("dp_rank") == 2))
+    assert found.slowdown == pytest.approx(1.0)
+    assert found.hidden_slowdown == pytest.approx(0.61 / 0.3)
+    assert not found.trust.trustworthy
+    assert "S could be up to 2.03" in found.trust.reasons[0]
+
+
+def test_ranks_missing_in_some_steps_count_there_alone():
+    """Half of the steps have both ranks: 0.31 s of 0.61 s in the other half could be waiting."""
+    trace = data_parallel_job([USUAL, SLOW], steps=4)
+    found = attributed(dropped(trace, (pl.col("dp_rank") == 1) & (pl.col("step") >= 2)))
+    ideal = dict(zip(found.steps.tolist(), found.ideal, strict=True))
+    assert found.hidden_slowdown is not None
+    silent_s = (ideal[0] + ideal[1]) / 4 + (0.2 + 0.2) / 2  # forward 0.2 s, the mean of four at 0.1 and two at 0.4
+    assert found.hidden_slowdown == pytest.approx(float(found.original.mean()) / silent_s)

@@ -1,0 +1,71 @@
+"""The ideal of what only some workers or steps do counts those that do not do it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
+from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.method import Method
+from tracekit.job import Job
+from tracekit.trace import Trace
+
+
+def slowdown(trace: Trace, method: Method = Method.TRACEKIT) -> float:
+    return attribute(JobReplay.from_trace(trace, method)).slowdown
+
+
+@pytest.mark.parametrize("kind", ["gc", "checkpoint", "host-delay", "data-load"])
+def test_what_one_rank_alone_does_is_lost_in_whole(kind):
+    """0.3 s of compute and 0.4 s on one of two ranks: 0.71 s with the reduction, 0.31 s without."""
+    trace = data_parallel_job([[FORWARD, BACKWARD], [FORWARD, (kind, 0.4), BACKWARD]])
+    assert slowdown(trace) == pytest.approx(0.71 / 0.31)
+    assert slowdown(trace, Method.PUBLISHED) == pytest.approx(1.0)
+
+
+def test_what_all_ranks_do_alike_in_every_step_is_no_straggler():
+    trace = data_parallel_job([[FORWARD, ("gc", 0.4), BACKWARD]] * 2)
+    assert slowdown(trace) == pytest.approx(1.0)
+
+
+def test_a_slow_loader_is_compared_with_the_others():
+    """0.05 s of loading is usual; the rank that takes 0.25 s loses 0.2 s."""
+    usual, slow = [("data-load", 0.05), FORWARD, BACKWARD], [("data-load", 0.25), FORWARD, BACKWARD]
+    assert slowdown(data_parallel_job([usual, usual, slow])) == pytest.approx(0.56 / 0.36)
+
+
+def test_collections_in_some_steps_are_lost_there():
+    """Every fourth step takes 0.4 s more, on another rank each time."""
+    plain, collects = [FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]
+    steps = [[collects, plain], [plain, plain], [plain, plain], [plain, plain]] * 2
+    trace = of_steps([*steps, *[step[::-1] for step in steps]])
+    assert slowdown(trace) == pytest.approx((0.31 + 0.1) / 0.31)
+
+
+def test_the_total_of_a_step_counts_not_the_number_of_ops():
+    """0.2 s of host work in one piece or in four is the same."""
+    one, four = [("host-delay", 0.2), FORWARD, BACKWARD], [*[("host-delay", 0.05)] * 4, FORWARD, BACKWARD]
+    assert slowdown(data_parallel_job([one, four])) == pytest.approx(1.0)
+
+
+def test_collected_garbage_is_named_with_its_rank_and_price():
+    report = Job(data_parallel_job([[FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]], steps=8)).whatif()
+    cause, *others = report.diagnosis.causes
+    assert (str(cause.kind), str(cause.where)) == ("python-gc", "worker (1,0)")
+    assert cause.saved_s == pytest.approx(0.4)
+    assert not others
+    assert str(report.diagnosis.verdict.kind) == "straggler"
+    assert report.published is not None
+    assert report.published.differs(report.slowdown)
+
+
+def test_a_checkpoint_that_stops_everybody_is_a_stall():
+    """1 s every fourth step on both ranks: 0.25 s of the mean step."""
+    plain, saves = [FORWARD, BACKWARD], [FORWARD, BACKWARD, ("checkpoint", 1.0)]
+    report = Job(of_steps([[plain, plain]] * 3 + [[saves, saves]] + [[plain, plain]] * 3 + [[saves, saves]])).whatif()
+    cause = report.diagnosis.causes[0]
+    assert (str(cause.kind), str(cause.where)) == ("checkpoint-stalls", "whole job")
+    assert cause.saved_s == pytest.approx(0.25)
+    assert str(report.diagnosis.verdict.kind) == "stalls"
+    assert report.diagnosis.verdict.headline_s == pytest.approx(0.25)

@@ -1,0 +1,208 @@
+"""Selections as text: the grammar, its precedence, and masks equal to filters over the rows of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.handmade import slow_trace
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.selection import Context, Selection, all_of, count_selected
+from tracekit.analysis.whatif.selection_text import checked_selection, parse_selection
+from tracekit.errors import SelectionError
+from tracekit.model import COMMUNICATION, KINDS
+
+#: Steps 4, 5 and 9 of the slow job; 144 ops.
+TRACE = slow_trace((4, 5, 9))
+REPLAY = JobReplay.from_trace(TRACE)
+OPS = TRACE.ops.with_columns(pl.col("kind").cast(pl.String))
+
+kind, step, stage, dp_rank, microbatch = (pl.col(name) for name in ("kind", "step", "pp_rank", "dp_rank", "microbatch"))
+communication = kind.is_in([str(one) for one in COMMUNICATION])
+everything = pl.lit(value=True)
+worker = (dp_rank == 1) & (stage == 0)
+
+#: What a person types, and the rows that are meant.
+GRAMMAR = {
+    "all": everything,
+    "everything": everything,
+    "communication": communication,
+    "compute": ~communication,
+    "kind=optimizer": kind == "optimizer",
+    "kind=optimizer,forward-compute": kind.is_in(["optimizer", "forward-compute"]),
+    "kind=forward-pp-comm": kind.is_in(["forward-send", "forward-recv"]),
+    "stage=1": stage == 1,
+    "stage 1": stage == 1,
+    "pp_rank = 1": stage == 1,
+    "stage=0-1": everything,
+    "dp=1": dp_rank == 1,
+    "dp_rank=0,1": everything,
+    "worker=1,0": worker,
+    "step=4": step == 4,
+    "steps=5-9": step.is_between(5, 9),
+    "step=4,6-9": step.is_in([4, 9]),
+    "microbatch=1": (microbatch == 1).fill_null(value=False),
+    "not all": ~everything,
+    "not not stage=1": stage == 1,
+    "STAGE=1 AND Step=4": (stage == 1) & (step == 4),
+    "everything but communication": ~communication,
+    "all but (stage=0 or step=9)": ~((stage == 0) | (step == 9)),
+    # "and" binds tighter than "or", "not" tighter than "and", "but" is "and not" of the next term alone
+    "stage=1 or step=4 and dp=1": (stage == 1) | ((step == 4) & (dp_rank == 1)),
+    "(stage=1 or step=4) and dp=1": ((stage == 1) | (step == 4)) & (dp_rank == 1),
+    "not stage=1 and step=4": (stage != 1) & (step == 4),
+    "not (stage=1 and step=4)": ~((stage == 1) & (step == 4)),
+    "all but stage=1 or step=4": (stage != 1) | (step == 4),
+    "all but stage=1 and step=4": (stage != 1) & (step == 4),
+    "worker=1,0 and kind=backward-compute but step=5": worker & (kind == "backward-compute") & (step != 5),
+    "slowest=100%": everything,
+}
+
+
+def selected(selection: Selection) -> set[tuple[object, ...]]:
+    """(step, dp_rank, pp_rank, kind, seq) of every op in the selection, by its mask."""
+    rows = set()
+    for number, block in enumerate(REPLAY.graph.blocks):
+        mask = selection.mask(Context(REPLAY.graph, REPLAY.durations, number))
+        template = block.template
+        for row in range(template.rows):
+            for lane in range(block.lanes):
+                if mask[row if mask.shape[0] > 1 else 0, lane if mask.shape[1] > 1 else 0]:
+                    at = int(REPLAY.graph.steps[block.step[lane]]), int(block.dp_rank[lane])
+                    kind_name = str(KINDS[template.kind[row]])
+                    rows.add((*at, int(template.pp_rank[row]), kind_name, int(template.seq[row])))
+    return rows
+
+
+def filtered(condition: pl.Expr) -> set[tuple[object, ...]]:
+    return set(OPS.filter(condition).select("step", "dp_rank", "pp_rank", "kind", "seq").iter_rows())
+
+
+@pytest.mark.parametrize("text", GRAMMAR)
+def test_a_text_selects_the_rows_it_says(text: str) -> None:
+    selection = parse_selection(text)
+    assert selected(selection) == filtered(GRAMMAR[text])
+    assert count_selected(selection, REPLAY.graph, REPLAY.durations) == len(filtered(GRAMMAR[text]))
+
+
+def test_slowest_takes_the_share_of_each_kind_that_costs_most() -> None:
+    """Per step four backward-computes cost 4 s twice and 2 s six times, so the slowest 20 % are those of worker (1,0).
+
+    A kind whose ops all cost the same is selected whole, as none of them is slower than another.
+    """
+    chosen = selected(parse_selection("slowest=20% and kind=backward-compute"))
+    assert chosen == filtered(worker & (kind == "backward-compute"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "it is empty"),
+        ("  ", "it is empty"),
+        ("=", "it is empty"),
+        ("()", "a selection is missing"),
+        ("(stage=1", "a ')' is missing"),
+        ("stage=1)", "')' is left over"),
+        ("stage=1 step=2", "'step' is left over"),
+        ("stage=1 and", "a selection is missing"),
+        ("stage=", "a value for 'stage' is missing"),
+        ("stage and step=1", "a value for 'stage' is missing"),
+        ("everything but", "a selection is missing"),
+        ("rank=3", "'rank' is not known"),
+        ("kind=fwd", "'fwd' is no op kind; known: forward-compute"),
+        ("stage=a", "'a' is neither a number nor a range"),
+        ("stage=-1", "'-1' is neither a number nor a range"),
+        ("step=9-4", "'9-4' is no range from a smaller to a larger number"),
+        ("step=0-99999999999", "is no range"),
+        ("worker=5", "'5' is not DP_RANK,PP_RANK such as 5,2"),
+        ("slowest=x", "'x' is no percentage"),
+        ("(" * 100_000, "it has 100000 words, more than 200"),
+        ("not " * 100_000, "it has 100000 words, more than 200"),
+        ("step=" + "9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_what_cannot_be_understood_is_quoted(text: str, reason: str) -> None:
+    with pytest.raises(SelectionError) as caught:
+        parse_selection(text)
+    message = str(caught.value)
+    assert reason in message
+    assert "expected for example `worker=5,2 and step=100-200`" in message
+    assert len(message) < 700
+
+
+@pytest.mark.parametrize("percent", ["0", "-1", "101", "nan", "inf"])
+def test_slowest_takes_a_share_above_0_and_up_to_100(percent: str) -> None:
+    with pytest.raises(SelectionError, match="expected more than 0 and at most 100"):
+        parse_selection(f"slowest={percent}%")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["worker=0,2", "worker=1,2", "stage=2", "dp=9", "step=6-8", "microbatch=2", "kind=gc", "not all"]
+    + [f"{word}=99999999999999999999" for word in ("stage", "dp", "step", "microbatch")]
+    + ["worker=99999999999999999999,0", "worker=0,99999999999999999999"],
+)
+def test_a_selection_without_ops_says_what_there_is(text: str) -> None:
+    """Above all, a stage beyond the last one is not counted on into the next DP rank."""
+    with pytest.raises(SelectionError) as caught:
+        checked_selection(text, REPLAY.graph, REPLAY.durations)
+    assert "matches no op; the job has stages 0-1, DP ranks 0-1, steps 4-9 and the kinds forward" in str(caught.value)
+
+
+def test_a_list_of_thousands_of_steps_is_a_selection() -> None:
+    text = "step=" + ",".join(map(str, range(5000)))
+    assert selected(parse_selection(text)) == filtered(everything)
+
+
+def test_no_selection_at_all_is_an_error() -> None:
+    with pytest.raises(SelectionError, match="no selection given"):
+        all_of([])
+
+
+WORDS = st.sampled_from(
+    [
+        *("and", "or", "but", "not", "(", ")", "=", ",", "all", "compute", "stage=1", "step=4-9", "worker=1,0"),
+        *("kind=gc", "slowest=3%", "microbatch", "5-2", "kind=", "\x00"),
+        *("\u0661", "\u00b2", "9" * 30),  # digits of other scripts, a number beyond every integer
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(WORDS, max_size=30).map(" ".join) | st.text(max_size=60))
+def test_any_text_parses_or_raises_a_selection_error(text: str) -> None:
+    try:
+        selection = parse_selection(text)
+    except SelectionError:
+        return
+    assert 0 <= count_selected(selection, REPLAY.graph, REPLAY.durations) <= OPS.height
+
+
+TERMS = {text: condition for text, condition in GRAMMAR.items() if " " not in text and text != "slowest=100%"}
+Meant = tuple[str, pl.Expr]
+
+
+def combined(children: st.SearchStrategy[Meant]) -> st.SearchStrategy[Meant]:
+    """Larger selections, bracketed, with the filter they mean."""
+    joins: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
+        "and": lambda left, right: left & right,
+        "or": lambda left, right: left | right,
+        "but": lambda left, right: left & ~right,
+    }
+    return st.tuples(children, st.sampled_from(sorted(joins)), children).map(
+        lambda drawn: (
+            f"({drawn[0][0]}) {drawn[1]} ({drawn[2][0]})",
+            joins[drawn[1]](drawn[0][1], drawn[2][1]),
+        )
+    ) | children.map(lambda child: (f"not ({child[0]})", ~child[1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.recursive(st.sampled_from(sorted(TERMS)).map(lambda text: (text, TERMS[text])), combined, max_leaves=6))
+def test_nested_selections_equal_their_filter(meant: Meant) -> None:
+    text, condition = meant
+    assert selected(parse_selection(text)) == filtered(condition)

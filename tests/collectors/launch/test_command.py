@@ -1,0 +1,40 @@
+"""What `tracekit collect` says at the end, and the environment it gives its command."""
+
+from tracekit.collectors.launch.collect import CollectedAttempt, CollectSummary
+from tracekit.collectors.launch.command import summary_lines
+from tracekit.collectors.launch.launcher import prepare_run
+from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, RuntimeOptions
+
+
+def test_names_and_paths_cannot_break_a_line():
+    """Neither in what is told nor in the command to type next; a long name is cut."""
+    attempt = CollectedAttempt(
+        attempt=0,
+        name="p\nq" + "r" * 100,
+        world_size=1,
+        steps=2,
+        ops=3,
+        layout={"dp": 1, "pp": 1, "tp": 1, "cp": 1},
+        layout_source="a single rank",
+        ranks=(),
+        missing_ranks=(),
+        out="o\x1b[2J.parquet",
+        store="s\rt",
+        overhead=None,
+        problem=None,
+    )
+    lines = summary_lines(CollectSummary(0, 1.0, (attempt,), "seg\nments", False, "no\nway"))
+    assert all(line.isprintable() for line in lines)
+    (stored,) = (line for line in lines if line.startswith("stored as"))
+    assert stored == f"stored as p\\nq{'r' * 73}... in s\\rt"
+
+
+def test_a_command_inherits_none_of_our_variables(tmp_path, monkeypatch):
+    """What a collection around this one, or the user's shell, has set would be taken for this run's."""
+    monkeypatch.setenv("TRACEKIT_NCCL_PLUGIN", "/nosuch/x")
+    monkeypatch.setenv("TRACEKIT_NCCL_MASK", "0x2")
+    monkeypatch.setenv("TRACEKIT_COLLECT_RINGS", "/proc/1/fd/9")
+    monkeypatch.setenv("TRACEKIT_NCCL_SLOTS", "65536")
+    environment = prepare_run(tmp_path, RuntimeOptions(), ["train"])
+    ours = {name for name in environment if name.startswith("TRACEKIT_")}
+    assert ours - {"TRACEKIT_STORE"} == {ENV_DIRECTORY, "TRACEKIT_COLLECT_OPTIONS", "TRACEKIT_NCCL_SLOTS"}

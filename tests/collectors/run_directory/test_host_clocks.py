@@ -1,0 +1,72 @@
+"""Clocks of several hosts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.collectors.run_directory.host_clocks import (
+    ClockSample,
+    EchoServer,
+    append_sample,
+    fit_clock,
+    measure,
+    read_clocks,
+)
+from tracekit.errors import FormatError
+
+
+def test_an_offset_is_measured():
+    """A reference clock one hour ahead is found so, within the shortest round trip."""
+    ahead = 3_600_000_000_000
+    local = iter(range(0, 10**9, 1000))
+    server = EchoServer("127.0.0.1", clock=lambda: ahead)
+    try:
+        sample = measure("127.0.0.1", server.port, clock=lambda: next(local))
+    finally:
+        server.close()
+    assert sample is not None
+    assert sample.offset_ns == pytest.approx(ahead, abs=50_000)
+    assert sample.round_trip_ns == 1000
+
+
+def test_nobody_answers():
+    """A server that is gone is no measurement."""
+    server = EchoServer("127.0.0.1")
+    port = server.port
+    server.close()
+    assert measure("127.0.0.1", port, rounds=1) is None
+
+
+@given(
+    offset=st.integers(-(10**15), 10**15),
+    drift=st.floats(-1e-4, 1e-4),
+    noise=st.lists(st.integers(0, 20_000), min_size=3, max_size=30),
+)
+def test_offset_and_drift_are_fitted(offset, drift, noise):
+    """Samples on a line, some with a long way back: the fit puts times back within its uncertainty."""
+    samples = [
+        ClockSample(at * 10**10, round(offset + drift * at * 10**10) + delay // 2, 10_000 + delay)
+        for at, delay in enumerate(noise)
+    ]
+    fit = fit_clock(samples)
+    times = np.arange(0, len(noise) * 10**10, 10**9, dtype=np.int64)
+    expected = times + np.round(offset + drift * times)
+    assert np.abs(fit.to_reference(times) - expected).max() <= 10 * (fit.uncertainty_ns + max(noise)) + 2
+
+
+def test_one_sample_gives_the_offset():
+    """Without a second sample there is no drift."""
+    fit = fit_clock([ClockSample(5, 100, 8)])
+    assert (fit.drift, fit.samples) == (0.0, 1)
+    assert fit.to_reference(np.array([7])).tolist() == [107]
+
+
+def test_samples_of_a_run(tmp_path):
+    """Each host has its file; a damaged one is an error that names it."""
+    append_sample(tmp_path, "node1", ClockSample(0, 50, 10))
+    append_sample(tmp_path, "node1", ClockSample(10**10, 60, 10))
+    assert read_clocks(tmp_path)["node1"].drift == pytest.approx(1e-9)
+    (tmp_path / "clock-node2.samples").write_text("{")
+    with pytest.raises(FormatError, match=r"clock-node2.samples: damaged"):
+        read_clocks(tmp_path)

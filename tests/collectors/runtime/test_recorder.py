@@ -1,0 +1,98 @@
+"""The recorder: bounded, torn tails, sealing, switching itself off."""
+
+import pytest
+
+from tracekit.collectors.run_directory.segments import read_attempt, read_segment, write_manifest
+from tracekit.collectors.runtime.recorder import Recorder
+from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category, RuntimeOptions
+from tracekit.errors import FormatError
+
+
+def record(step: int) -> tuple[int, ...]:
+    """A data-load of that step."""
+    return (Category.DATA_LOAD, 0, 0, step, -1, -1, -1, 10 * step, 10 * step + 5, 0)
+
+
+def attempt(tmp_path):
+    """The folder of the first attempt."""
+    directory = tmp_path / "attempt-000"
+    directory.mkdir()
+    return directory
+
+
+def write(tmp_path, count: int, **options):
+    """A recorder that wrote `count` records and was closed."""
+    directory = attempt(tmp_path)
+    recorder = Recorder(directory, 3, 0, RuntimeOptions(**options))
+    recorder.fact("process", {"rank": 3, "world_size": 8, "host": "a", "time_ns": 0, "monotonic_ns": 0})
+    recorder.fact("name", [0, "data-load"])
+    for step in range(count):
+        recorder.add(record(step))
+    recorder.start()
+    recorder.close({"dropped": recorder.dropped})
+    return directory, recorder
+
+
+def test_what_is_written_is_read(tmp_path):
+    """Records, names and the summary come back, from sealed segments."""
+    directory, _ = write(tmp_path, 5)
+    write_manifest(directory)
+    recording = read_attempt(tmp_path, 0).ranks[3]
+    assert recording.records["step"].tolist() == [0, 1, 2, 3, 4]
+    assert recording.names == {0: "data-load"}
+    assert recording.summary == {"dropped": 0}
+    assert [path.suffix for path in sorted(directory.glob("rank-*-*"))] == [".ops"]
+
+
+def test_segments_roll_over(tmp_path):
+    """A full segment is sealed and the next begun; a record costs under 100 bytes."""
+    directory, _ = write(tmp_path, 25, records_per_segment=10)
+    sizes = [path.stat().st_size for path in sorted(directory.glob("*.ops"))]
+    assert sizes == [HEADER.size + count * RECORD.size for count in (10, 10, 5)]
+    assert RECORD.size < 100
+    assert read_attempt(tmp_path, 0).ranks[3].records["step"].tolist() == list(range(25))
+
+
+def test_a_full_ring_drops_and_counts(tmp_path):
+    """More records than the ring holds, before the writer runs: the rest is dropped, and said."""
+    _, recorder = write(tmp_path, 30, ring_capacity=20)
+    assert recorder.dropped == 10
+    recording = read_attempt(tmp_path, 0).ranks[3]
+    assert len(recording.records) == 20
+    assert recording.summary == {"dropped": 10}
+
+
+@pytest.mark.parametrize("cut", [1, RECORD.size - 1, RECORD.size, RECORD.size + 1])
+def test_a_torn_tail_costs_the_torn_record_only(tmp_path, cut):
+    """A segment cut anywhere gives its whole records."""
+    directory, _ = write(tmp_path, 5)
+    (segment,) = directory.glob("*.ops")
+    torn = directory / "rank-000003-0000.open"
+    torn.write_bytes(segment.read_bytes()[:-cut])
+    segment.unlink()
+    records, rest = read_segment(torn)
+    whole = (5 * RECORD.size - cut) // RECORD.size
+    assert records["step"].tolist() == list(range(whole))
+    assert rest == (5 * RECORD.size - cut) % RECORD.size
+
+
+def test_another_file_is_no_segment(tmp_path):
+    """A file with another head is an error that names it."""
+    path = tmp_path / "rank-000000-0000.ops"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(FormatError, match=r"rank-000000-0000\.ops: not a segment"):
+        read_segment(path)
+
+
+def test_a_folder_that_vanishes_switches_the_recorder_off(tmp_path, capfd):
+    """One warning; add goes on without effect."""
+    directory = attempt(tmp_path)
+    recorder = Recorder(directory, 3, 0, RuntimeOptions())
+    directory.rmdir()
+    recorder.add(record(0))
+    recorder.start()
+    recorder.close({})
+    recorder.add(record(1))
+    assert "FileNotFoundError" in recorder.off
+    assert recorder.dropped == 1
+    assert capfd.readouterr().err.count("rank 3 stopped recording, the training goes on") == 1

@@ -1,0 +1,152 @@
+"""What runs in the training process: light imports, spans, patches, Megatron's own words."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests.collectors.conftest import environment
+from tracekit.collectors import set_step, span
+from tracekit.collectors.runtime import spans
+from tracekit.collectors.runtime.patches import PatchSet, on_import
+from tracekit.collectors.runtime.wire_format import RuntimeOptions
+
+#: Never in a training process on tracekit's account.
+HEAVY = {"polars", "pandas", "duckdb", "numba", "pyarrow", "click", "networkx", "dash"}
+
+
+@pytest.mark.parametrize("module", ["tracekit.collectors", "tracekit.collectors.runtime.bootstrap"])
+def test_imports_stay_light(module):
+    """Neither the public names nor the bootstrap import torch or anything heavy."""
+    code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert not (HEAVY | {"torch", "numpy"}) & set(done.stdout.split())
+
+
+def test_the_hooks_import_nothing_but_torch():
+    """All of the runtime, installed: what torch itself does not import stays out."""
+    pytest.importorskip("torch", reason="collecting needs the extra `torch`")
+    code = (
+        "import sys, torch; before = set(sys.modules); import tracekit.collectors.runtime.install;"
+        " print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert not HEAVY & set(done.stdout.split())
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin_span(self):
+        return 7
+
+    def end_span(self, name, start_ns):
+        self.told.append((name, start_ns))
+
+    def set_step(self, step):
+        self.told.append(step)
+
+
+@pytest.fixture
+def sink(monkeypatch):
+    """A collector that listens, in a process that `tracekit collect` started."""
+    made = Sink()
+    monkeypatch.setattr(spans, "_under_collect", True)
+    spans.attach(made)
+    yield made
+    spans.attach(spans.NOBODY)
+
+
+def test_spans_are_no_ops_outside_collect():
+    """A block, a decorated function, a step: all run as if nothing were there."""
+
+    @span("work")
+    def double(x):
+        """Twice."""
+        return 2 * x
+
+    with span("block"):
+        assert double(4) == 8
+    with pytest.raises(KeyError), span("block"):
+        raise KeyError("x")
+    set_step(3)
+    assert double.__doc__ == "Twice."
+
+
+def test_spans_reach_the_collector_and_close_on_exceptions(sink):
+    """Blocks and calls, in order of their end, even where they raise."""
+
+    @span("call")
+    def fail():
+        raise KeyError("x")
+
+    with span("outer"), pytest.raises(KeyError):
+        fail()
+    set_step(12)
+    assert sink.told == [("call", 7), ("outer", 7), 12]
+
+
+def test_patches_come_and_go():
+    """Removed, the attribute is the very object it was."""
+
+    class Owner:
+        def method(self):
+            return 1
+
+    original = Owner.__dict__["method"]
+    patches = PatchSet()
+    assert patches.add(Owner, "method", lambda inner: lambda self: inner(self) + 1)
+    assert not patches.add(Owner, "no_such_method", lambda inner: inner)
+    assert Owner().method() == 2
+    patches.remove()
+    assert Owner.__dict__["method"] is original
+    patches.install()
+    patches.install()
+    assert Owner().method() == 2
+
+
+def test_imports_are_watched(tmp_path, monkeypatch):
+    """The callback comes once, after the module has run; at once where it already has."""
+    (tmp_path / "watched_by_tracekit.py").write_text("value = 5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    seen = []
+    on_import("watched_by_tracekit", lambda module: seen.append(module.value))
+    assert seen == []
+    import watched_by_tracekit  # noqa: F401
+
+    assert seen == [5]
+    on_import("watched_by_tracekit", lambda module: seen.append(-module.value))
+    assert seen == [5, -5]
+    monkeypatch.delitem(sys.modules, "watched_by_tracekit")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"first_step": 3, "last_step": 6}, [0, 3, 4, 5]),
+        ({"first_step": 2, "every": 3}, [0, 2, 5]),
+        ({"overhead_block": 2}, [0, 1, 4, 5]),
+    ],
+)
+def test_which_steps_are_recorded(options, expected):
+    """Step 0 shows the job's shape; the rest is as asked."""
+    chosen = RuntimeOptions(**options)
+    assert [step for step in range(8) if chosen.records_step(step)] == expected
+
+
+def test_the_module_type_is_all_a_patch_needs():
+    """Patches work on modules as on classes."""
+    module = types.ModuleType("made_up")
+    module.function = lambda: 1
+    original = module.function
+    patches = PatchSet()
+    patches.add(module, "function", lambda inner: lambda: inner() + 1)
+    assert module.function() == 2
+    patches.remove()
+    assert module.function is original

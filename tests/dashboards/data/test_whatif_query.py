@@ -1,0 +1,133 @@
+"""Questions as texts of a form and of the address, and those a report suggests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tracekit
+from tests.dashboards.conftest import SAMPLES
+from tracekit.analysis.whatif.selection_text import parse_selection
+from tracekit.dashboards.data.whatif_query import (
+    LONGEST_SELECTION,
+    MOST_KEPT,
+    Choice,
+    QueryAction,
+    WhatifQuery,
+    kept_text,
+    read_kept,
+    read_query,
+    suggestions,
+)
+from tracekit.errors import SelectionError
+
+selections = st.sampled_from(["worker=1,2", "not communication", "stage=0-2 and (kind=gc or step=7)", "slowest=3%"])
+questions = st.one_of(
+    st.builds(WhatifQuery, selections, st.sampled_from([QueryAction.IDEALISE, QueryAction.KEEP])),
+    st.builds(WhatifQuery, selections, st.just(QueryAction.SCALE), st.integers(0, 1000).map(lambda tenth: tenth / 10)),
+)
+
+
+@given(st.lists(questions, max_size=MOST_KEPT, unique=True))
+def test_kept_questions_survive_the_address(kept: list[WhatifQuery]) -> None:
+    assert read_kept(kept_text(kept)) == (tuple(kept), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rubbish", "no kept scenario"),
+        ("idealise:wrker=1,2", "'wrker' is not known"),
+        ("explode:worker=1,2", "action 'explode' is not known"),
+        ("scale*much:worker=1,2", "expected a number from 0 to 100"),
+    ],
+)
+def test_what_cannot_be_read_of_the_kept_ones_is_said_and_the_rest_shown(text: str, said: str) -> None:
+    kept, problems = read_kept(f"keep:stage=2;{text}")
+    assert kept == (WhatifQuery("stage=2", QueryAction.KEEP),)
+    assert said in problems[0]
+
+
+def test_more_kept_questions_than_fit_are_cut_and_that_is_said() -> None:
+    kept, problems = read_kept(kept_text(WhatifQuery(f"step={step}") for step in range(MOST_KEPT + 1)))
+    assert len(kept) == MOST_KEPT
+    assert f"the first {MOST_KEPT} are shown" in problems[0]
+
+
+@pytest.mark.parametrize("factor", ["", "nan", "inf", "-1", "101", "half", None])
+def test_a_factor_is_a_number_from_0_to_100(factor: str | None) -> None:
+    with pytest.raises(SelectionError, match="expected a number from 0 to 100"):
+        read_query("all", "scale", factor)
+
+
+def test_a_selection_of_absurd_length_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(SelectionError, match="characters; expected at most"):
+        read_query("not " * LONGEST_SELECTION)
+
+
+def test_the_factor_counts_only_where_something_is_scaled() -> None:
+    assert read_query("all", "idealise", "junk") == WhatifQuery("all")
+    assert read_query(" all  but\tkind=gc ", None) == WhatifQuery("all but kind=gc")
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.parquet")), ids=lambda path: path.stem)
+def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
+    job = tracekit.load(sample)
+    suggested = suggestions(job.whatif().to_dict())
+    assert len({suggestion.query for suggestion in suggested}) == len(suggested) >= 5
+    for suggestion in suggested:
+        assert job.answer(suggestion.query.selection).ops > 0
+
+
+def test_the_first_suggestion_is_the_first_cause() -> None:
+    report = tracekit.load(SAMPLES / "slow_worker.parquet").whatif().to_dict()
+    assert suggestions(report)[0].title == "Worker (1,2) ideal"
+    assert suggestions(report)[0].query == WhatifQuery("worker=1,2")
+
+
+def test_fixes_of_the_network_are_suggested_as_factors_of_its_kinds() -> None:
+    report = tracekit.load(SAMPLES / "healthy.parquet").whatif().to_dict()
+    query = {suggestion.title: suggestion.query for suggestion in suggestions(report)}
+    assert query["Data-parallel transfers take 0.5 of the time"] == WhatifQuery(
+        "kind=grads-reduce-scatter,params-all-gather", QueryAction.SCALE, 0.5
+    )
+    assert query["Data-parallel transfers take no time"].factor == 0
+
+
+def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
+    workers = [{"dp_rank": 0, "pp_rank": stage} for stage in range(9)]
+    where = {"workers": workers, "host": None, "links": [], "pp_ranks": [], "steps": []}
+    cause = {"kind": "slow-host", "where": where}
+    report = {"causes": [cause], "fixes": [], "by_kind": [], "by_worker": [], "by_pp_rank": []}
+    assert all("worker=" not in suggestion.query.selection for suggestion in suggestions(report))
+    where["workers"], where["host"] = workers[:2], "host-7"
+    assert suggestions(report)[0].title == "Workers of host-7 ideal"
+    assert suggestions(report)[0].query == WhatifQuery("worker=0,0 or worker=0,1")
+
+
+def test_a_link_is_suggested_by_both_its_ends() -> None:
+    link = {"dp_rank": 3, "pp_rank": 1, "next_pp_rank": 2}
+    where = {"workers": [], "host": None, "links": [link], "pp_ranks": [], "steps": []}
+    report = {
+        "causes": [{"kind": "slow-p2p-link", "where": where}],
+        "fixes": [],
+        "by_kind": [],
+        "by_worker": [],
+        "by_pp_rank": [],
+    }
+    assert suggestions(report)[0].query == WhatifQuery(
+        "dp_rank=3 and stage=1,2 and kind=forward-pp-comm,backward-pp-comm"
+    )
+
+
+def test_the_controls_show_the_selections_that_they_can_write() -> None:
+    text = "kind=gc,optimizer and stage=0-1 and dp_rank=3 and (worker=1,2 or worker=0,3) and step=5-9 and slowest=3%"
+    parse_selection(text)
+    assert Choice.of(text) == Choice(("gc", "optimizer"), "0-1", "3", "1,2 0,3", "5-9", "", "3")
+    assert Choice.of("worker=1,2 and microbatch=4") == Choice(workers="1,2", microbatches="4")
+
+
+@pytest.mark.parametrize("text", ["", "not stage=3", "stage=1 or stage=2", "stage=1 and stage=2", "<script>"])
+def test_the_controls_stay_empty_for_what_they_cannot_write(text: str) -> None:
+    assert Choice.of(text) == Choice()

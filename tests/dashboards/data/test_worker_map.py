@@ -1,0 +1,161 @@
+"""The map behind the figures: pooling, who is where, which host costs what; and its figure, without a browser."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tracekit.dashboards.data.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, pool
+from tracekit.dashboards.figures.time import step_workers
+from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
+from tracekit.dashboards.ui.theme import LIGHT
+from tracekit.model import Worker
+
+DP_RANKS, STAGES, STEPS = (0, 1, 3), 2, (7, 9)
+
+
+def small(dropped: tuple[tuple[int, int], ...] = ()) -> WorkerMap:
+    """DP ranks 0, 1 and 3 (2 was never traced) x 2 stages. Host a has DP ranks 0 and 1, host b the rest; the rank of
+    worker (3,1) is unknown, and so is its host.
+    """
+    slowdown = {(0, 0): 1.0, (0, 1): 1.1, (1, 0): 1.3, (1, 1): 0.9, (3, 0): 1.2, (3, 1): 1.0}
+    rows = [
+        {
+            "dp_rank": dp_rank,
+            "pp_rank": stage,
+            "rank": None if (dp_rank, stage) == (3, 1) else dp_rank * STAGES + stage,
+            "host": None if (dp_rank, stage) == (3, 1) else "a" if dp_rank < 2 else "b",
+            "slowdown": value,
+            "slowdown_approx": value + 0.01,
+        }
+        for (dp_rank, stage), value in sorted(slowdown.items(), key=lambda item: -item[1])
+    ]
+    mean = np.array(list(slowdown.values()), np.float32).reshape(3, STAGES)
+    per_step = np.stack([mean - 0.05, mean + 0.05])
+    return WorkerMap.build(pl.DataFrame(rows), np.array(STEPS), np.array(DP_RANKS), per_step, dropped)
+
+
+def one_slow(dp: int, pp: int, slow: Worker) -> WorkerMap:
+    """A job in which a single worker takes three times as long."""
+    slowdown = np.ones((dp, pp))
+    slowdown[slow.dp_rank, slow.pp_rank] = 3
+    rows = pl.DataFrame(
+        {
+            "dp_rank": np.repeat(np.arange(dp), pp),
+            "pp_rank": np.tile(np.arange(pp), dp),
+            "rank": np.arange(dp * pp),
+            "host": [None] * (dp * pp),
+            "slowdown": slowdown.ravel(),
+            "slowdown_approx": slowdown.ravel(),
+        }
+    )
+    return WorkerMap.build(rows, np.array([0]), np.arange(dp), slowdown[None].astype(np.float32), ())
+
+
+def test_every_worker_is_found_where_it_stands() -> None:
+    found = small()
+    for at, dp_rank in enumerate(DP_RANKS):
+        for stage in range(STAGES):
+            cell = found.cell(Worker(dp_rank, stage))
+            assert cell == at * STAGES + stage
+            assert found.worker(cell) == Worker(dp_rank, stage)
+    assert found.cell(Worker(2, 0)) is None
+    assert found.cell(Worker(4, 0)) is None
+    assert found.cell(Worker(1, 2)) is None
+    cell = found.cell(Worker(1, 0))
+    assert cell is not None
+    assert (found.slowdown.ravel()[cell], found.approx.ravel()[cell]) == (1.3, pytest.approx(1.31))
+    assert (found.rank_of(cell), found.host_name(cell), found.place(cell)) == (2, "a", 1)
+    assert (found.rank_of(5), found.host_name(5), found.place(5)) == (None, None, 4)
+
+
+def test_the_worst_are_those_of_the_step_and_nobody_who_was_left_out_of_it() -> None:
+    found = small(dropped=((9, 1), (9, 2), (8, 1)))
+    assert [found.worker(cell) for cell in found.worst(None, 2)] == [Worker(1, 0), Worker(3, 0)]
+    assert [found.worker(cell) for cell in found.worst(0, 2)] == [Worker(1, 0), Worker(3, 0)]
+    assert [found.worker(cell) for cell in found.worst(1, 2)] == [Worker(3, 0), Worker(0, 1)]
+    assert np.isnan(found.per_step[1, 1]).all()
+    assert np.isnan(found.per_step).sum() == STAGES
+
+
+def test_hosts_are_ranked_by_their_worst_worker_and_sum_what_is_above_one() -> None:
+    first, second = small().host_loads()
+    assert (first.name, first.workers, first.worst, first.worst_slowdown) == ("a", 4, Worker(1, 0), 1.3)
+    assert first.summed == pytest.approx(0.1 + 0.3)  # 0.9 does not pay anything back
+    assert (second.name, second.workers, second.worst, second.worst_slowdown) == ("b", 1, Worker(3, 0), 1.2)
+
+
+@given(
+    values=arrays(
+        np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 5) | st.just(np.nan)
+    ),
+    row_block=st.integers(1, 4),
+    column_block=st.integers(1, 4),
+)
+def test_a_pooled_cell_is_the_largest_of_its_block_and_knows_where_it_stood(
+    values: np.ndarray, row_block: int, column_block: int
+) -> None:
+    pooled = pool(values, row_block, column_block)
+    for (down, across), value in np.ndenumerate(pooled.values):
+        block = values[down * row_block :, across * column_block :][:row_block, :column_block]
+        if np.isnan(block).all():
+            assert np.isnan(value)
+        else:
+            assert value == np.float32(np.nanmax(block))
+            assert value == np.float32(values[pooled.row[down, across], pooled.column[down, across]])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 512), (64, 1024), (1, 1_000_000), (2000, 2000)])
+def test_blocks_leave_no_more_cells_than_a_browser_draws(rows: int, columns: int) -> None:
+    down, across = blocks_that_fit(rows, columns)
+    left = -(-rows // down) * -(-columns // across)
+    assert left <= MOST_CELLS + max(rows, columns)
+    assert (down, across) == (1, 1) or rows * columns > MOST_CELLS
+
+
+def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> None:
+    slow = Worker(700, 33)
+    found = one_slow(1024, 64, slow)
+    cell = found.cell(slow)
+    assert cell is not None
+    drawn = worker_heatmap(found, None, LIGHT, top=colour_top(found.slowdown), marked=[cell])
+    heat, ring = drawn.data
+    assert heat.z.size <= MOST_CELLS
+    row, column = np.unravel_index(np.nanargmax(heat.z), heat.z.shape)
+    assert heat.z[row, column] == 3
+    assert heat.customdata[row, column].tolist() == [700, 33, 700 * 64 + 33]
+    assert (ring.x, ring.y) == ((column,), (row,))
+    assert (heat.z > 1).sum() == 1
+
+
+def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> None:
+    found = small()
+    drawn = worker_heatmap(found, 1, LIGHT, top=1.5, marked=[2], chosen=4)
+    assert [(shape.x0, shape.y0) for shape in drawn.layout.shapes] == [(0.5, -0.5), (1.5, -0.5)]
+    assert drawn.layout.xaxis.ticktext == ("0", "1", "3")
+    assert drawn.data[0].z == pytest.approx(found.per_step[1].T)
+    assert "rank" not in drawn.data[0].hovertemplate  # one of them is unknown
+
+
+def test_the_map_of_steps_shows_all_workers_pooled_or_the_chosen_ones() -> None:
+    found = one_slow(100, 10, Worker(42, 3))
+    whole = step_workers(found, None, LIGHT, top=3).data[0]
+    assert whole.z.shape[0] <= 128
+    assert np.nanmax(whole.z) == 3
+    assert whole.customdata[np.nanargmax(whole.z[:, 0]), 0].tolist() == [0, 42, 3]
+    few = step_workers(found, found.worst(None, 5), LIGHT, top=3).data[0]
+    assert few.z[:, 0].tolist() == [3, 1, 1, 1, 1]
+
+
+def test_the_lowest_map_of_steps_has_room_for_the_title_of_its_axis() -> None:
+    assert step_workers(small(), [0, 1], LIGHT, top=3).layout.height >= 200
+
+
+def test_noise_gets_no_colour() -> None:
+    assert colour_top(np.array([0.99, 1.003])) == 1.1
+    assert colour_top(np.array([np.nan, 2.5])) == 2.5
+    assert colour_top(np.array([np.nan])) == 1.1

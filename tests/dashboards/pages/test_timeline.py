@@ -1,0 +1,400 @@
+"""The timeline in a real browser, and the data behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.request import urlopen
+
+import numpy as np
+import polars as pl
+import pytest
+from playwright.sync_api import Page
+
+from tests.dashboards.conftest import SAMPLES, Serving
+from tests.dashboards.data.test_spans import early
+from tests.handmade import run, slow_trace
+from tracekit.chrome import STREAMS
+from tracekit.dashboards.web.timeline_requests import packed
+from tracekit.job import Job
+from tracekit.store import Incoming, Store
+from tracekit.text import seconds
+
+Visit = Callable[..., Page]
+OP = "1,2,backward-compute,2"
+
+
+@pytest.fixture(scope="module")
+def step_105() -> pl.DataFrame:
+    return pl.read_parquet(SAMPLES / "slow_worker.parquet").filter(pl.col("step") == 105)
+
+
+@pytest.fixture(scope="module")
+def slow_op(step_105: pl.DataFrame) -> dict[str, Any]:
+    backward = step_105.filter(pl.col("kind") == "backward-compute")
+    found = backward.filter(pl.col("dp_rank") == 1, pl.col("pp_rank") == 2, pl.col("seq") == 2).row(0, named=True)
+    return {**found, "median": backward["duration"].median()}
+
+
+def painted(page: Page) -> None:
+    page.wait_for_selector("#timeline-host[data-painted]")
+
+
+def state(page: Page) -> dict[str, str]:
+    """What the address says."""
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def window(page: Page) -> tuple[float, float]:
+    """From when to when the canvas shows, seconds."""
+    found: list[float] = page.evaluate("(() => { const t = tracekitTimeline.current(); return [t.from, t.to]; })()")
+    return found[0], found[1]
+
+
+def place(page: Page, name: str, start: float) -> tuple[float, float]:
+    """Where on the screen the first line of the worker of that op is at that time."""
+    found: list[float] = page.evaluate(
+        """([name, start]) => {
+            const t = tracekitTimeline.current(), box = t.canvas.getBoundingClientRect(), { block } = t.scene;
+            const row = tracekitTimelineSpans.position(t.scene, name), { AXIS, LABELS } = tracekitTimelineDraw;
+            return [
+                box.left + LABELS + ((start - t.from) / (t.to - t.from)) * t.width,
+                box.top + AXIS + row * block.height - t.scroll.scrollTop + block.lines[0].y + 5,
+            ];
+        }""",
+        [name, start],
+    )
+    return found[0], found[1]
+
+
+def fetched(serving: Serving, path: str, **parameters: object) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    try:
+        with urlopen(f"{serving.url}/timeline/{path}?{urlencode(parameters)}") as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        return error.code, error.read()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:4], "little")
+    found: dict[str, Any] = json.loads(data[4 : 4 + length])
+    for name, (kind, offset, items) in found["arrays"].items():
+        found[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), items, 4 + length + offset)
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_slowest_step_opens_with_the_slowest_ops_first(
+    visit: Visit, step_105: pl.DataFrame, slow_op: dict[str, Any], theme: str
+) -> None:
+    page = visit("/timeline?job=slow-worker", theme=theme)
+    painted(page)
+    page.wait_for_selector("#timeline-slowest tbody tr")
+    row = page.locator("#timeline-slowest tbody tr").first
+    cells = row.locator("td").all_inner_texts()
+    assert cells[:5] == ["dp 1, stage 2", "9", "host-0001", "backward-compute", str(slow_op["microbatch"])]
+    assert cells[6] == seconds(slow_op["duration"])
+    assert cells[8] == seconds(slow_op["median"])
+    assert cells[9] == f"{slow_op['duration'] / slow_op['median']:.2f} x"
+    assert state(page)["step"] == "105"
+    computes = [str(kind) for kind, stream in STREAMS.items() if stream == "compute"]
+    compute = step_105.filter(pl.col("kind").is_in(computes)).height
+    assert page.get_attribute("#timeline-host", "data-painted") == str(2 * compute)  # recorded and ideal
+    assert page.get_attribute("#timeline-scroll", "aria-label")
+
+
+def test_an_op_pointed_at_and_clicked_shows_its_figures(visit: Visit, slow_op: dict[str, Any]) -> None:
+    page = visit("/timeline?job=slow-worker&step=105")
+    painted(page)
+    page.mouse.move(*place(page, OP, slow_op["start"] + slow_op["duration"] / 2))
+    page.wait_for_selector(f'#timeline-details[data-op="{OP}"][data-kept="false"]')
+    said = page.inner_text("#timeline-tip")
+    assert f"{slow_op['duration'] / slow_op['median']:.2f} x its peers" in said
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_selector(f'#timeline-details[data-op="{OP}"][data-kept="true"]')
+    terms = page.locator("#timeline-details dt").all_inner_texts()
+    values = page.locator("#timeline-details dd").all_inner_texts()
+    shown = dict(zip(terms, values, strict=True))
+    assert shown["rank"] == "9"
+    assert shown["host"] == "host-0001"
+    assert shown["recorded: start"] == f"{slow_op['start'] * 1e3:,.3f} ms"
+    assert shown["recorded: duration"] == seconds(slow_op["duration"])
+    assert shown["peer median"] == seconds(slow_op["median"])
+    assert shown["started"].endswith("UTC")
+    assert state(page)["op"] == OP
+
+
+def test_the_whole_step_begins_where_its_earliest_op_does(
+    visit: Visit, serve: Callable[[Path], Serving], tmp_path: Path
+) -> None:
+    trace = early(0.25)
+    Store(tmp_path / "s.duckdb").add([Incoming(trace, "early", "x", Job(trace).findings())])
+    page = visit("/timeline?job=early&step=0", base=serve(tmp_path / "s.duckdb").url)
+    painted(page)
+    whole = window(page)
+    assert whole[0] == -0.25
+    assert "from" not in state(page)
+    page.focus("#timeline-scroll")
+    page.keyboard.press("+")
+    page.keyboard.press("Home")
+    assert window(page) == whole
+
+
+def test_zooming_and_panning_change_the_view_and_the_address(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker&step=105")
+    painted(page)
+    whole = window(page)
+    x, y = place(page, OP, 0.5)
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -400)
+    page.wait_for_url("**from=**")
+    zoomed = window(page)
+    assert zoomed[1] - zoomed[0] < (whole[1] - whole[0]) * 0.9
+    assert zoomed[0] < 0.5 < zoomed[1]
+    page.mouse.down()
+    page.mouse.move(x - 100, y, steps=4)
+    page.mouse.up()
+    page.wait_for_function("(before) => tracekitTimeline.current().from > before", arg=zoomed[0])
+    panned = window(page)
+    assert panned[1] - panned[0] == pytest.approx(zoomed[1] - zoomed[0])
+    page.wait_for_function("(from) => Number(new URL(location).searchParams.get('from')) > from", arg=zoomed[0] * 1e3)
+    shown = state(page)
+    assert float(shown["from"]) == pytest.approx(panned[0] * 1e3, abs=2e-3)
+    assert float(shown["to"]) == pytest.approx(panned[1] * 1e3, abs=2e-3)
+
+
+def test_the_keyboard_moves_zooms_and_walks_from_op_to_op(visit: Visit) -> None:
+    page = visit(f"/timeline?job=slow-worker&step=105&op={OP}")
+    page.wait_for_selector(f'#timeline-details[data-op="{OP}"]')
+    page.focus("#timeline-scroll")
+    whole = window(page)
+    page.keyboard.press("+")
+    zoomed = window(page)
+    assert zoomed[1] - zoomed[0] == pytest.approx(0.7 * (whole[1] - whole[0]))
+    page.keyboard.press("ArrowRight")
+    assert window(page)[0] > zoomed[0]
+    page.keyboard.press("Home")
+    assert window(page) == whole
+    page.keyboard.press("n")
+    page.wait_for_selector('#timeline-details[data-op="1,2,forward-compute,6"], #timeline-details[data-op^="1,2,"]')
+    page.wait_for_function(f"() => document.getElementById('timeline-details').dataset.op !== '{OP}'")
+    page.keyboard.press("p")
+    page.wait_for_selector(f'#timeline-details[data-op="{OP}"]')
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !location.search.includes('op=')")
+
+
+def test_a_permalink_shows_the_same_view_in_another_browser(visit: Visit) -> None:
+    page = visit(f"/timeline?job=slow-worker&step=103&view=recorded&streams=all&dp_rank=1&from=200&to=400&op={OP}")
+    page.wait_for_selector(f'#timeline-details[data-op="{OP}"][data-kept="true"]')
+    page.focus("#timeline-scroll")
+    page.keyboard.press("+")
+    page.wait_for_function("() => new URL(location).searchParams.get('from') !== '200'")
+    other = visit(page.url[page.url.index("/timeline") :])
+    other.wait_for_selector(f'#timeline-details[data-op="{OP}"][data-kept="true"]')
+    assert window(other) == pytest.approx(window(page), abs=2e-6)
+    assert other.inner_text("#timeline-details") == page.inner_text("#timeline-details")
+    assert {**state(other)} == state(page)
+    assert other.evaluate("tracekitTimeline.current().scene.workers") == 4
+
+
+def test_controls_change_what_is_drawn_and_the_address(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker")
+    painted(page)
+    page.get_by_text("Original", exact=True).click()
+    page.wait_for_function("() => tracekitTimeline.current().scene.replays[0] === 'original'")
+    page.fill("#timeline-worker", "1,2")
+    page.wait_for_function("() => tracekitTimeline.current().scene.workers === 1")
+    page.get_by_label("The step after").click()
+    page.wait_for_url("**step=106**")
+    assert page.evaluate("tracekitTimeline.current().scene.step") == 106
+    shown = state(page)
+    assert (shown["view"], shown["worker"], shown["step"]) == ("original", "1,2", "106")
+    link = page.get_attribute("#timeline-perfetto", "href")
+    assert link is not None
+    assert "step=106" in link
+    page.fill("#timeline-worker", "9,9")
+    page.wait_for_function("() => document.getElementById('timeline-status').innerText.includes('no worker matches')")
+
+
+#: Paints the timeline again and notes where it writes and where the last track of the last worker ends.
+WRITTEN = """() => {
+  const t = tracekitTimeline.current(), { AXIS, draw } = tracekitTimelineDraw, texts = [];
+  const context = new Proxy(t.canvas.getContext("2d"), {
+    get(target, name) {
+      if (name === "fillText") return (text, x, y) => texts.push([text, y]);
+      return typeof target[name] === "function" ? target[name].bind(target) : target[name];
+    },
+    set(target, name, value) { target[name] = value; return true; },
+  });
+  t.scroll.scrollTop = t.scroll.scrollHeight;
+  const top = t.scroll.scrollTop;
+  draw(context, t.scene, { from: t.from, to: t.to, width: t.width, height: t.height, top: top }, t.spans, []);
+  const ends = AXIS + t.scene.workers * t.scene.block.height - top;
+  return { flags: texts.filter(([text]) => text.endsWith(" ends")), ends: ends, height: t.height };
+}"""
+
+
+@pytest.mark.parametrize("view", ["both", "ideal"])
+def test_where_a_replay_ends_is_said_below_the_ops(visit: Visit, view: str) -> None:
+    page = visit(f"/timeline?job=slow-worker&step=105&view={view}&streams=all")
+    painted(page)
+    written = page.evaluate(WRITTEN)
+    assert [text for text, _ in written["flags"]] == ["ideal ends", "recorded ends"][: 2 if view == "both" else 1]
+    heights = [y for _, y in written["flags"]]
+    assert all(written["ends"] < y - 6 < y + 6 < written["height"] for y in heights)
+    assert len({round(y) for y in heights}) == len(heights)
+
+
+def test_the_canvas_is_saved_as_a_png(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker&step=102")
+    painted(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="PNG").click()
+    assert download.value.suggested_filename == "timeline-step-102.png"
+    assert Path(download.value.path()).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_names_from_outside_are_shown_as_text(visit: Visit, serve: Callable[[Path], Serving], tmp_path: Path) -> None:
+    name, host = '<script>alert("job")</script>', '<img src=x onerror=alert("host")>'
+    trace, store = tmp_path / "hostile.parquet", tmp_path / "jobs.duckdb"
+    slow_trace(name=name, metadata={"hosts": {str(rank): host for rank in range(4)}}).write_parquet(trace)
+    ran = run("import", trace, "--store", store)
+    assert ran.code == 0, ran.err
+    page = visit(f"/timeline?{urlencode({'job': name, 'op': '1,0,backward-compute,1'})}", base=serve(store).url)
+    page.wait_for_selector('#timeline-details[data-kept="true"]')
+    assert host in page.inner_text("#timeline-details")
+    assert host in page.locator("#timeline-slowest tbody tr").first.inner_text()
+    assert page.locator("#page img, #page script").count() == 0
+    with page.expect_download() as download:
+        page.get_by_text("Open in Perfetto").click()
+    assert download.value.suggested_filename == "script_alert_job_script-step-0.json.gz"
+
+
+def test_a_sharp_screen_gets_a_sharp_canvas_and_a_narrow_one_a_narrow_canvas(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker", width=1920)
+    painted(page)
+    size = "(() => { const c = tracekitTimeline.current().canvas; return [c.width, c.clientWidth]; })()"
+    wide = page.evaluate(size)
+    assert wide[0] == wide[1]
+    page.evaluate("Object.defineProperty(window, 'devicePixelRatio', { value: 2 })")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_function("(before) => tracekitTimeline.current().canvas.clientWidth < before", arg=wide[1])
+    narrow = page.evaluate(size)
+    assert narrow[0] == pytest.approx(2 * narrow[1], abs=1)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ("step=9999", "the nearest is 201"),
+        ("step=../../etc/passwd", "step='../../etc/passwd' is not a number"),
+        ("view=<script>alert(1)</script>", "is not one of recorded, original, ideal, both"),
+        ("worker=9,9", "no worker matches the filter"),
+        ("stage=x", "stage='x' is not numbers or ranges"),
+        ("from=5&to=1", "the window ends before it begins"),
+        ("from=nan&to=1e999", "from='nan' is not milliseconds"),
+        ("op=1,2,rm,0", "op='1,2,rm,0' is not DP,PP,KIND,SEQ"),
+    ],
+)
+def test_what_cannot_be_followed_is_said_and_the_rest_is_shown(visit: Visit, parameters: str, said: str) -> None:
+    page = visit(f"/timeline?job=slow-worker&{quote(parameters, safe='=&')}")
+    painted(page)
+    assert said in page.inner_text("#page")
+
+
+def test_an_op_that_the_step_lacks_is_said_so(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker&op=1,2,gc,77")
+    page.wait_for_function("() => document.getElementById('timeline-status').innerText.includes('is not in this view')")
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "status", "said"),
+    [
+        ("layout", {"job": "nobody"}, 404, "no job named 'nobody'"),
+        ("layout", {}, 404, "no job named ''"),
+        ("layout", {"job": "slow-worker", "step": "-1"}, 400, "step -1 is not in this job"),
+        ("spans", {"job": "slow-worker", "view": "sideways"}, 400, "view='sideways' is not one of"),
+        ("op", {"job": "slow-worker"}, 400, "names no op of step 105"),
+        ("op", {"job": "slow-worker", "op": "1,2,gc,77"}, 400, "names no op of step 105"),
+        ("slowest.csv", {"job": "slow-worker", "worker": "'; DROP TABLE job; --"}, 400, "is not DP,PP"),
+        ("export.json.gz", {"job": "slow-worker", "step": "../../../etc/passwd"}, 400, "is not a number"),
+        ("export.json.gz", {"job": "../slow-worker"}, 404, "no job named"),
+    ],
+)
+def test_data_requests_are_refused_in_one_line(
+    serving: Serving, path: str, parameters: dict[str, str], status: int, said: str
+) -> None:
+    code, body = fetched(serving, path, **parameters)
+    assert code == status
+    assert said in body.decode()
+    assert len(body.decode().splitlines()) == 1
+
+
+def test_above_the_limit_a_window_of_workers_and_time_is_sent(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracekit.dashboards.web.timeline_requests.WHOLE_SPANS", 100)
+    asked = {"job": "slow-worker", "step": 105, "order": "rank", "streams": "compute", "view": "recorded"}
+    code, body = fetched(serving, "spans", **asked, first=4, last=8, columns=50, **{"from": 0, "to": 500})
+    assert code == 200
+    found = unpacked(body)
+    assert (found["first_worker"], found["workers"], found["window"]) == (4, 4, [0.0, 0.5, 50])
+    assert len(found["first"]) == 5
+    assert found["start"].max() <= 0.5
+    assert np.all(np.diff(found["start"][: found["first"][1]]) >= 0)
+    code, body = fetched(serving, "spans", **asked, first=4, last=99, columns=50)
+    assert (code, b"last='99' is not a number from 4 to 16" in body) == (400, True)
+
+
+def test_a_step_with_too_many_ops_is_fetched_window_by_window(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, slow_op: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("tracekit.dashboards.web.timeline_requests.WHOLE_SPANS", 100)
+    page = visit("/timeline?job=slow-worker&step=105&streams=all")
+    painted(page)
+    assert page.evaluate("tracekitTimeline.current().scene.whole") is False
+    loaded = page.evaluate("tracekitTimeline.current().spans.window")
+    x, y = place(page, OP, slow_op["start"] + slow_op["duration"] / 2)
+    page.mouse.move(x, y)
+    for _ in range(12):
+        page.mouse.wheel(0, -240)
+    narrower = "(wide) => { const w = tracekitTimeline.current().spans.window; return w[1] - w[0] < wide / 8; }"
+    page.wait_for_function(narrower, arg=loaded[1] - loaded[0])
+    page.mouse.move(x + 2, y)
+    page.wait_for_selector(f'#timeline-details[data-op="{OP}"]')
+    before = state(page)["at"]
+    page.evaluate("tracekitTimeline.current().scroll.scrollTop = 1200")
+    page.wait_for_function("(at) => new URL(location).searchParams.get('at') !== at", arg=before)
+    page.wait_for_function("() => !tracekitTimeline.current().coming && !tracekitTimeline.current().stale()")
+    there = state(page)["at"]
+    assert there != before
+    again = visit(page.url[page.url.index("/timeline") :])
+    painted(again)
+    again.wait_for_function("(at) => new URL(location).searchParams.get('at') === at", arg=there)
+    assert again.evaluate("tracekitTimeline.current().scroll.scrollTop") == pytest.approx(1200, abs=100)
+
+
+def test_packed_columns_come_out_as_they_went_in() -> None:
+    columns = {"a": np.array([1, 2, 255], np.uint8), "b": np.array([0.5, -1.0]), "c": np.zeros(0, np.int32)}
+    found = unpacked(packed({"step": 3}, columns))
+    assert found["step"] == 3
+    for name, values in columns.items():
+        assert found[name].tolist() == values.tolist()
+    assert all(place[1] % 8 == 0 for place in found["arrays"].values())
+
+
+def test_the_csv_has_all_digits(serving: Serving, slow_op: dict[str, Any]) -> None:
+    code, body = fetched(serving, "slowest.csv", job="slow-worker", step=105)
+    first = pl.read_csv(body).row(0, named=True)
+    assert code == 200
+    assert (first["dp_rank"], first["pp_rank"], first["rank"], first["kind"]) == (1, 2, 9, "backward-compute")
+    assert first["start_s"] == slow_op["start"]
+    assert first["own_s"] == pytest.approx(slow_op["duration"], rel=1e-6)

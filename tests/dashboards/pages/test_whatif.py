@@ -1,0 +1,335 @@
+"""The page What-if: the numbers of `whatif --fix` and `--keep`, asked by hand, by text and by suggestion."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+import tracekit
+from tests.dashboards.conftest import SAMPLES, Serving
+from tests.handmade import run
+from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import communication
+from tracekit.dashboards.data import replays
+from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
+from tracekit.text import seconds
+
+Visit = Callable[..., Page]
+SLOW = SAMPLES / "slow_worker.parquet"
+
+
+def asked_on_the_command_line(store: Path, option: str, selection: str, job: str = "slow-worker") -> dict[str, Any]:
+    ran = run("whatif", "--store", store, "--job", job, option, selection, "--json")
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = json.loads(ran.out)["questions"][0]
+    return found
+
+
+def address(**state: str) -> str:
+    return f"/whatif?{urlencode({'job': 'slow-worker', **state})}"
+
+
+def state_of(page: Page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def answer(page: Page) -> str:
+    page.wait_for_selector("#whatif-answer .figure-card")
+    return page.inner_text("#whatif-answer")
+
+
+def says(page: Page, text: str) -> None:
+    """Wait until the answer contains the text."""
+    page.locator("#whatif-answer", has_text=text).wait_for()
+
+
+def check_answer(page: Page, question: dict[str, Any]) -> None:
+    text = answer(page)
+    assert seconds(question["step_time_s"]) in text
+    assert seconds(question["saved_s"]) in text
+    assert f"{question['saved_gpu_hours_per_day']:,.1f}\nGPU-hours a day saved" in text
+    assert f"{question['ops']:,}\nops selected" in text
+    exact = page.locator("#whatif-kept .as-table td").all_text_contents()
+    assert f"{question['step_time_s']:,.4g}" in exact
+    assert f"{question['saved_s']:,.4g}" in exact
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_controls_write_the_selection_and_the_answer_is_that_of_fix(
+    visit: Visit, serving: Serving, theme: str
+) -> None:
+    page = visit(address(), theme=theme)
+    page.fill("#whatif-workers", "1,2")
+    page.fill("#whatif-steps", "100-105")
+    expect(page.locator("#whatif-select")).to_have_value("worker=1,2 and step=100-105")
+    page.click("#whatif-run")
+    check_answer(page, asked_on_the_command_line(serving.store, "--fix", "worker=1,2 and step=100-105"))
+    assert state_of(page)["select"] == "worker=1,2 and step=100-105"
+
+
+def test_several_workers_stages_kinds_and_microbatches_can_be_chosen_by_hand(visit: Visit, serving: Serving) -> None:
+    page = visit(address())
+    page.click("#whatif-kinds")
+    page.get_by_role("option", name="backward-compute").click()
+    page.keyboard.press("Escape")
+    page.fill("#whatif-stages", "1-2")
+    page.fill("#whatif-dp-ranks", "0, 1")
+    page.fill("#whatif-workers", "1, 2 0,1")
+    page.fill("#whatif-microbatches", "0-6")
+    page.fill("#whatif-slowest", "50 %")
+    text = (
+        "kind=backward-compute and stage=1-2 and dp_rank=0,1 and (worker=1,2 or worker=0,1) and microbatch=0-6"
+        " and slowest=50%"
+    )
+    expect(page.locator("#whatif-select")).to_have_value(text)
+    page.click("#whatif-run")
+    check_answer(page, asked_on_the_command_line(serving.store, "--fix", text))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_selection_can_be_typed(visit: Visit, serving: Serving, theme: str) -> None:
+    page = visit(address(), theme=theme)
+    page.fill("#whatif-select", "everything but communication")
+    page.press("#whatif-select", "Enter")
+    check_answer(page, asked_on_the_command_line(serving.store, "--fix", "everything but communication"))
+
+
+def test_only_the_selected_ops_as_recorded_is_keep(visit: Visit, serving: Serving) -> None:
+    page = visit(address())
+    page.fill("#whatif-select", "stage=2")
+    page.click("text=Keep only these as recorded")
+    page.click("#whatif-run")
+    check_answer(page, asked_on_the_command_line(serving.store, "--keep", "stage=2"))
+    by_stage = {row["pp_rank"]: row for row in json.loads(tracekit.load(SLOW).whatif().to_json())["by_pp_rank"]}
+    assert f"S alone = {by_stage[2]['slowdown']:.3f}" in answer(page)
+    assert state_of(page)["action"] == "keep"
+
+
+def test_scaling_by_a_factor_is_the_replay_of_the_library(visit: Visit) -> None:
+    page = visit(address())
+    page.fill("#whatif-select", "communication")
+    page.click("text=Scale them")
+    page.fill("#whatif-factor", "0.25")
+    page.click("#whatif-run")
+    job = tracekit.load(SLOW)
+    step_s = job.step_time(Scenario(Base.ORIGINAL, (Edit(communication(), Action.SCALE, 0.25),)))
+    says(page, "communication takes 0.25 times as long")
+    assert seconds(step_s) in answer(page)
+    assert state_of(page)["factor"] == "0.25"
+
+
+def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) -> None:
+    page = visit(address())
+    page.click("text=Worker (1,2) ideal")
+    check_answer(page, asked_on_the_command_line(serving.store, "--fix", "worker=1,2"))
+    assert page.input_value("#whatif-select") == "worker=1,2"
+    page.click("text=Communication twice as fast")
+    says(page, "communication takes 0.5 times as long")
+    assert page.input_value("#whatif-factor") == "0.5"
+
+
+def test_the_controls_follow_what_is_suggested_and_typed(visit: Visit) -> None:
+    page = visit(address())
+    page.fill("#whatif-stages", "3")
+    expect(page.locator("#whatif-select")).to_have_value("stage=3")
+    page.click("text=Worker (1,2) ideal")
+    expect(page.locator("#whatif-workers")).to_have_value("1,2")
+    expect(page.locator("#whatif-stages")).to_have_value("")
+    expect(page.locator("#whatif-select")).to_have_value("worker=1,2")
+    page.fill("#whatif-select", "everything but communication")
+    page.press("#whatif-select", "Enter")
+    expect(page.locator("#whatif-workers")).to_have_value("")
+    says(page, "With everything but communication ideal")
+    expect(page.locator("#whatif-select")).to_have_value("everything but communication")
+    page.fill("#whatif-select", "kind=forward-send and stage=2")
+    page.press("#whatif-select", "Enter")
+    says(page, "With kind=forward-send and stage=2 ideal")
+    expect(page.locator("#whatif-select")).to_have_value("kind=forward-send and stage=2")
+    page.fill("#whatif-steps", "100-101")
+    expect(page.locator("#whatif-select")).to_have_value("step=100-101")
+    page.fill("#whatif-steps", "")
+    expect(page.locator("#whatif-select")).to_have_value("")
+
+
+def test_kept_scenarios_survive_in_another_browser_and_can_be_removed(visit: Visit) -> None:
+    page = visit(address())
+    for suggestion in ("Worker (1,2) ideal", "Communication twice as fast", "Only the last stage slow"):
+        page.click(f"text={suggestion}")
+        page.locator(".scenarios tr.current").wait_for()
+        page.click("text=Keep beside others")
+        page.wait_for_selector("text=Kept beside the others")
+    shown = page.inner_text(".scenarios")
+    assert shown.count("Remove") == 3
+    other = visit(page.url.removeprefix(page.evaluate("location.origin")), theme="dark", width=1920)
+    other.locator(".scenarios button").nth(2).wait_for()
+    assert other.inner_text(".scenarios") == shown
+    assert other.inner_text("#whatif-answer") == page.inner_text("#whatif-answer")
+    other.click("[aria-label='Remove scenario 2']")
+    expect(other.locator(".scenarios button")).to_have_count(2)
+    assert "communication" not in other.inner_text(".scenarios")
+    assert state_of(other)["kept"] == "idealise:worker=1,2;keep:stage=3"
+
+
+def test_bars_stand_for_the_kept_scenarios_between_original_and_ideal(visit: Visit) -> None:
+    page = visit(address(kept="idealise:worker=1,2;idealise:communication"))
+    page.wait_for_selector("#whatif-bars .point >> nth=3")
+    labels = page.locator("#whatif-bars .ytick text").all_text_contents()
+    assert set(labels) == {"as it ran (original)", "1  worker=1,2 ideal", "2  communication ideal", "all ideal"}
+    csv = page.locator("#whatif-kept a", has_text="CSV").get_attribute("href")
+    assert csv is not None
+    assert csv.startswith("data:text/csv")
+
+
+def test_a_selection_that_is_not_understood_is_said_at_its_field(visit: Visit) -> None:
+    page = visit(address())
+    page.fill("#whatif-select", "wrker=1,2")
+    page.click("#whatif-run")
+    page.wait_for_selector("text='wrker' is not known")
+    assert page.get_attribute("#whatif-select", "aria-invalid") == "true"
+    assert "needs a correction" in page.inner_text("#whatif-answer")
+    page.fill("#whatif-select", "worker=1,2")
+    page.click("#whatif-run")
+    says(page, "With worker=1,2 ideal")
+    assert page.locator("text='wrker' is not known").count() == 0
+
+
+def test_a_selection_without_ops_is_said_at_its_field(visit: Visit) -> None:
+    page = visit(address(select="stage=9"))
+    page.wait_for_selector("text=matches no op; the job has stages 0-3")
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"select": "../../etc/passwd"}, "is not known"),
+        ({"select": "<script>alert(1)</script>"}, "is not known"),
+        ({"select": "stage=0", "action": "<img src=x>"}, "expected idealise, scale, keep"),
+        ({"select": "stage=0", "action": "scale", "factor": "1e999"}, "expected a number from 0 to 100"),
+        ({"select": "stage=0", "action": "scale"}, "expected a number from 0 to 100"),
+        ({"select": "not " * 900 + "all"}, "characters; expected at most"),
+        ({"select": "stage=99999999999999999999"}, "matches no op"),
+        ({"kept": "junk;idealise:nonsense;;;"}, "is no kept scenario"),
+        ({"kept": "idealise:stage=17"}, "matches no op"),
+        ({"job": "no such <b>job</b>"}, "no job named 'no such <b>job</b>'"),
+        ({"job": "../jobs.duckdb"}, "no job named"),
+    ],
+)
+def test_junk_in_the_address_is_answered_in_words(visit: Visit, state: dict[str, str], said: str) -> None:
+    page = visit(address(**state))
+    page.locator("#page", has_text=said).wait_for()
+    assert "Traceback" not in page.inner_text("body")
+    assert "Something broke" not in page.inner_text("body")
+
+
+def test_no_more_is_kept_than_an_address_can_hold(visit: Visit) -> None:
+    state = {"select": "stage=1", "factor": ""}
+    state["factor"] = "1" * (LONGEST_ADDRESS - 10 - len(address(**state)))  # it has no meaning here
+    page = visit(address(**state))
+    says(page, "With stage=1 ideal")
+    page.click("text=Keep beside others")
+    page.locator("#whatif-kept", has_text="The address would have more than 7,500 characters").wait_for()
+    assert "kept" not in state_of(page)
+
+
+def test_two_browsers_ask_different_questions_at_once(visit: Visit, serving: Serving) -> None:
+    pages = [visit(address()), visit(address(), theme="dark")]
+    for page, worker in zip(pages, ("0,1", "2,3"), strict=True):
+        page.fill("#whatif-select", f"worker={worker}")
+        page.click("#whatif-run")
+    for page, worker in zip(pages, ("0,1", "2,3"), strict=True):
+        says(page, f"worker={worker}")
+        check_answer(page, asked_on_the_command_line(serving.store, "--fix", f"worker={worker}"))
+
+
+def test_a_store_that_disappears_under_an_open_page_is_said_in_words(visit: Visit, serving: Serving) -> None:
+    page = visit(address())
+    page.fill("#whatif-select", "stage=1")
+    away = serving.store.rename(serving.store.with_suffix(".away"))
+    try:
+        page.click("#whatif-run")
+        says(page, "is the store still there?")
+    finally:
+        away.rename(serving.store)
+    page.fill("#whatif-select", "stage=2")
+    page.click("#whatif-run")
+    says(page, "With stage=2 ideal")
+
+
+def test_a_job_too_large_for_the_server_is_said_in_words(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "MOST_OPS", 1000)
+    page = visit(address(select="worker=3,3"))
+    text = page.inner_text("#whatif-answer")
+    assert re.search(r"8,928 ops, more than the 1,000 that this server loads", text)
+
+
+def test_progress_is_shown_while_the_answer_is_computed(
+    visit: Visit, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(replays.Replays, "ask", _slowly(replays.Replays.ask))
+    page = visit(address(select="dp_rank=2"))
+    shown.append(page.inner_text("#whatif-answer"))
+    says(page, "With dp_rank=2 ideal")
+    assert "reading the trace\nbuilding the graph ...\nreplaying" in shown[0]
+
+
+def _slowly(ask: Any) -> Any:
+    """The same, but the first two times the answer is not there yet."""
+    times = iter([replays.Pending(replays.Phase.BUILDING)] * 2)
+
+    def later(self: Any, *args: Any, **settings: Any) -> Any:
+        return next(times, None) or ask(self, *args, **settings)
+
+    return later
+
+
+def test_a_click_while_something_is_replayed_is_not_lost(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays.Replays, "ask", _never_done(replays.Replays.ask, "stage=1"))
+    page = visit(address(select="worker=1,2", kept="idealise:stage=1"))
+    says(page, "With worker=1,2 ideal")
+    _answer_clicks_last(page)
+    page.click("text=Keep beside others")
+    expect(page.locator(".scenarios button")).to_have_count(2)
+    page.click("text=Worker (1,2) ideal")
+    page.click("text=Only the last stage slow")
+    says(page, "With stage=3 alone as recorded")
+    page.click("[aria-label='Remove scenario 1']")
+    expect(page.locator(".scenarios button")).to_have_count(1)
+    assert state_of(page)["kept"] == "idealise:worker=1,2"
+
+
+def _never_done(ask: Any, selection: str) -> Any:
+    """The same, but the replay of this selection goes on for ever and changes its phase each time it is asked for."""
+    phases = itertools.cycle([replays.Phase.BUILDING, replays.Phase.REPLAYING])
+
+    def later(self: Any, stored: Any, query: Any, **settings: Any) -> Any:
+        if query.selection == selection:
+            return replays.Pending(next(phases))
+        return ask(self, stored, query, **settings)
+
+    return later
+
+
+def _answer_clicks_last(page: Page) -> None:
+    """Hold back what a click asks of the server until the page has asked three times for running replays."""
+    held: list[Route] = []
+    polls = itertools.count(1)
+
+    def handle(route: Route) -> None:
+        by = route.request.post_data_json["changedPropIds"]
+        if any(one.endswith((".n_clicks", ".n_submit")) for one in by):
+            held.append(route)
+            return
+        route.continue_()
+        if held and next(polls) % 3 == 0:
+            held.pop(0).continue_()
+
+    page.route("**/_dash-update-component", handle)

@@ -1,0 +1,159 @@
+"""The page Workers: the numbers of the report on the map, and every way to move about on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dashboards.clicks import address, click_figure, wait_for_state
+from tests.dashboards.conftest import Serving
+from tests.dashboards.pages.test_pages import whatif
+from tracekit.dashboards.data.queries import Results
+
+Visit = Callable[..., Page]
+
+JOB = "slow-worker"
+#: What is drawn, whether the figure came with the page or later.
+READ_MAP = """() => {
+    const heat = document.querySelector("#workers-map .js-plotly-plot")._fullData[0];
+    return Array.from(heat.z, (row) => Array.from(row));
+}"""
+READ_OUTLINES = """() => document.querySelector("#workers-map .js-plotly-plot")._fullLayout.shapes
+    .map((box) => [box.x0, box.y0, box.line.color, box.line.width])"""
+
+
+def open_map(visit: Visit, address: str, **more: Any) -> Page:
+    page = visit(address, **more)
+    page.wait_for_selector("#workers-map .heatmaplayer image")
+    return page
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1920)])
+def test_the_map_and_the_list_show_the_slowdowns_of_the_report(
+    visit: Visit, serving: Serving, theme: str, width: int
+) -> None:
+    rows = whatif(serving.store, JOB)["by_worker"]
+    page = open_map(visit, f"/workers?job={JOB}", theme=theme, width=width)
+    drawn = np.array(page.evaluate(READ_MAP))
+    for row in rows:
+        assert drawn[row["pp_rank"], row["dp_rank"]] == pytest.approx(row["slowdown"], rel=1e-6)
+    first = page.locator("#workers-list tbody tr").first.inner_text().split()
+    worst = rows[0]
+    assert first == [
+        f"({worst['dp_rank']},{worst['pp_rank']})",
+        str(worst["rank"]),
+        worst["host"],
+        f"{worst['slowdown']:.3f}",
+        f"{worst['slowdown_approx']:.3f}",
+    ]
+    text = page.inner_text("#page")
+    assert f"S_w stands out on one worker: (1,2) on host-0001, {worst['slowdown']:.3f}" in text
+    assert "Diagnosis: Worker computes slower than its peers, worker (1,2)" in text
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_click_on_a_cell_shows_that_worker_and_the_address_brings_it_back(visit: Visit, serving: Serving) -> None:
+    page = open_map(visit, f"/workers?job={JOB}")
+    expect(page.locator("#workers-detail h3")).to_contain_text("Worker (1,2)")
+    click_figure(page, "workers-map", 3.5 / 4, 0.5 / 4)
+    expect(page.locator("#workers-detail h3")).to_have_text("Worker (3,0)")
+    wait_for_state(page, job=JOB, worker="3,0")
+    (row,) = [row for row in whatif(serving.store, JOB)["by_worker"] if (row["dp_rank"], row["pp_rank"]) == (3, 0)]
+    said = page.inner_text("#workers-detail")
+    assert f"{row['slowdown']:.3f}" in said
+    assert row["host"] in said
+    links = page.locator("#workers-detail a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert "/timeline?job=slow-worker&worker=3%2C0" in links
+    assert "/whatif?job=slow-worker&select=worker%3D3%2C0" in links
+    again = open_map(visit, address(page))
+    for part in ("list", "readout", "detail", "hosts"):
+        assert again.inner_text(f"#workers-{part}") == page.inner_text(f"#workers-{part}")
+    assert again.evaluate(READ_OUTLINES) == page.evaluate(READ_OUTLINES)
+
+
+def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(visit: Visit, serving: Serving) -> None:
+    found = Results(serving.store).worker_steps(JOB)
+    page = open_map(visit, f"/workers?job={JOB}")
+    slider = page.locator("#workers-step [role=slider]")
+    slider.focus()
+    for position, step in ((1, 100), (2, 101), (3, 102)):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#workers-readout")).to_contain_text(f"Step {step}: S = ")
+        wait_for_state(page, job=JOB, step=str(step))
+        assert np.array(page.evaluate(READ_MAP)) == pytest.approx(found.slowdown[position - 1].T)
+    again = open_map(visit, address(page), theme="dark")
+    assert np.array(again.evaluate(READ_MAP)) == pytest.approx(found.slowdown[2].T)
+    assert again.inner_text("#workers-list") == page.inner_text("#workers-list")
+    page.keyboard.press("Home")
+    expect(page.locator("#workers-readout")).to_contain_text("All 12 steps")
+    wait_for_state(page, job=JOB)
+
+
+def test_playing_goes_through_the_steps_and_stops_at_the_last(visit: Visit) -> None:
+    page = open_map(visit, f"/workers?job={JOB}&step=200")
+    page.click("#workers-play")
+    expect(page.locator("#workers-readout")).to_contain_text("Step 201: S = ")
+    expect(page.locator("#workers-play")).to_have_text("Play")
+    wait_for_state(page, job=JOB, step="201")
+
+
+def test_a_typed_worker_is_shown_and_one_that_is_not_there_is_said(visit: Visit) -> None:
+    page = open_map(visit, f"/workers?job={JOB}")
+    page.fill("#workers-go", "(2, 1)")
+    page.keyboard.press("Enter")
+    expect(page.locator("#workers-detail h3")).to_have_text("Worker (2,1)")
+    wait_for_state(page, job=JOB, worker="2,1")
+    page.fill("#workers-go", "4,0")
+    page.keyboard.press("Enter")
+    expect(page.locator("#workers-said")).to_have_text("Worker (4,0) was not analysed in this job.")
+    wait_for_state(page, job=JOB, worker="2,1")
+
+
+def test_a_host_marks_its_workers_until_it_is_chosen_again(visit: Visit) -> None:
+    page = open_map(visit, f"/workers?job={JOB}")
+    page.click("#workers-hosts button:has-text('host-0000')")
+    wait_for_state(page, job=JOB, host="host-0000")
+    expect(page.locator("#workers-map .scatterlayer .point")).to_have_count(8)
+    page.click("#workers-hosts button:has-text('host-0000')")
+    expect(page.locator("#workers-map .scatterlayer .point")).to_have_count(0)
+    wait_for_state(page, job=JOB)
+
+
+@pytest.mark.parametrize(
+    ("junk", "said"),
+    [
+        ("step=abc", "'abc' is no step number: all steps are shown."),
+        ("step=1e999", "'1e999' is no step number: all steps are shown."),
+        ("step=-5", "Step -5 was not analysed: this is step 100."),
+        ("step=999999999999999", "Step 999999999999999 was not analysed: this is step 201."),
+        ("worker=../../etc/passwd", "'../../etc/passwd' is no worker: write DP rank and stage, such as 1,2."),
+        ("worker=9999999,9999999", "Worker (9999999,9999999) was not analysed in this job."),
+        ("worker=0,99", "Worker (0,99) was not analysed in this job."),
+        ("host=<script>alert(1)</script>", "No host '<script>alert(1)</script>' in this job."),
+    ],
+)
+def test_junk_in_the_address_is_said_and_the_map_is_shown(visit: Visit, junk: str, said: str) -> None:
+    page = open_map(visit, f"/workers?job={JOB}&{junk}")
+    assert page.inner_text("#workers-said").strip() == said
+    assert page.locator("#page script").count() == 0
+
+
+def test_workers_that_were_not_traced_are_named(visit: Visit, odd: Serving) -> None:
+    found = whatif(odd.store, "missing")
+    page = open_map(visit, "/workers?job=missing", base=odd.url)
+    missing = found["coverage"]["missing_workers"]
+    (gone,) = missing
+    assert f"1 worker was not traced: ({gone['dp_rank']},{gone['pp_rank']})." in page.inner_text("#page")
+    assert np.array(page.evaluate(READ_MAP)).size == len(found["by_worker"])
+
+
+def test_a_job_of_one_worker_has_a_map_of_one_cell(visit: Visit, odd: Serving) -> None:
+    page = open_map(visit, "/workers?job=single", base=odd.url)
+    assert "One worker: there is nobody to compare it with." in page.inner_text("#page")
+    assert page.inner_text("#workers-hosts") == "The job runs on one host, host-0000."
+    assert "drain" not in page.inner_text("#page").lower()
+    assert np.array(page.evaluate(READ_MAP)).shape == (1, 1)

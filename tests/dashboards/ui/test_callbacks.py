@@ -1,0 +1,144 @@
+"""What the callbacks of the pages do with errors, and with values that no page sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tracekit.dashboards.web.app import make_app
+from tracekit.errors import SelectionError
+
+Visit = Callable[..., Page]
+
+STATE = {"job": "slow-worker", "select": "stage=1", "action": "idealise", "factor": None, "kept": "", "remarks": []}
+DRAWN = {"answer": "", "kept": ""}
+CLICKED = {"points": [{"customdata": {"0": 1, "1": 2, "2": 9}}]}
+SHOWN = {"step": None, "worker": None, "host": None}
+#: A right value for each value that a callback of the pages takes from the browser.
+RIGHT: dict[str, Any] = {
+    "_pages_location.pathname": "/job",
+    "_pages_location.search": "?job=slow-worker",
+    "whatif-state.data": STATE,
+    "whatif-poll.n_intervals": 1,
+    "whatif-drawn.data": DRAWN,
+    "whatif-select.value": "stage=1",
+    "whatif-kinds.value": [],
+    "workers-step.value": 1,
+    "workers-map.clickData": CLICKED,
+    "workers-go.value": "1,2",
+    "workers-job.data": "slow-worker",
+    "workers-view.data": SHOWN,
+    "time-rows.value": "all",
+    "time-job.data": "slow-worker",
+    "compare-mode.value": "split",
+    "compare-with.value": None,
+    "compare-split.value": "105",
+    "compare-job.data": "slow-worker",
+}
+WRONG = (None, True, 7, -1.5, "x" * 20, [], {}, [[None]], {"points": [{}]}, {**STATE, "kept": 3}, {**STATE, "job": []})
+
+
+def callbacks(store: Path) -> dict[str, dict[str, Any]]:
+    """The callbacks of the pages that the server answers, by their outputs."""
+    app = make_app(store)
+    app.server.test_client().get("/")  # with it Dash makes the callback that shows the pages
+    return {name: one for name, one in app.callback_map.items() if "callback" in one}
+
+
+def request(name: str, one: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """What a browser sends for a callback: right values but for `changes`."""
+
+    def values(kind: str) -> list[Any]:
+        return [
+            []
+            if each["id"].startswith("{")
+            else {**each, "value": {**RIGHT, **changes}.get(f"{each['id']}.{each['property']}", "")}
+            for each in one[kind]
+        ]
+
+    first = one["inputs"][0]
+    outputs = [dict(zip(("id", "property"), each.rsplit(".", 1), strict=True)) for each in name.strip(".").split("...")]
+    return {
+        "output": name,
+        "outputs": outputs if name.startswith("..") else outputs[0],
+        "inputs": values("inputs"),
+        "state": values("state"),
+        "changedPropIds": [f"{first['id']}.{first['property']}"],
+    }
+
+
+def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
+    sample_store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_app(sample_store).server.test_client()
+    client.get("/")
+    found = callbacks(sample_store)
+    assert len(found) == 6  # one shows the pages
+    for name, one in found.items():
+        right = client.post("/_dash-update-component", json=request(name, one, {}))
+        assert right.status_code in (200, 204), right.text
+        for each in [*one["inputs"], *one["state"]]:
+            for wrong in WRONG:
+                caplog.clear()
+                changes = {f"{each['id']}.{each['property']}": wrong}
+                answer = client.post("/_dash-update-component", json=request(name, one, changes))
+                assert answer.status_code in (200, 204, 400), changes
+                assert "Traceback" not in answer.text
+                assert "Something broke" not in answer.text, changes
+                logged = [record for record in caplog.records if record.name.startswith("tracekit")]
+                assert all(record.levelname == "WARNING" and record.exc_info is None for record in logged)
+                assert len(logged) == (answer.status_code == 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "broken", "act"),
+    [
+        ("/whatif?job=slow-worker", "whatif._look", "[data-whatif=suggest]"),
+        ("/whatif?job=slow-worker", "whatif._report", "[data-whatif=suggest]"),
+        ("/workers?job=slow-worker", "workers._followed", "#workers-list button"),
+        ("/time?job=slow-worker", "time._worker_parts", "text=all in order"),
+        ("/compare?job=slow-worker", "compare._chosen", "text=This job before a step"),
+    ],
+)
+@pytest.mark.parametrize("error", [KeyError("secret"), SelectionError("do this instead")])
+def test_an_error_in_a_callback_is_said_on_the_page_and_logged_once(
+    visit: Visit,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    broken: str,
+    act: str,
+    error: Exception,
+) -> None:
+    page = visit(path)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(f"tracekit.dashboards.pages.{broken}", fail)
+    caplog.clear()
+    page.locator(act).first.click()
+    ours = isinstance(error, KeyError)
+    said = "An error of tracekit itself; the server's log has the details." if ours else "do this instead"
+    page.locator("#page [role=alert]", has_text=said).first.wait_for()
+    logged = [record for record in caplog.records if record.name.startswith("tracekit")]
+    assert [(record.levelname, record.exc_info is not None) for record in logged] == [("ERROR", True)] * ours
+    assert "secret" not in page.inner_text("body")
+
+
+def test_a_message_about_a_callback_can_be_closed(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = visit("/whatif?job=slow-worker")
+
+    def fail(*_: Any) -> Any:
+        raise KeyError
+
+    monkeypatch.setattr("tracekit.dashboards.pages.whatif._report", fail)
+    page.locator("[data-whatif=suggest]").first.click()
+    message = page.locator("#page-trouble .problem")
+    message.wait_for()
+    message.get_by_role("button").click()
+    message.wait_for(state="hidden")

@@ -1,0 +1,134 @@
+"""What the patterns, the kinds and the correlations mean in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.dashboards.data.test_worker_map import small
+from tracekit.dashboards.ui.sentences import (
+    believed,
+    correlation_words,
+    kinds_words,
+    listed,
+    space_words,
+    time_words,
+)
+
+ROWS = [{"step": step, "slowdown": slowdown} for step, slowdown in ((1, 1.0), (2, 1.1), (5, 1.4), (6, 1.5))]
+
+
+def space(shape: str, *workers: tuple[int, int], host: str | None = None) -> dict[str, Any]:
+    named = [{"dp_rank": dp_rank, "pp_rank": stage} for dp_rank, stage in workers]
+    return {"shape": shape, "workers": named, "host": host, "stays": 0.75}
+
+
+def over_time(shape: str, **more: Any) -> dict[str, Any]:
+    return {"shape": shape, "since_step": None, "period": None, "slow_steps": []} | more
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (space("none"), "No S_w stands out: the largest is 1.300."),
+        (space("one-worker", (1, 0), host="a"), "S_w stands out on one worker: (1,0) on a, 1.300. The same worker"),
+        (space("one-host", (0, 1), (1, 0), host="a"), "S_w stands out on workers of one host, a: (0,1), (1,0)."),
+        (space("one-stage", (0, 1), (1, 1)), "S_w stands out on one stage, on nearly every DP rank: stage 1."),
+        (space("one-dp-rank", (3, 0), (3, 1)), "S_w stands out on one DP rank, on nearly every stage: DP rank 3."),
+        (
+            space("several-workers", (1, 0), (3, 0)),
+            "S_w stands out on several workers: (1,0), (3,0). The same worker has",
+        ),
+        (space("diffuse"), "Where S_w is largest changes from step to step"),
+    ],
+)
+def test_each_shape_on_the_map_has_its_sentence(pattern: dict[str, Any], words: str) -> None:
+    said = space_words(pattern, small())
+    assert said.startswith(words)
+    if "The same worker" in said:
+        assert said.endswith("The same worker has the largest S_w in 75% of the steps.")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (over_time("none"), "S shows no pattern over the steps: 1.000 to 1.500."),
+        (over_time("persistent"), "S comes and goes from the first step on: it is 1.1 or more in 3 of 4 steps."),
+        (over_time("changed", since_step=5), "S rose at step 5, from 1.05 on average to 1.45."),
+        (over_time("drifting"), "S drifts"),
+        (over_time("periodic", period=4, slow_steps=[1, 5]), "S rises every 4 steps (slow: 1, 5)."),
+        (over_time("transient", slow_steps=[6]), "Single slow steps: 6."),
+    ],
+)
+def test_each_shape_over_time_has_its_sentence(pattern: dict[str, Any], words: str) -> None:
+    assert time_words(pattern, ROWS).startswith(words)
+
+
+def test_one_step_says_nothing_about_since_when() -> None:
+    assert time_words(over_time("persistent"), ROWS[:1]) == "One step was traced: since when cannot be said."
+
+
+def test_a_slowdown_in_all_steps_is_said_to_be_in_all() -> None:
+    words = time_words(over_time("persistent"), ROWS[2:])
+    assert words == "S is raised in every step, from the first one on: 1.400 to 1.500."
+
+
+def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
+    found = replace(small(), hosts=("a",), host=np.zeros((3, 2), np.int64))
+    assert found.only_host == "a"
+    assert small().only_host is None
+    everyone = [(dp_rank, stage) for dp_rank in (0, 1, 3) for stage in (0, 1)]
+    assert space_words(space("one-host", *everyone, host="a"), found).startswith(
+        "S_w stands out on all 6 workers of the only host of the job, a."
+    )
+    assert space_words(space("one-host", (0, 1), (1, 0), host="a"), found).startswith(
+        "S_w stands out on several workers ((0,1), (1,0)) of the only host of the job, a."
+    )
+
+
+def test_a_report_that_is_not_trustworthy_says_so_first() -> None:
+    assert believed({"trust": {"trustworthy": True}}, "One worker.") == "One worker."
+    assert believed({"trust": {"trustworthy": False}}, "One worker.") == "Not trustworthy: One worker."
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    assert listed([str(number) for number in range(9)]) == "0, 1, 2, 3, 4, 5 and 3 more"
+    assert listed(["0", "1"]) == "0, 1"
+
+
+def test_kinds_are_added_up_to_compute_communication_and_host_work() -> None:
+    saved = {"forward-compute": 0.5, "optimizer": 0.3, "backward-pp-comm": 0.1, "all-to-all": 0.2, "gc": 0.05}
+    words = kinds_words(
+        {
+            "step_time_s": {"original": 5.0, "ideal": 4.0},
+            "trust": {"discrepancy": 0.01},
+            "by_kind": [{"kind": kind, "saved_s": value} for kind, value in saved.items()],
+        }
+    )
+    assert "compute 800.0 ms, communication 300.0 ms, host work 50.0 ms" in words
+    assert "4.00 s instead of 5.00 s" in words
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.95, 0.99, 0.91], "r reaches 0.9 on every stage."),
+        ([0.1, None, 0.99], "r reaches 0.9 on stage 2 of 3."),
+        ([0.1, None], "r reaches 0.9 on no stage."),
+    ],
+)
+def test_a_correlation_is_a_figure_and_only_the_diagnosis_names_sequence_lengths(
+    values: list[float | None], words: str
+) -> None:
+    rows = [{"pp_rank": stage, "r": value} for stage, value in enumerate(values)]
+    report: dict[str, Any] = {
+        "forward_backward_correlation": rows,
+        "trust": {"trustworthy": True},
+        "causes": [{"kind": "healthy", "confidence": 1.0}],
+    }
+    assert correlation_words(report) == f"{words} The diagnosis does not name sequence lengths."
+    report["causes"] = [{"kind": "sequence-length-imbalance", "confidence": 0.8}]
+    assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure)."

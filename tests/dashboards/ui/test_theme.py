@@ -1,0 +1,93 @@
+"""Dark or light: as the system is, until somebody chooses; and right from the first moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, Route
+
+from tests.dashboards.conftest import Serving
+from tracekit.dashboards.ui.theme import DARK, LIGHT
+
+System = Literal["light", "dark"]
+Open = Callable[[System], Page]
+PAPER = "getComputedStyle(document.querySelector('.top')).backgroundColor"
+BODY = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture
+def on_a_system(browser: Browser) -> Iterator[Open]:
+    """A page, not yet opened, of a new browser on a light or dark system."""
+    contexts = []
+
+    def make(system: System) -> Page:
+        contexts.append(browser.new_context(color_scheme=system))
+        return contexts[-1].new_page()
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+def colour(paper: str) -> str:
+    """As a browser says it."""
+    return f"rgb({', '.join(str(int(paper[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+def shown(page: Page) -> tuple[str, str]:
+    """The paper of the page, and that of its figures, which the server colours."""
+    page.wait_for_selector("#time-slowdown .main-svg")
+    return page.evaluate(PAPER), page.evaluate(
+        "document.querySelector('#time-slowdown .js-plotly-plot').layout.font.color"
+    )
+
+
+@pytest.mark.parametrize(("system", "theme"), [("light", LIGHT), ("dark", DARK)])
+def test_the_theme_is_that_of_the_system_until_somebody_chooses(
+    on_a_system: Open, serving: Serving, system: System, theme: object
+) -> None:
+    own, other = (DARK, LIGHT) if theme is DARK else (LIGHT, DARK)
+    page = on_a_system(system)
+    page.goto(f"{serving.url}/time?job=slow-worker")
+    assert shown(page) == (colour(own.paper), own.text)
+    with page.expect_navigation():
+        page.click("#theme")
+    assert shown(page) == (colour(other.paper), other.text)
+    again = page.context.new_page()
+    again.goto(f"{serving.url}/time?job=slow-worker")
+    assert shown(again) == (colour(other.paper), other.text)
+
+
+def test_an_open_page_follows_when_the_system_changes_unless_somebody_chose(
+    on_a_system: Open, serving: Serving
+) -> None:
+    page = on_a_system("light")
+    page.goto(f"{serving.url}/time?job=slow-worker")
+    assert shown(page)[1] == LIGHT.text
+    with page.expect_navigation():
+        page.emulate_media(color_scheme="dark")
+    assert shown(page)[1] == DARK.text
+    with page.expect_navigation():
+        page.click("#theme")
+    page.emulate_media(color_scheme="light")
+    page.emulate_media(color_scheme="dark")
+    assert shown(page)[1] == LIGHT.text
+
+
+@pytest.mark.parametrize("path", ["/time?job=slow-worker", "/no/such/page"])
+def test_no_other_theme_flashes_before_the_page_is_there(on_a_system: Open, serving: Serving, path: str) -> None:
+    page, held = on_a_system("dark"), list[Route]()
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/_dash-layout", hold)
+    with page.expect_request("**/_dash-layout"):
+        page.goto(serving.url + path)
+    assert page.evaluate(BODY) == colour("#111315")
+    held[0].continue_()
+    page.wait_for_selector("#page > *")
+    assert page.evaluate(BODY) == colour("#111315")
+    assert page.evaluate(PAPER) == colour(DARK.paper)

@@ -1,0 +1,384 @@
+"""The server around the pages: who may ask, what it tells an operator, and that nothing breaks it or leaks from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+from prometheus_client.parser import text_string_to_metric_families
+from werkzeug.security import generate_password_hash
+
+from tests.dashboards.conftest import SAMPLES, Serving
+from tests.handmade import run, slow_trace
+from tracekit.dashboards.web.app import make_app
+from tracekit.dashboards.web.auth import Passwords, ProxyHeader, read_auth
+from tracekit.dashboards.web.server import AUTH_VARIABLE
+from tracekit.errors import SelectionError
+from tracekit.findings import Unanalysed
+from tracekit.job import Job
+from tracekit.store import Incoming, Store
+
+Visit = Callable[..., Page]
+Serve = Callable[[Path], Serving]
+
+#: Adds fifteen jobs to a store, one import after the other.
+IMPORTING = """
+import sys
+from pathlib import Path
+from tests.handmade import slow_trace
+from tracekit.store import Incoming, Store
+
+for number in range(15):
+    Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f"job {number}", "x")])
+"""
+
+
+@contextmanager
+def dashboard(*arguments: object, folder: Path) -> Iterator[str]:
+    """`tracekit dashboard` as a real process; yields its address, ends it with Ctrl-C and wants no complaint."""
+    command = [sys.executable, "-m", "tracekit.cli", "dashboard", *map(str, arguments), "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+/", line)
+        if found is None:
+            pytest.fail(f"{line}{process.communicate()[1]}")
+        try:
+            yield found[0].rstrip("/")
+        finally:
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert [
+        line for line in said.splitlines() if not re.search(r" \.\.\. \(\d+ s\)$", line)
+    ] == []  # progress of a slow import
+
+
+def get(url: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+    """Status, body and headers of an answer."""
+    request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode(), dict(answer.headers)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode(), dict(refused.headers)
+
+
+class TestTheCommand:
+    def test_serves_a_store_until_ctrl_c(self, sample_store: Path, tmp_path: Path) -> None:
+        with dashboard(sample_store, folder=tmp_path) as url:
+            assert get(f"{url}/healthz")[:2] == (200, "ok\n")
+            assert get(f"{url}/readyz")[:2] == (200, "ok, 7 jobs\n")
+            assert get(f"{url}/")[0] == 200
+            assert get(f"{url}/whatif?kept={'x' * 8000}")[0] == 200
+
+    def test_serves_traces_from_a_store_that_goes_with_it(self, tmp_path: Path) -> None:
+        with dashboard(SAMPLES / "healthy.parquet", folder=tmp_path) as url:
+            assert get(f"{url}/readyz")[1] == "ok, 1 jobs\n"
+            assert [path.name[:18] for path in tmp_path.iterdir()] == ["tracekit-dashboard"]
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            (("nothing.duckdb",), "nothing.duckdb: cannot be read: No such file or directory"),
+            (("--host", "0.0.0.0"), "lets others in: say with --auth who they are"),
+            (("--host", "::"), "lets others in"),
+            (("--auth", "everybody"), "expected header:NAME@ADDRESS"),
+            (("--auth", "password:nowhere"), "nowhere cannot be read"),
+            (("--port", "99999"), "choose another --port"),
+        ],
+    )
+    def test_says_what_it_cannot_do(self, arguments: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+        if arguments[0] != "nothing.duckdb":
+            Store(tmp_path / "jobs.duckdb").add([Incoming(slow_trace((0,)), "job", "file")])
+            arguments = ("jobs.duckdb", *arguments)
+        ran = run("dashboard", *arguments, cwd=tmp_path)
+        assert ran.code == 2
+        assert reason in ran.message
+        assert len(ran.message.splitlines()) == 1
+
+
+class TestWhoMayLook:
+    def test_a_password_opens_what_is_closed_without_but_health_checks_stay_open(
+        self, sample_store: Path, tmp_path: Path
+    ) -> None:
+        hashes = tmp_path / "users"
+        hashes.write_text(f"# on call\nann:{generate_password_hash('right:ü')}\n")
+        right, wrong = (b64encode(f"ann:{word}".encode()).decode() for word in ("right:ü", "wrong"))
+        with dashboard(sample_store, "--auth", f"password:{hashes}", "--host", "0.0.0.0", folder=tmp_path) as url:
+            for path in ("/", "/metrics", "/download/jobs.csv", "/_dash-layout", "/_dash-dependencies"):
+                status, _, headers = get(url + path)
+                assert status == 401
+                assert headers["WWW-Authenticate"].startswith("Basic")
+                assert get(url + path, Authorization=f"Basic {wrong}")[0] == 401
+                assert get(url + path, Authorization=f"Basic {right}")[0] == 200
+                assert get(url + path, Authorization=f"Basic {right}")[0] == 200
+            assert get(f"{url}/healthz")[0] == get(f"{url}/readyz")[0] == 200
+
+    def test_a_header_counts_only_from_the_proxy_that_is_trusted(self, sample_store: Path) -> None:
+        for network, header, status in (
+            ("127.0.0.0/8", {"X-User": "ann"}, 200),
+            ("127.0.0.0/8", {}, 403),
+            ("127.0.0.0/8", {"X-User": " "}, 403),
+            ("10.0.0.1", {"X-User": "ann"}, 403),
+        ):
+            app = make_app(sample_store, auth=read_auth(f"header:X-User@{network}"))
+            assert app.server.test_client().get("/metrics", headers=header).status_code == status
+
+    def test_the_text_of_auth_is_read_or_refused(self, tmp_path: Path) -> None:
+        assert isinstance(read_auth("header:X-Forwarded-User@::1"), ProxyHeader)
+        users = tmp_path / "users"
+        users.write_text(f"\nann:{generate_password_hash('x')}\n")
+        assert isinstance(read_auth(f"password:{users}"), Passwords)
+        for content, reason in (("ann:secret", "line 1: expected USER:HASH"), ("# none", "names no user")):
+            users.write_text(content)
+            with pytest.raises(SelectionError, match=reason):
+                read_auth(f"password:{users}")
+        for text in ("", "header:", "header:X@", "header:X User@1.2.3.4", "header:X@example", "password:"):
+            with pytest.raises(SelectionError):
+                read_auth(text)
+
+    @pytest.mark.parametrize(
+        "hashed",
+        ["scrypt:abc$salt$00", "scrypt:32768:8:0$salt$00", "pbkdf2:nosuch:5$salt$00", "scrypt:1073741824:8:1$salt$00"],
+    )
+    def test_a_hash_that_no_password_can_be_checked_against_is_refused(self, hashed: str, tmp_path: Path) -> None:
+        users = tmp_path / "users"
+        users.write_text(f"ann:{generate_password_hash('x')}\nbob:{hashed}\n")
+        with pytest.raises(SelectionError, match="line 2: expected USER:HASH"):
+            read_auth(f"password:{users}")
+
+    def test_a_file_of_users_may_begin_with_a_byte_order_mark(self, tmp_path: Path) -> None:
+        users = tmp_path / "users"
+        users.write_text(f"ann:{generate_password_hash('x')}\n", encoding="utf-8-sig")
+        found = read_auth(f"password:{users}")
+        assert isinstance(found, Passwords)
+        assert list(found.hashes) == ["ann"]
+
+    def test_only_a_regular_file_holds_users(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        for path in (tmp_path, tmp_path / "pipe"):
+            with pytest.raises(SelectionError, match="is no regular file"):
+                read_auth(f"password:{path}")
+
+    @pytest.mark.parametrize("text", ["", "rubbish"])
+    def test_gunicorn_does_not_start_where_the_variable_says_nothing(
+        self, text: str, sample_store: Path, tmp_path: Path
+    ) -> None:
+        made = f"tracekit.dashboards.web.server:create({str(sample_store)!r})"
+        command = [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:0", "--no-control-socket", made]
+        ran = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, AUTH_VARIABLE: text}, capture_output=True, text=True, timeout=60
+        )
+        assert ran.returncode == 4
+        assert f"${AUTH_VARIABLE}: --auth {text!r}; expected header:NAME@ADDRESS" in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+class TestMetrics:
+    def test_each_job_has_its_figures_and_no_worker_has_any(self, serving: Serving) -> None:
+        families = {family.name: family for family in text_string_to_metric_families(get(f"{serving.url}/metrics")[1])}
+        slowdowns = {
+            sample.labels["training_job"]: sample.value for sample in families["tracekit_job_slowdown_ratio"].samples
+        }
+        with Store(serving.store).reading() as connection:
+            stored = connection.execute("SELECT name, slowdown FROM job JOIN report USING (job_id)").fetchall()
+        assert slowdowns == dict(stored)
+        assert {tuple(sample.labels) for family in families.values() for sample in family.samples} == {
+            ("training_job",),
+            ("analysed",),
+        }
+        assert all(sample.value > 0 for sample in families["tracekit_job_trace_age_seconds"].samples)
+
+    def test_any_job_name_is_a_label(self, tmp_path: Path, serve: Serve) -> None:
+        name = 'a"b\\c\nd{}'
+        trace = slow_trace((0,))
+        Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "x", Job(trace).findings())])
+        text = get(f"{serve(tmp_path / 's.duckdb').url}/metrics")[1]
+        found = {
+            sample.labels.get("training_job") for one in text_string_to_metric_families(text) for sample in one.samples
+        }
+        assert name in found
+
+
+class TestDownloads:
+    @pytest.mark.parametrize("table", ["by_worker", "by_kind", "by_step", "causes", "fixes", "by_worker_per_step"])
+    def test_a_table_has_the_rows_that_whatif_writes(self, table: str, serving: Serving, tmp_path: Path) -> None:
+        ran = run("whatif", "--store", serving.store, "--job", "slow-worker", "--csv", tmp_path / "tables")
+        assert ran.code == 0
+        wanted = (tmp_path / "tables" / f"{table}.csv").read_text().splitlines()
+        status, body, headers = get(f"{serving.url}/download/{table}.csv?job=slow-worker")
+        assert status == 200
+        assert headers["Content-Disposition"] == f'attachment; filename="{table}.csv"'
+        assert len(body.splitlines()) == len(wanted)
+        if table == "by_worker":
+            assert body.splitlines() == wanted
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/download/nothing.csv",
+            "/download/op.csv?job=healthy",
+            "/download/by_step.csv?job=nobody",
+            "/download/by_step.csv?job=../../../etc/passwd",
+            "/download/..%2F..%2Fetc%2Fpasswd.csv",
+        ],
+    )
+    def test_what_is_no_table_is_a_4xx_in_one_line(self, path: str, serving: Serving) -> None:
+        status, body, _ = get(serving.url + path)
+        assert status == 404 or "<!DOCTYPE html>" in body  # Dash answers other addresses with its empty page
+        assert "root:" not in body
+        assert "Traceback" not in body
+
+
+class TestHeaders:
+    def test_a_page_may_load_nothing_from_elsewhere(self, serving: Serving) -> None:
+        headers = get(f"{serving.url}/")[2]
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'self'" in policy
+        assert "http" not in policy
+        assert "unsafe-eval" not in policy
+        scripts = next(part for part in policy.split(";") if part.strip().startswith("script-src"))
+        assert "unsafe-inline" not in scripts
+        assert headers["X-Frame-Options"] == "DENY"
+
+    def test_the_page_says_its_language(self, serving: Serving) -> None:
+        assert '<html lang="en">' in get(f"{serving.url}/")[1]
+
+    def test_the_first_answer_holds_no_data_of_any_page(self, serving: Serving) -> None:
+        body = get(f"{serving.url}/")[1]
+        assert "slow-worker" not in body
+        assert len(body) < 20_000
+
+
+class TestBrokenAndHostile:
+    def test_names_from_outside_are_text_and_never_markup(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+        name = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+        trace = slow_trace((0, 1))
+        Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "<b>source</b>", Job(trace).findings())])
+        base = serve(tmp_path / "s.duckdb").url
+        page = visit("/", base=base)
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        page.click(".ag-row a")
+        page.wait_for_selector(".job-title")
+        assert name[:60] in page.inner_text("h1")
+        assert "<b>source</b>" in page.inner_text("#page")
+        assert page.locator("#page script, #page img[src=x]").count() == 0
+
+    def test_an_unknown_job_is_said_on_the_page(self, visit: Visit) -> None:
+        page = visit("/job?job=nobody")
+        assert "no job named 'nobody' in this store; the page Fleet lists" in page.inner_text("#page")
+        assert "did you mean 'slow-worker'?" in visit("/job?job=slow-workr").inner_text("#page")
+
+    def test_names_in_the_address_that_no_page_knows_change_nothing(self, visit: Visit) -> None:
+        for name in ("stored", "report", "self"):
+            text = visit(f"/attribution?job=slow-worker&{name}=1").inner_text("#page")
+            assert "Compute or communication" in text
+            assert "Something broke" not in text
+
+    @pytest.mark.parametrize("body", ["{}", "[]", "null", '"x"', '{"output":"nosuch.x"}', "[" * 100_000, "not JSON"])
+    def test_what_no_page_asks_of_dash_is_a_400_in_one_line(
+        self, body: str, sample_store: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client = make_app(sample_store).server.test_client()
+        answer = client.post("/_dash-update-component", data=body, content_type="application/json")
+        assert answer.status_code == 400
+        assert "Traceback" not in answer.text
+        assert len(caplog.records) <= 1
+        assert all(one.levelname == "WARNING" and one.exc_info is None for one in caplog.records)
+
+    @pytest.mark.parametrize("file", ["dash/nothing.js", "nothing/nothing.js", "dash/deps/nothing.js", "os/path.py"])
+    def test_an_unknown_file_of_dash_is_a_404(
+        self, file: str, sample_store: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        answer = make_app(sample_store).server.test_client().get(f"/_dash-component-suites/{file}")
+        assert answer.status_code == 404
+        assert len(answer.text.splitlines()) == 1
+        assert all(one.levelname == "WARNING" and one.exc_info is None for one in caplog.records)
+
+    def test_an_address_that_is_no_page_shows_the_way_back(self, visit: Visit) -> None:
+        page = visit("/..%2f..%2fetc/passwd")
+        assert "No such page" in page.inner_text("#page")
+        page.get_by_text("All jobs").click()
+        page.wait_for_selector(".ag-row")
+
+    def test_without_a_job_the_newest_is_shown_and_said(self, visit: Visit) -> None:
+        assert "this is the newest one, slow-worker" in visit("/job").inner_text("#page")
+
+    def test_a_job_that_was_not_analysed_says_why(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+        trace = slow_trace((0,))
+        Store(tmp_path / "s.duckdb").add([Incoming(trace, "job", "x", Unanalysed("a send without its recv"))])
+        base = serve(tmp_path / "s.duckdb").url
+        assert "a send without its recv" in visit("/job?job=job", base=base).inner_text("#page")
+        assert "a send without its recv" in visit("/", base=base).inner_text("#page")
+
+    def test_an_empty_store_says_how_to_fill_it(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+        Store(tmp_path / "s.duckdb").add([])
+        assert "tracekit import" in visit("/", base=serve(tmp_path / "s.duckdb").url).inner_text("#page")
+
+    def test_a_store_that_is_replaced_shows_at_the_next_look(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+        store = Store(tmp_path / "s.duckdb")
+        trace = slow_trace((0,))
+        store.add([Incoming(trace, "first", "x", Job(trace).findings())])
+        page = visit("/", base=serve(store.path).url)
+        store.add([Incoming(trace, "second", "x", Job(trace).findings())])
+        page.reload()
+        page.wait_for_selector(".ag-row a")
+        assert set(page.locator(".ag-row a").all_inner_texts()) == {"first", "second"}
+
+    def test_a_store_that_vanishes_or_breaks_is_said_and_comes_back(
+        self, tmp_path: Path, serve: Serve, visit: Visit
+    ) -> None:
+        path = tmp_path / "s.duckdb"
+        trace = slow_trace((0,))
+        Store(path).add([Incoming(trace, "first", "x", Job(trace).findings())])
+        kept = shutil.copyfile(path, tmp_path / "kept")
+        base = serve(path).url
+        page = visit("/job?job=first", base=base)
+        for damage, said in (
+            (path.unlink, "is the store still there?"),
+            (lambda: path.write_bytes(kept.read_bytes()[:5000]), "DuckDB cannot use the store"),
+            (lambda: path.write_text("not a store"), "not a DuckDB store"),
+        ):
+            damage()
+            page.reload()
+            page.wait_for_selector("#page > *")
+            assert said in page.inner_text("#page")
+            assert get(f"{base}/readyz")[0] == get(f"{base}/metrics")[0] == 503
+            for asked in ("download/jobs.csv", "download/by_step.csv?job=first", "timeline/layout?job=first"):
+                status, body, _ = get(f"{base}/{asked}")
+                assert (status, said in body, len(body.splitlines())) == (503, True, 1)
+        shutil.copyfile(kept, path)
+        page.reload()
+        page.wait_for_selector(".job-title")
+        assert get(f"{base}/readyz")[0] == 200
+
+    def test_a_running_import_breaks_no_page(self, tmp_path: Path, serve: Serve) -> None:
+        store = tmp_path / "s.duckdb"
+        trace = slow_trace((0,))
+        Store(store).add([Incoming(trace, "first", "x", Job(trace).findings())])
+        base = serve(store).url
+        importing = subprocess.Popen([sys.executable, "-c", IMPORTING, str(store)])
+        answers = []
+        while importing.poll() is None:
+            answers.append(get(f"{base}/download/jobs.csv"))
+        assert importing.returncode == 0
+        assert {status for status, _, _ in answers} == {200}
+        assert len(get(f"{base}/download/jobs.csv")[1].splitlines()) == 17

@@ -1,0 +1,370 @@
+"""Synthetic traces with known stragglers.
+
+In: a `SynthSpec`, the sizes of a job and the causes to inject. Out: a `Trace` whose metadata carries the labels.
+The job is simulated forwards, op by op of one lane's plan, each op for all lanes (step, dp_rank) at once. The simulator
+shares no code with the analysis: a replay that reproduces its timestamps checks both.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.errors import SelectionError
+from tracekit.model import DP_COLLECTIVES, Layout, OpKind, Worker
+from tracekit.schema import KIND_TYPE
+from tracekit.synth.causes import (
+    CAUSES,
+    ClockOffset,
+    LateDataLoading,
+    MissingRanks,
+    MissingSteps,
+    PythonGc,
+    SequenceLengthImbalance,
+    SlowHost,
+    SlowLastStage,
+    SlowSteps,
+    SlowWorker,
+    parse_cause,
+)
+from tracekit.synth.job import Cause, Effect, Floats, JobShape, Seeded
+from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
+from tracekit.synth.schedules import Plan, PlannedOp, Schedule, check_schedule, plan_lane
+from tracekit.trace import Trace
+
+#: Profilers sample steps: runs of this many steps in a row, and from one run to the next this many steps.
+STEPS_IN_A_RUN = 10
+STEPS_BETWEEN_RUNS = 100
+FIRST_STEP = 100
+#: Start of the first traced step, seconds since the epoch.
+EPOCH_S = 1_750_000_000.0
+#: A send or recv that transfers nothing takes this long.
+NO_OP_S = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCosts:
+    """What an op costs on a healthy job, seconds.
+
+    Forward and backward: per microbatch on a stage with the average number of layers. A collective of the optimizer's
+    shards is split over the model chunks. `launch_delay_s`: median time from when an op could start to its start.
+    """
+
+    forward_s: float = 0.020
+    backward_s: float = 0.040
+    p2p_s: float = 0.0005
+    all_gather_s: float = 0.030
+    reduce_scatter_s: float = 0.040
+    separate_s: float = 0.004
+    layernorm_s: float = 0.001
+    embedding_s: float = 0.004
+    clip_s: float = 0.002
+    optimizer_s: float = 0.006
+    gc_s: float = 0.0
+    launch_delay_s: float = 0.000100
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise SelectionError(f"base cost {item.name} is {value!r}; expected 0 or more seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SynthSpec:
+    """A job to simulate.
+
+    `noise`: relative spread (sigma of a lognormal of mean 1) of a compute op; communication and launch delays spread
+    more. `worker_spread`: that of workers, the same in all steps: no two GPUs are alike. `layers`: transformer layers
+    per stage, which share the compute; None: equal. `record_no_ops`: with virtual stages also record sends and recvs
+    that never ran, as Megatron-LM's profiler does.
+    Raises SelectionError or LayoutError for a job that cannot be.
+    """
+
+    layout: Layout
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    microbatches: int = 8
+    steps: int = 10
+    overlap_dp: bool = False
+    seed: int = 0
+    noise: float = 0.02
+    worker_spread: float = 0.0
+    costs: BaseCosts = field(default_factory=BaseCosts)
+    causes: tuple[Cause, ...] = ()
+    layers: tuple[int, ...] | None = None
+    record_no_ops: bool = False
+    name: str = "synthetic"
+
+    def __post_init__(self) -> None:
+        for size in ("microbatches", "steps"):
+            if getattr(self, size) < 1:
+                raise SelectionError(f"{size} is {getattr(self, size)!r}; expected 1 or more")
+        if self.seed < 0:
+            raise SelectionError(f"seed is {self.seed}; expected 0 or more")
+        for spread in ("noise", "worker_spread"):
+            if not 0 <= getattr(self, spread) <= 1:
+                raise SelectionError(f"{spread} is {getattr(self, spread)!r}; expected 0 to 1, relative to a duration")
+        if self.layers is not None and (len(self.layers) != self.layout.pp or min(self.layers) < 1):
+            raise SelectionError(
+                f"layers are {self.layers}; expected {self.layout.pp} counts of 1 or more, one a stage"
+            )
+        check_schedule(self.schedule, self.layout, self.microbatches)
+
+    @property
+    def shape(self) -> JobShape:
+        """The sizes, as causes ask for them."""
+        return JobShape(self.layout, self.steps, self.microbatches, self.layers or (1,) * self.layout.pp)
+
+
+def synthesize(spec: SynthSpec) -> Trace:
+    """Simulate the job of `spec`. The same spec gives the same trace, bit for bit.
+
+    Raises SelectionError for a cause outside the job, or for missing ranks that leave nothing to analyse.
+    """
+    shape = spec.shape
+    plan = plan_lane(
+        spec.schedule, spec.layout, spec.microbatches, overlap_dp=spec.overlap_dp, record_no_ops=spec.record_no_ops
+    )
+    causes, effects = _settle(spec, shape)
+    times = _simulate(plan, spec, shape, effects)
+    _shift_clocks(times.start, plan, shape, causes)
+    step_numbers = [
+        FIRST_STEP + at // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + at % STEPS_IN_A_RUN for at in range(spec.steps)
+    ]
+    ops = _frame(plan, shape, np.array(step_numbers, np.int32), times)
+    ops = _without_missing(ops, shape, step_numbers, causes)
+    mean_step_s = times.step_s
+    return Trace.from_frame(
+        ops,
+        spec.layout,
+        name=spec.name,
+        step_starts={step: EPOCH_S + (step - FIRST_STEP) * mean_step_s for step in step_numbers},
+        metadata=_metadata(spec, shape, causes),
+        source=spec.name,
+    )
+
+
+def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[Cause, ...], tuple[Effect, ...]]:
+    """The causes with their locations, and what they do. Each draws from the seed, its name and its ordinal."""
+    causes, effects = [], []
+    seen: dict[str, int] = {}
+    for cause in spec.causes:
+        ordinal = seen[cause.NAME] = seen.get(cause.NAME, -1) + 1
+        rng = np.random.default_rng([spec.seed, zlib.crc32(cause.NAME.encode()), ordinal])
+        seeded = Seeded(shape, rng)
+        located = cause.located(seeded)
+        causes.append(located)
+        effects.append(located.effect(seeded))
+    return tuple(causes), tuple(sorted(effects, key=lambda effect: effect.order))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When each op ran, seconds from the step's start, [ops of the plan, lanes]; `step_s`: the mean step."""
+
+    start: Floats
+    duration: Floats
+    step_s: float
+
+
+def _simulate(plan: Plan, spec: SynthSpec, shape: JobShape, effects: Sequence[Effect]) -> _Times:
+    """Run the plan in all lanes. Starts and ends follow the graph of the design, see the module docstring."""
+    size = (len(plan.ops), shape.lanes)
+    start, end = np.empty(size), np.empty(size)
+    draws = _Draws(spec, shape, tuple(effects))
+    for group in plan.groups:
+        for at in group:
+            op = plan.ops[at]
+            start[at] = draws.delay(op)
+            if op.waits_for:
+                ready = end[op.waits_for[0]]
+                for before in op.waits_for[1:]:
+                    ready = np.maximum(ready, end[before])
+                start[at] += ready
+        if not plan.ops[group[0]].kind.is_communication:
+            end[group[0]] = start[group[0]] + draws.cost(plan.ops[group[0]])
+            continue
+        latest = start[group[0]]
+        for at in group[1:]:
+            latest = np.maximum(latest, start[at])
+        if plan.ops[group[0]].kind in DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
+            slowest = latest.reshape(shape.steps, -1).max(axis=1)
+            latest = np.repeat(slowest, shape.layout.dp_ranks)
+        for at in group:
+            end[at] = latest + draws.cost(plan.ops[at])
+    step_s = float(end.max(axis=0).reshape(shape.steps, -1).max(axis=1).mean())
+    end -= start
+    return _Times(start, end, step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """Costs and launch delays of an op in all lanes. What an op draws depends on the seed and its `draw_key` only."""
+
+    spec: SynthSpec
+    shape: JobShape
+    effects: tuple[Effect, ...]
+
+    def cost(self, op: PlannedOp) -> Floats:
+        """Own cost of the op, seconds, [lanes]."""
+        if op.no_op:
+            return np.full(self.shape.lanes, NO_OP_S)
+        spread = self.spec.noise * (2.5 if op.kind.is_communication else 1.0)
+        cost = self._lognormal((*op.draw_key, 0), spread) * self._base(op)
+        if self.spec.worker_spread and not op.kind.is_communication:
+            rng = np.random.default_rng([self.spec.seed, op.pp_rank, 2])
+            of_worker = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
+            cost *= of_worker[self.shape.dp_rank_of_lane]
+        for effect in self.effects:
+            cost = effect.cost(op, cost)
+        return cost
+
+    def delay(self, op: PlannedOp) -> Floats:
+        """Launch delay of the op, seconds, [lanes]."""
+        key = (op.kind.code, op.pp_rank, op.seq, 1)
+        delay = self._lognormal(key, min(1.0, 20 * self.spec.noise)) * self.spec.costs.launch_delay_s
+        for effect in self.effects:
+            delay = effect.delay(op, delay)
+        return delay
+
+    def _lognormal(self, key: tuple[int, ...], sigma: float) -> Floats:
+        """Mean 1, [lanes]; drawn in single precision, which is fine enough for noise and twice as fast."""
+        if sigma == 0:
+            return np.ones(self.shape.lanes)
+        normal = np.random.default_rng([self.spec.seed, *key]).standard_normal(self.shape.lanes, dtype=np.float32)
+        factor: Floats = np.exp(normal * np.float32(sigma) - np.float32(sigma * sigma / 2)).astype(np.float64)
+        return factor
+
+    def _base(self, op: PlannedOp) -> float:
+        costs, chunks = self.spec.costs, self.shape.layout.vpp
+        match op.kind:
+            case OpKind.FORWARD_COMPUTE:
+                return costs.forward_s * self.shape.chunk_work(op.pp_rank)
+            case OpKind.BACKWARD_COMPUTE:
+                return costs.backward_s * self.shape.chunk_work(op.pp_rank)
+            case OpKind.PARAMS_ALL_GATHER:
+                return costs.all_gather_s / chunks
+            case OpKind.GRADS_REDUCE_SCATTER:
+                return costs.reduce_scatter_s / chunks
+            case _:
+                return {
+                    OpKind.SEPARATE_GRADS_ALL_REDUCE: costs.separate_s,
+                    OpKind.LAYERNORM_GRADS_ALL_REDUCE: costs.layernorm_s,
+                    OpKind.EMBEDDING_GRADS_ALL_REDUCE: costs.embedding_s,
+                    OpKind.OPTIMIZER_CLIP_MAIN_GRAD: costs.clip_s,
+                    OpKind.OPTIMIZER: costs.optimizer_s,
+                    OpKind.GC: costs.gc_s,
+                }.get(op.kind, costs.p2p_s)
+
+
+def _shift_clocks(start: Floats, plan: Plan, shape: JobShape, causes: Sequence[Cause]) -> None:
+    """Add each clock's offset to the starts its worker recorded (in place: `start` is the simulation's own)."""
+    for cause in causes:
+        if isinstance(cause, ClockOffset):
+            rows = [at for at, op in enumerate(plan.ops) if op.pp_rank == cause.pp_rank]
+            start[rows] += np.where(shape.dp_rank_of_lane == cause.dp_rank, cause.offset_s, 0.0)
+
+
+def _frame(plan: Plan, shape: JobShape, step_numbers: npt.NDArray[np.int32], times: _Times) -> pl.DataFrame:
+    """Canonical columns, ordered by step, DP rank, stage, kind and seq."""
+    order = sorted(
+        range(len(plan.ops)), key=lambda at: (plan.ops[at].pp_rank, plan.ops[at].kind.code, plan.ops[at].seq)
+    )
+    ops = [plan.ops[at] for at in order]
+    rows, lanes = len(ops), shape.lanes
+    of_op = pl.DataFrame(
+        {
+            "pp_rank": pl.Series([op.pp_rank for op in ops], dtype=pl.Int16),
+            "kind": pl.Series([str(op.kind) for op in ops], dtype=KIND_TYPE),
+            "seq": pl.Series([op.seq for op in ops], dtype=pl.Int32),
+            "microbatch": pl.Series([op.microbatch for op in ops], dtype=pl.Int32),
+            "chunk": pl.Series([op.chunk for op in ops], dtype=pl.Int16),
+        }
+    )
+    dp_rank = shape.dp_rank_of_lane.astype(np.int32)
+    ranks = np.array([[shape.rank(at, op.pp_rank) for op in ops] for at in range(shape.layout.dp_ranks)], np.int32)
+    # One matrix at a time, transposed to one lane after the other.
+    columns = [
+        pl.Series("step", np.repeat(step_numbers[shape.step_of_lane], rows)),
+        pl.Series("rank", np.tile(ranks.ravel(), shape.steps)),
+        pl.Series("dp_rank", np.repeat(dp_rank, rows)),
+        pl.Series("start", times.start[order].T.ravel()),
+        pl.Series("duration", times.duration[order].T.ravel()),
+    ]
+    columns += of_op[np.tile(np.arange(rows, dtype=np.uint32), lanes)].get_columns()
+    return pl.DataFrame(columns)
+
+
+def _without_missing(
+    ops: pl.DataFrame, shape: JobShape, step_numbers: Sequence[int], causes: Sequence[Cause]
+) -> pl.DataFrame:
+    """Leave out what was not recorded."""
+    pp = shape.layout.pp
+    worker = pl.col("dp_rank").cast(pl.Int64) * pp + pl.col("pp_rank")
+    for cause in causes:
+        if isinstance(cause, MissingRanks):
+            first = (cause.dp_rank or 0) * pp + (cause.pp_rank or 0)
+            workers = shape.layout.workers
+            ops = ops.filter((worker - first) % workers >= cause.count)
+            if ops.is_empty():
+                raise SelectionError(f"{cause.NAME}: count is {cause.count}; the job has {workers} workers, keep some")
+        elif isinstance(cause, MissingSteps):
+            place = Worker(cause.dp_rank or 0, cause.pp_rank or 0)
+            position = cause.position or 0
+            missing = list(step_numbers[position : position + cause.count])
+            ops = ops.filter(~((worker == place.dp_rank * pp + place.pp_rank) & pl.col("step").is_in(missing)))
+            if ops.is_empty():
+                raise SelectionError(f"{cause.NAME}: the job has one worker and {shape.steps} steps; keep some")
+    return ops
+
+
+def _metadata(spec: SynthSpec, shape: JobShape, causes: Sequence[Cause]) -> Mapping[str, Any]:
+    layout = shape.layout
+    hosts = {
+        str(shape.rank(dp_rank, pp_rank)): f"host-{shape.host(dp_rank, pp_rank):04d}"
+        for dp_rank in range(layout.dp_ranks)
+        for pp_rank in range(layout.pp)
+    }
+    return {
+        "framework": "synthetic",
+        "gpu_model": "H800",
+        "hosts": hosts,
+        "layers": list(spec.layers) if spec.layers else None,
+        "schedule": str(spec.schedule),
+        "microbatches": spec.microbatches,
+        "overlap_dp": spec.overlap_dp,
+        "seed": spec.seed,
+        "noise": spec.noise,
+        "labels": [cause.label() for cause in causes],
+    }
+
+
+__all__ = [
+    "CAUSES",
+    "BaseCosts",
+    "Cause",
+    "ClockOffset",
+    "FlappingNetwork",
+    "LateDataLoading",
+    "MissingRanks",
+    "MissingSteps",
+    "PythonGc",
+    "Schedule",
+    "SequenceLengthImbalance",
+    "SlowHost",
+    "SlowLastStage",
+    "SlowNic",
+    "SlowP2pLink",
+    "SlowSteps",
+    "SlowWorker",
+    "SynthSpec",
+    "parse_cause",
+    "synthesize",
+]
