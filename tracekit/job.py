@@ -158,7 +158,11 @@ class Job:
             )
         if not reasons:
             return None
-        return PublishedView(slowdown_of(JobReplay.from_trace(self.trace, Method.PUBLISHED)), tuple(reasons))
+        if self.replay.clocks.any_off or self.replay.graph.reconstructed:
+            published = JobReplay.from_trace(self.trace, Method.PUBLISHED)
+        else:  # the same graph and costs, other ideals
+            published = self.replay.with_ideals(Method.PUBLISHED)
+        return PublishedView(slowdown_of(published), tuple(reasons))
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
         """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""

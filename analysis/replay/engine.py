@@ -15,6 +15,7 @@ from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import Durations, measure_durations
+from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import (
     Costs,
     LanesToReplay,
@@ -70,6 +71,11 @@ class JobReplay:
         if clocks.any_off:
             graph = with_clocks_set(graph, clocks, trace.step_starts)
         return cls(graph, measure_durations(graph), clocks)
+
+    def with_ideals(self, method: Method) -> JobReplay:
+        """The same job with the ideal costs of that method."""
+        ideal = ideal_rows(self.graph.blocks, self.durations.own, self.graph.layout.pp, method)
+        return replace(self, durations=replace(self.durations, ideal=ideal))
 
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
         """The same job with only these step numbers; ideal costs stay those of the whole job.

@@ -69,3 +69,10 @@ def test_a_checkpoint_that_stops_everybody_is_a_stall():
     assert cause.saved_s == pytest.approx(0.25)
     assert str(report.diagnosis.verdict.kind) == "stalls"
     assert report.diagnosis.verdict.headline_s == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("method", Method)
+def test_ideals_of_another_method_are_those_of_a_replay_made_with_it(method):
+    trace = data_parallel_job([[FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]])
+    made_with_it = attribute(JobReplay.from_trace(trace, method)).slowdown
+    assert attribute(JobReplay.from_trace(trace).with_ideals(method)).slowdown == pytest.approx(made_with_it, rel=1e-12)
