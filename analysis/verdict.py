@@ -61,6 +61,15 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class _Headline:
+    """The kind of loss to name, what it costs in seconds of the mean step, and the sentence that says so."""
+
+    kind: LossKind
+    lost_s: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The kind of loss that costs most, and what is lost in all.
 
@@ -97,19 +106,22 @@ class Verdict:
 
 def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     """The verdict on a job with these causes."""
-    losses = _losses(evidence, causes) or _exposed_communication(evidence)
     found = evidence.attribution
-    lost_s, base_s = _lost_s(evidence, causes, losses), _base_s(evidence, losses)
-    kind, headline_s, sentence = _headline(evidence, losses, lost_s)
-    leading = next((loss.causes for loss in losses if loss.kind is kind), ())
+    losses = _losses(evidence, causes)
+    lost_s = _lost_s(evidence, causes, losses)
+    if not found.straggling and lost_s < SMALLEST_HEADLINE_SHARE * found.recorded_s:
+        losses = [*_exposed_communication(evidence), *losses]
+        lost_s = _lost_s(evidence, causes, losses)
+    base_s, headline = _base_s(evidence, losses), _headline(evidence, losses, lost_s)
+    leading = next((loss.causes for loss in losses if loss.kind is headline.kind), ())
     return Verdict(
-        kind=kind,
-        headline_s=headline_s,
+        kind=headline.kind,
+        headline_s=headline.lost_s,
         lost_s=lost_s,
         share=lost_s / base_s,
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
         lost_gpu_hours_per_day=lost_s / base_s * found.world_size * 24,
-        sentence=sentence,
+        sentence=headline.sentence,
         confidence=leading[0].confidence if leading else None,
         losses=tuple(losses),
     )
@@ -162,22 +174,22 @@ def _base_s(evidence: Evidence, losses: Sequence[Loss]) -> float:
     return found.original_s if by_s else found.recorded_s
 
 
-def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
+def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
     """The kind to name, what it costs, and the sentence that says so."""
     found = evidence.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
         step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
-        return (
+        return _Headline(
             LossKind.COMMUNICATION,
             losses[0].lost_s,
             f"{exposed} of every {step} step are communication that no compute hides",
         )
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
-        return losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses)
+        return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses))
     if losses and lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
         return _hiding(evidence, losses, lost_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
-        return (
+        return _Headline(
             LossKind.CONTRADICTION,
             0.0,
             f"S = {found.slowdown:.2f}: the job without stragglers would be slower than it is, which cannot be",
@@ -186,7 +198,8 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> tupl
     if losses and losses[0].causes:
         first = losses[0].causes[0]
         small = f"; the largest loss is small: {first.title}{_place(first)}: {cost(first.saved_s, first.alone_s)}"
-    return LossKind.BALANCED, 0.0, f"no straggler, S = {found.slowdown:.3f} is below {STRAGGLING_SLOWDOWN}{small}"
+    sentence = f"no straggler, S = {found.slowdown:.3f} is below {STRAGGLING_SLOWDOWN}{small}"
+    return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 
 def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
@@ -203,14 +216,14 @@ def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     return f"{figure}. {said}" if loss.kind is LossKind.STRAGGLER else f"{said}; {figure}"
 
 
-def _hiding(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> tuple[LossKind, float, str]:
+def _hiding(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
     """The headline of causes that cost little each, because each hides behind the others, and much together."""
     causes = sorted((cause for loss in losses for cause in loss.causes), key=lambda cause: -cause.alone_s)
     recorded_s = evidence.attribution.recorded_s
     named = "; ".join(f"{cause.title}{_place(cause)}" for cause in causes[:2])
     more = f" and {len(causes) - 2} more" if len(causes) > 2 else ""
     size = f"together {seconds(lost_s)} of every {seconds(recorded_s)} step ({lost_s / recorded_s:.1%})"
-    return _loss_kind(causes[0]), lost_s, f"{named}{more}, which hide each other: {size}"
+    return _Headline(_loss_kind(causes[0]), lost_s, f"{named}{more}, which hide each other: {size}")
 
 
 def _place(cause: Cause) -> str:

@@ -116,3 +116,11 @@ def test_many_times_below_zero_are_not_trusted():
     found = attribute(JobReplay.from_trace(data_parallel_job([[FORWARD, BACKWARD]] * 2)))
     assert replace(found, clamped_transfers=0).trust.trustworthy
     assert not replace(found, clamped_transfers=4).trust.trustworthy
+
+
+def test_a_small_cause_does_not_hide_that_communication_binds_the_job():
+    """0.4 s of reduction behind 0.3 s of compute, and one rank that loads for 0.02 s."""
+    loads = [("data-load", 0.02), FORWARD, BACKWARD]
+    verdict = verdict_of(data_parallel_job([[FORWARD, BACKWARD]] * 3 + [loads], steps=8, transfer_s=0.4))
+    assert verdict.kind is LossKind.COMMUNICATION
+    assert {loss.kind for loss in verdict.losses} == {LossKind.COMMUNICATION, LossKind.INPUT}

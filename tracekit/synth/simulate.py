@@ -21,21 +21,11 @@ from tracekit.errors import SelectionError
 from tracekit.model import DP_COLLECTIVES, Layout, OpKind, Worker
 from tracekit.schema import KIND_TYPE
 from tracekit.synth.causes import (
-    CAUSES,
     ClockOffset,
-    LateDataLoading,
     MissingRanks,
     MissingSteps,
-    PythonGc,
-    SequenceLengthImbalance,
-    SlowHost,
-    SlowLastStage,
-    SlowSteps,
-    SlowWorker,
-    parse_cause,
 )
 from tracekit.synth.job import Cause, Effect, Floats, JobShape, Seeded
-from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import Plan, PlannedOp, Schedule, check_schedule, plan_lane
 from tracekit.trace import Trace
 
@@ -344,27 +334,3 @@ def _metadata(spec: SynthSpec, shape: JobShape, causes: Sequence[Cause]) -> Mapp
         "noise": spec.noise,
         "labels": [cause.label() for cause in causes],
     }
-
-
-__all__ = [
-    "CAUSES",
-    "BaseCosts",
-    "Cause",
-    "ClockOffset",
-    "FlappingNetwork",
-    "LateDataLoading",
-    "MissingRanks",
-    "MissingSteps",
-    "PythonGc",
-    "Schedule",
-    "SequenceLengthImbalance",
-    "SlowHost",
-    "SlowLastStage",
-    "SlowNic",
-    "SlowP2pLink",
-    "SlowSteps",
-    "SlowWorker",
-    "SynthSpec",
-    "parse_cause",
-    "synthesize",
-]
