@@ -7,13 +7,13 @@ GET_CHROMIUM := apt-get install -y --no-install-recommends chromium fonts-dejavu
 
 .PHONY: demo test check bench fuzz lock clean
 
-# A stamp per set of extras; stale once pyproject.toml or the lock changes, or the environment is gone.
-$(VENV)/.demo: pyproject.toml requirements.lock
+# A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
+$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard]'
 	touch $@
 
-$(VENV)/.dev: pyproject.toml requirements.lock $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch]'
 	touch $@
 
@@ -49,4 +49,4 @@ lock: $(VENV)/.dev
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info analysis/native/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -428,7 +428,7 @@ def test_no_report_is_wider_than_the_terminal(width: int, folder: Path, monkeypa
         assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
 
 
-HEAVY = ("numpy", "polars", "duckdb", "numba", "pandas", "pyarrow", "rich", "networkx", "yaml")
+HEAVY = ("numpy", "polars", "duckdb", "pandas", "pyarrow", "rich", "networkx", "yaml")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["whatif", "--help"], ["--version"]], ids=" ".join)

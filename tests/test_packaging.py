@@ -23,7 +23,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a package is made of: building writes into the tree it builds."""
     copy = tmp_path_factory.mktemp("source") / "tracekit"
     copy.mkdir()
-    unwanted = shutil.ignore_patterns("__pycache__")
+    unwanted = shutil.ignore_patterns("__pycache__", "*.so")
     for folder in ("tracekit", *FOLDERS):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=unwanted)
     for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("LICENSE*")):
@@ -64,7 +64,12 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
     names = set(wheel.namelist())
     assert {name for name in names if name.endswith(".py")} == modules()
     sources = {f"tracekit/collectors/nccl/{name}" for name in ("plugin.c", "abi.h", "ring.h")}
-    assert {"tracekit/py.typed", "tracekit/schema.sql"} | sources <= names
+    assert {"tracekit/py.typed", "tracekit/schema.sql", "tracekit/analysis/native/_native.abi3.so"} | sources <= names
+
+
+def test_one_wheel_serves_every_version_of_python(wheel: zipfile.ZipFile) -> None:
+    (tags,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("/WHEEL"))
+    assert "Tag: cp311-abi3-" in tags
 
 
 def test_an_sdist_holds_every_module_and_data_file(sdist: tarfile.TarFile) -> None:
@@ -72,7 +77,7 @@ def test_an_sdist_holds_every_module_and_data_file(sdist: tarfile.TarFile) -> No
     expected = {name for name in modules() if name.split("/")[1] not in FOLDERS}
     expected |= {name.removeprefix("tracekit/") for name in modules() if name.split("/")[1] in FOLDERS}
     assert expected <= names
-    assert {"pyproject.toml", "tracekit/py.typed", "tracekit/schema.sql"} <= names
+    assert {"pyproject.toml", "tracekit/py.typed", "tracekit/schema.sql", "analysis/native/kernels.h"} <= names
 
 
 def test_a_wheel_made_from_the_sdist_is_the_same(

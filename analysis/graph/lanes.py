@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis import native
 from tracekit.analysis.graph.gaps import MissingOps, missing_ops
 from tracekit.analysis.graph.rules.megatron import (
     BACKWARD,
@@ -26,7 +27,6 @@ from tracekit.analysis.graph.rules.megatron import (
 )
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.numeric.kernels import kernel
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 from tracekit.schema import distinct_steps, step_positions
@@ -82,7 +82,7 @@ def place_lanes(trace: Trace) -> Lanes:
 
     cells = layout.pp * len(KINDS)
     counts = np.zeros((len(steps) * dp_ranks, cells), np.int32)
-    _count(step_index, columns["dp_rank"], columns["pp_rank"], kind, dp_ranks, len(KINDS), counts)
+    native.count_ops(step_index, columns["dp_rank"], columns["pp_rank"], kind, dp_ranks, len(KINDS), counts)
     if not layout.has_dp_collectives:
         dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
         counts.reshape(-1, layout.pp, len(KINDS))[:, :, dropped_kinds] = 0
@@ -110,17 +110,17 @@ def place_lanes(trace: Trace) -> Lanes:
         step_index, columns["dp_rank"], columns["pp_rank"], kind, columns["seq"], dp_ranks, len(KINDS),
         group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
     )  # fmt: skip
-    _place(*address, columns["start"], columns["duration"], start, duration)
+    native.place_times(*address, columns["start"], columns["duration"], start, duration)
 
     def labels(name: str) -> list[Int32s]:
         """An integer column per group: [rows, 1] where its lanes agree, else [rows, lanes]."""
         values = trace.ops[name].cast(pl.Int32).fill_null(NONE).to_numpy()
         uniform = np.full(int(rows_in_group.sum()), NONE - 1, np.int32)
         varies = np.zeros(len(members), np.bool_)
-        _place_uniform(*address[:8], row_base, values, row_offset, uniform, varies)
+        native.place_uniform(*address[:8], row_base, values, row_offset, NONE - 1, uniform, varies)
         every = np.empty(total if varies.any() else 0, np.int32)
         if varies.any():
-            _place_labels(*address, values, every)
+            native.place_labels(*address, values, every)
         return [
             every[cells_of[number]].reshape(rows_in_group[number], -1)
             if varies[number]
@@ -172,7 +172,7 @@ def _by_structure(placed: _Placed, trace: Trace, steps: Int32s) -> list[LaneGrou
     signature = np.zeros(len(placed.step), np.uint64)
     if placed.chunk.shape[1] > 1:
         signature = _row_hash(placed.chunk.T)
-    _hash_streams(placed.start, *_stream_ranges(by_stage), signature)
+    native.hash_streams(placed.start, *_stream_ranges(by_stage), signature)
     _hash_held_sends(placed, by_stage, signature)
     if chunks > 1:
         _hash_no_ops(placed, by_stage, signature)
@@ -298,91 +298,3 @@ def _hash_held_sends(placed: _Placed, by_stage: Int32s, signature: npt.NDArray[n
             reduction, send = end[stage, OpKind.ALL_REDUCE.code] - 1, end[stage, BACKWARD.send.code] - 1
             held = is_held(placed.start[send], placed.start[reduction] + placed.duration[reduction])
             signature += np.where(held, _mark(send), np.uint64(0))
-
-
-@kernel
-def _count(step_index, dp_rank, pp_rank, kind, dp_ranks, kinds, counts):  # type: ignore[no-untyped-def]
-    for i in range(len(step_index)):
-        counts[step_index[i] * dp_ranks + dp_rank[i], pp_rank[i] * kinds + kind[i]] += 1
-
-
-@kernel
-def _place(  # type: ignore[no-untyped-def]
-    step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
-    group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
-    start, duration, start_out, duration_out,
-):  # fmt: skip
-    for i in range(len(step_index)):
-        lane = step_index[i] * dp_ranks + dp_rank[i]
-        group = group_of_lane[lane]
-        if group < 0:
-            continue
-        base = row_base[group, pp_rank[i] * kinds + kind[i]]
-        if base < 0:
-            continue
-        cell = cell_offset[group] + (base + seq[i]) * lanes_in_group[group] + column_of_lane[lane]
-        start_out[cell] = start[i]
-        duration_out[cell] = duration[i]
-
-
-@kernel
-def _place_uniform(  # type: ignore[no-untyped-def]
-    step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
-    group_of_lane, row_base, values, row_offset, uniform, varies,
-):  # fmt: skip
-    """Keep each row's value; tell the groups in which two lanes differ in one."""
-    unset = NONE - 1
-    for i in range(len(step_index)):
-        group = group_of_lane[step_index[i] * dp_ranks + dp_rank[i]]
-        if group < 0:
-            continue
-        base = row_base[group, pp_rank[i] * kinds + kind[i]]
-        if base < 0:
-            continue
-        at = row_offset[group] + base + seq[i]
-        if uniform[at] == unset:
-            uniform[at] = values[i]
-        elif uniform[at] != values[i]:
-            varies[group] = True
-
-
-@kernel
-def _place_labels(  # type: ignore[no-untyped-def]
-    step_index, dp_rank, pp_rank, kind, seq, dp_ranks, kinds,
-    group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
-    values, out,
-):  # fmt: skip
-    for i in range(len(step_index)):
-        lane = step_index[i] * dp_ranks + dp_rank[i]
-        group = group_of_lane[lane]
-        if group < 0:
-            continue
-        base = row_base[group, pp_rank[i] * kinds + kind[i]]
-        if base >= 0:
-            out[cell_offset[group] + (base + seq[i]) * lanes_in_group[group] + column_of_lane[lane]] = values[i]
-
-
-@kernel
-def _hash_streams(start, bounds, streams, signature):  # type: ignore[no-untyped-def]
-    """Fold into each lane's signature the order in which the kinds of each stream take turns."""
-    heads = np.empty(len(bounds), np.int64)
-    latest = np.empty(len(bounds))
-    for lane in range(start.shape[1]):
-        value = signature[lane]
-        for stream in range(len(streams) - 1):
-            first, last = streams[stream], streams[stream + 1]
-            for part in range(first, last):
-                heads[part] = bounds[part, 0]
-                latest[part] = start[heads[part], lane]
-            while True:
-                chosen = -1
-                for part in range(first, last):
-                    if heads[part] < bounds[part, 1] and (chosen < 0 or latest[part] < latest[chosen]):
-                        chosen = part
-                if chosen < 0:
-                    break
-                value = (value ^ np.uint64(chosen + 1)) * np.uint64(0x100000001B3)
-                heads[chosen] += 1
-                if heads[chosen] < bounds[chosen, 1]:
-                    latest[chosen] = max(latest[chosen], start[heads[chosen], lane])
-        signature[lane] = value

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis import native
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Int32s, Ints
-from tracekit.analysis.numeric.kernels import kernel
 from tracekit.errors import GraphError
 from tracekit.model import COMMUNICATION, KINDS
 
@@ -119,15 +119,20 @@ class _Draft:
         self.first_wait, self.waits_for = _adjacency(after, before, rows)
         self.first_next, self.nexts = _adjacency(before, after, rows)
         waits = np.diff(self.first_wait)
-        self.ordered = _replay_order(self.group, self.by_group, self.first_of_group, self.first_next, self.nexts, waits)
+        ordered = np.empty(groups, np.int64)
+        count = native.replay_order(
+            self.group, self.by_group, self.first_of_group, self.first_next, self.nexts, waits, ordered
+        )
+        self.ordered = ordered[:count]
         if len(self.ordered) < groups:
             raise self._cycle(np.setdiff1d(np.arange(groups), self.ordered))
 
     def rounds(self, of_joins: Ints) -> Ints:
         """The round of each group, [groups], where no join comes before its round in `of_joins`, [keys]."""
-        number: Ints = _rounds(
+        number = np.zeros(len(self.ordered), np.int64)
+        native.rounds(
             self.ordered, self.by_group, self.first_of_group, self.first_wait, self.waits_for, self.group,
-            self.join, of_joins,
+            self.join, of_joins, number,
         )  # fmt: skip
         return number
 
@@ -142,9 +147,9 @@ class _Draft:
         positions = np.arange(len(self.group)) + np.repeat(self.first_of_group[ordered] - first_of_group[:-1], lengths)
         order = self.by_group[positions]
         last_round = int(number.max())
-        slot, slots = _assign_slots(
-            order, first_of_group, self.first_wait, self.waits_for, _units(number[ordered], joins[ordered])
-        )
+        slot = np.empty(len(order), np.int64)
+        units = _units(number[ordered], joins[ordered])
+        slots = native.assign_slots(order, first_of_group, self.first_wait, self.waits_for, units, slot)
         kind = np.concatenate([part.kind for part in self.structures])
         return Template(
             member=np.repeat(np.arange(len(self.structures), dtype=np.int32), self.sizes),
@@ -160,7 +165,7 @@ class _Draft:
             join=self.join[ordered],
             first_of_round=np.searchsorted(number[ordered], np.arange(last_round + 2)),
             slot=slot,
-            slots=int(slots),
+            slots=slots,
         )
 
     def _cycle(self, stuck: Ints) -> GraphError:
@@ -184,92 +189,3 @@ def _adjacency(sources: Ints, targets: Ints, rows: int) -> tuple[Ints, Ints]:
     """Edges grouped by source: where each row's targets begin, [rows + 1], and the targets, [edges]."""
     order = np.argsort(sources, kind="stable")
     return np.searchsorted(sources[order], np.arange(rows + 1)), targets[order]
-
-
-@kernel
-def _replay_order(group, by_group, first_of_group, first_next, nexts, waits):  # type: ignore[no-untyped-def]
-    """Groups in an order in which each comes after all it waits for; shorter than the groups where a cycle is."""
-    groups = len(first_of_group) - 1
-    open_waits = np.zeros(groups, np.int64)
-    for row in range(len(group)):
-        open_waits[group[row]] += waits[row]
-    ordered = np.empty(groups, np.int64)
-    count = 0
-    for number in range(groups):
-        if open_waits[number] == 0:
-            ordered[count] = number
-            count += 1
-    done = 0
-    while done < count:
-        number = ordered[done]
-        done += 1
-        for at in range(first_of_group[number], first_of_group[number + 1]):
-            row = by_group[at]
-            for edge in range(first_next[row], first_next[row + 1]):
-                after = group[nexts[edge]]
-                open_waits[after] -= 1
-                if open_waits[after] == 0:
-                    ordered[count] = after
-                    count += 1
-    return ordered[:count]
-
-
-@kernel
-def _rounds(ordered, by_group, first_of_group, first_wait, waits_for, group, join, of_joins):  # type: ignore[no-untyped-def]
-    """The round of each group: one more than that of the joins it depends on, and no join before its own round."""
-    number = np.zeros(len(ordered), np.int64)
-    for this in ordered:
-        for at in range(first_of_group[this], first_of_group[this + 1]):
-            for wait in range(first_wait[by_group[at]], first_wait[by_group[at] + 1]):
-                before = group[waits_for[wait]]
-                number[this] = max(number[this], number[before] + (1 if join[before] >= 0 else 0))
-        if join[this] >= 0:
-            number[this] = max(number[this], of_joins[join[this]])
-    return number
-
-
-@kernel
-def _assign_slots(order, first_of_group, first_wait, waits_for, unit):  # type: ignore[no-untyped-def]
-    """A slot per row, reused once nothing later waits for the row, so that live end times stay in cache.
-
-    Groups of one unit may be under way at the same time, so slots come free after the unit only.
-    """
-    rows = len(order)
-    last_use = np.full(rows, -1, np.int64)
-    groups = len(first_of_group) - 1
-    for number in range(groups):
-        for at in range(first_of_group[number], first_of_group[number + 1]):
-            row = order[at]
-            last_use[row] = unit[number]
-            for wait in range(first_wait[row], first_wait[row + 1]):
-                last_use[waits_for[wait]] = unit[number]
-    slot = np.full(rows, -1, np.int64)
-    free = np.empty(rows, np.int64)
-    released = np.zeros(rows, np.bool_)
-    free_count = 0
-    slots = 0
-    begin = 0
-    for number in range(groups):
-        for at in range(first_of_group[number], first_of_group[number + 1]):
-            if free_count > 0:
-                free_count -= 1
-                slot[order[at]] = free[free_count]
-            else:
-                slot[order[at]] = slots
-                slots += 1
-        if number + 1 < groups and unit[number + 1] == unit[number]:
-            continue
-        for at in range(begin, first_of_group[number + 1]):
-            row = order[at]
-            if last_use[row] == unit[number] and not released[row]:
-                released[row] = True
-                free[free_count] = slot[row]
-                free_count += 1
-            for wait in range(first_wait[row], first_wait[row + 1]):
-                before = waits_for[wait]
-                if last_use[before] == unit[number] and not released[before]:
-                    released[before] = True
-                    free[free_count] = slot[before]
-                    free_count += 1
-        begin = first_of_group[number + 1]
-    return slot, slots

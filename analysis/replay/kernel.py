@@ -12,17 +12,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis import native
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.kernels import kernel
 
 #: Lanes replayed together: their live end times fit the second-level cache.
 LANES_AT_ONCE = 512
@@ -131,12 +130,28 @@ def _empty_timeline(template: Template, first_lane: Ints) -> Timeline:
     return Timeline(np.empty(shape), np.empty(shape))
 
 
-def _arguments(template: Template, costs: Costs) -> tuple[Any, ...]:
-    """What the kernel needs of a template and its costs."""
-    return (
+def _contiguous(costs: Costs) -> Costs:
+    """The same costs, as the kernel reads them."""
+    return replace(costs, matrix=np.ascontiguousarray(costs.matrix), delay=np.ascontiguousarray(costs.delay))
+
+
+def _replay(
+    template: Template,
+    costs: Costs,
+    groups: tuple[int, int, int],
+    first_lane: Ints,
+    steps: Ints,
+    joined: Floats,
+    live: Floats,
+    ends: Floats,
+    timeline: Timeline,
+) -> None:
+    """Replay `groups` (see `_round_bounds`) for the lanes from `first_lane[0]` to `first_lane[-1]`."""
+    native.replay(
         template.order, template.first_of_group, template.first_wait, template.waits_for, template.slot,
         template.join, template.is_communication,
         costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
+        *groups, first_lane, steps, joined, live, ends, timeline.start, timeline.end,
     )  # fmt: skip
 
 
@@ -144,13 +159,12 @@ def _run(
     template: Template, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
 ) -> None:
     """Fill `ends` (and `timeline`), spreading runs of whole steps over the cores."""
-    arguments, groups = _arguments(template, costs), len(template.join)
+    costs, everything = _contiguous(costs), (0, 0, len(template.join))
 
     def part(bounds: tuple[int, int]) -> None:
         lanes = first_lane[bounds[0] : bounds[1] + 1]
         live = np.empty((template.slots, lanes[-1] - lanes[0]))
-        everything = (0, 0, groups)
-        _replay(*arguments, *everything, lanes, lanes, _NOT_JOINED, live, ends, timeline.start, timeline.end)
+        _replay(template, costs, everything, lanes, lanes, _NOT_JOINED, live, ends, timeline)
 
     _in_parallel(part, _runs(np.diff(first_lane)), threads)
 
@@ -165,7 +179,7 @@ def _run_meeting(
 ) -> None:
     """Like `_run`, round by round: all templates up to their joins, the joins, all templates on from there."""
     steps = max(int(part.step[-1]) for part in parts) + 1
-    arguments = [_arguments(part.template, part.costs) for part in parts]
+    costs = [_contiguous(part.costs) for part in parts]
     bounds = [_round_bounds(part.template) for part in parts]
 
     def run(first_and_last_step: tuple[int, int]) -> None:
@@ -181,10 +195,8 @@ def _run_meeting(
         for number in range(max(len(rounds) for rounds in bounds)):
             for at, (lanes, here, live) in enumerate(places):
                 if number < len(bounds[at]) and len(here):
-                    _replay(
-                        *arguments[at], *bounds[at][number], lanes, here, joined, live, ends[at],
-                        timelines[at].start, timelines[at].end,
-                    )  # fmt: skip
+                    template, groups = parts[at].template, bounds[at][number]
+                    _replay(template, costs[at], groups, lanes, here, joined, live, ends[at], timelines[at])
 
     lanes_of_step = np.sum([np.bincount(part.step, minlength=steps) for part in parts], axis=0)
     _in_parallel(run, _runs(lanes_of_step), threads)
@@ -227,89 +239,3 @@ def _runs(lanes_of_step: Ints) -> list[tuple[int, int]]:
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="replay")
-
-
-@kernel
-def _replay(  # type: ignore[no-untyped-def]
-    order, first_of_group, first_wait, waits_for, slot, join, is_communication,
-    matrix, matrix_row, constant, delay, delay_row,
-    finishing, first_new, last_new, first_lane, steps, joined, live, ends, starts_out, ends_out,
-):  # fmt: skip
-    """Replay the groups `finishing` to `last_new`.
-
-    Where `joined` ([joins, steps]) is given, lanes of other templates take part in the joins: groups before `first_new`
-    have started in an earlier call and now only finish, and joins after it only start and leave the time when the last
-    of them is there in `joined`. `steps`: the column of `joined` of each run of lanes.
-    """
-    low, high = first_lane[0], first_lane[-1]
-    width = high - low
-    latest = np.empty(width)
-    final = ends[low:high]
-    apart = joined.shape[0] > 0
-    for group in range(finishing, last_new):
-        first, last = first_of_group[group], first_of_group[group + 1]
-        joins = join[group] >= 0
-        together = is_communication[order[first]] and (joins or last - first > 1)
-        if group >= first_new:
-            for at in range(first, last):
-                row = order[at]
-                ready = live[slot[row]]
-                wait_first, wait_last = first_wait[row], first_wait[row + 1]
-                if wait_first == wait_last:
-                    ready[:] = 0.0
-                else:
-                    other = live[slot[waits_for[wait_first]]]
-                    for i in range(width):
-                        ready[i] = other[i]
-                    for wait in range(wait_first + 1, wait_last):
-                        other = live[slot[waits_for[wait]]]
-                        for i in range(width):
-                            ready[i] = other[i] if other[i] > ready[i] else ready[i]
-                if delay_row[row] >= 0:
-                    late = delay[delay_row[row], low:high]
-                    for i in range(width):
-                        ready[i] += late[i]
-                if starts_out.shape[0] > 0:
-                    starts_out[row, low:high] = ready
-            if together:
-                for i in range(width):
-                    latest[i] = live[slot[order[first]], i]
-                for at in range(first + 1, last):
-                    other = live[slot[order[at]]]
-                    for i in range(width):
-                        latest[i] = other[i] if other[i] > latest[i] else latest[i]
-                if joins:
-                    for step in range(len(first_lane) - 1):
-                        begin, end = first_lane[step] - low, first_lane[step + 1] - low
-                        top = latest[begin]
-                        for i in range(begin + 1, end):
-                            top = max(top, latest[i])
-                        if apart:
-                            column = steps[step]
-                            joined[join[group], column] = max(joined[join[group], column], top)
-                        else:
-                            latest[begin:end] = top
-                    if apart:
-                        continue
-        if together:
-            if joins and apart:
-                for step in range(len(first_lane) - 1):
-                    latest[first_lane[step] - low : first_lane[step + 1] - low] = joined[join[group], steps[step]]
-            for at in range(first, last):
-                live[slot[order[at]]] = latest
-        for at in range(first, last):
-            row = order[at]
-            value = live[slot[row]]
-            source = matrix_row[row]
-            if source >= 0:
-                cost = matrix[source, low:high]
-                for i in range(width):
-                    value[i] += cost[i]
-            else:
-                fixed = constant[row]
-                for i in range(width):
-                    value[i] += fixed
-            for i in range(width):
-                final[i] = value[i] if value[i] > final[i] else final[i]
-            if ends_out.shape[0] > 0:
-                ends_out[row, low:high] = value

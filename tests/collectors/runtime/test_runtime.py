@@ -13,7 +13,7 @@ from tracekit.collectors.runtime.patches import PatchSet, on_import
 from tracekit.collectors.runtime.wire_format import RuntimeOptions
 
 #: Never in a training process on tracekit's account.
-HEAVY = {"polars", "pandas", "duckdb", "numba", "pyarrow", "click", "networkx", "dash"}
+HEAVY = {"polars", "pandas", "duckdb", "pyarrow", "click", "networkx", "dash"}
 
 
 @pytest.mark.parametrize("module", ["tracekit.collectors", "tracekit.collectors.runtime.bootstrap"])

@@ -1,0 +1,37 @@
+"""Machine code for whatever touches every op of a job.
+
+In: C-contiguous arrays. Out: the same arrays, filled. Each kernel checks the types of its arguments, trusts the numbers
+in them (callers have validated them), and runs without the interpreter's lock, so that threads run side by side. It is
+C against Python's stable ABI, compiled when tracekit is built: one library serves every Python from 3.11 on, nothing is
+compiled or cached at run time.
+"""
+
+from tracekit.analysis.native._native import (
+    assign_slots,
+    count_ops,
+    hash_streams,
+    latest_joins,
+    launch_delays,
+    place_labels,
+    place_times,
+    place_uniform,
+    replay,
+    replay_order,
+    rounds,
+    transfer_durations,
+)
+
+__all__ = [
+    "assign_slots",
+    "count_ops",
+    "hash_streams",
+    "latest_joins",
+    "launch_delays",
+    "place_labels",
+    "place_times",
+    "place_uniform",
+    "replay",
+    "replay_order",
+    "rounds",
+    "transfer_durations",
+]

@@ -1,0 +1,168 @@
+import numpy as np
+import numpy.typing as npt
+
+_Bools = npt.NDArray[np.bool_]
+_Bytes = npt.NDArray[np.uint8]
+_Int16s = npt.NDArray[np.int16]
+_Int32s = npt.NDArray[np.int32]
+_Int64s = npt.NDArray[np.int64]
+_UInt64s = npt.NDArray[np.uint64]
+_Floats = npt.NDArray[np.float64]
+
+def count_ops(
+    step: _Int32s, dp_rank: _Int32s, pp_rank: _Int16s, kind: _Bytes, dp_ranks: int, kinds: int, counts: _Int32s
+) -> None:
+    """Add to `counts`, [lanes, stages x kinds], how many ops each cell has; lane = step x `dp_ranks` + dp_rank."""
+
+def place_times(
+    step: _Int32s,
+    dp_rank: _Int32s,
+    pp_rank: _Int16s,
+    kind: _Bytes,
+    seq: _Int32s,
+    dp_ranks: int,
+    kinds: int,
+    group_of_lane: _Int32s,
+    column_of_lane: _Int64s,
+    row_base: _Int64s,
+    lanes_in_group: _Int64s,
+    cell_offset: _Int64s,
+    start: _Floats,
+    duration: _Floats,
+    start_out: _Floats,
+    duration_out: _Floats,
+) -> None:
+    """Put the times of each op into its cell; ops whose lane or kind has no place (-1) are left out."""
+
+def place_uniform(
+    step: _Int32s,
+    dp_rank: _Int32s,
+    pp_rank: _Int16s,
+    kind: _Bytes,
+    seq: _Int32s,
+    dp_ranks: int,
+    kinds: int,
+    group_of_lane: _Int32s,
+    row_base: _Int64s,
+    values: _Int32s,
+    row_offset: _Int64s,
+    unset: int,
+    uniform: _Int32s,
+    varies: _Bools,
+) -> None:
+    """Keep each row's value in `uniform`, which starts as `unset`; tell in `varies` groups whose lanes differ."""
+
+def place_labels(
+    step: _Int32s,
+    dp_rank: _Int32s,
+    pp_rank: _Int16s,
+    kind: _Bytes,
+    seq: _Int32s,
+    dp_ranks: int,
+    kinds: int,
+    group_of_lane: _Int32s,
+    column_of_lane: _Int64s,
+    row_base: _Int64s,
+    lanes_in_group: _Int64s,
+    cell_offset: _Int64s,
+    values: _Int32s,
+    out: _Int32s,
+) -> None:
+    """Like `place_times`, for one integer column."""
+
+def hash_streams(start: _Floats, bounds: _Int64s, streams: _Int64s, signature: _UInt64s) -> None:
+    """Fold into each lane's `signature` the order in which the kinds of each stream take turns.
+
+    `start`: [rows, lanes]. `bounds`: rows of each kind, [parts, 2]; `streams`: where the parts of each stream begin.
+    """
+
+def replay_order(
+    group: _Int64s,
+    by_group: _Int64s,
+    first_of_group: _Int64s,
+    first_next: _Int64s,
+    nexts: _Int64s,
+    waits: _Int64s,
+    ordered: _Int64s,
+) -> int:
+    """Fill `ordered`, [groups], so that each group comes after all it waits for; how many are not in a cycle."""
+
+def rounds(
+    ordered: _Int64s,
+    by_group: _Int64s,
+    first_of_group: _Int64s,
+    first_wait: _Int64s,
+    waits_for: _Int64s,
+    group: _Int64s,
+    join: _Int64s,
+    of_joins: _Int64s,
+    number: _Int64s,
+) -> None:
+    """Fill `number` with each group's round: one more than that of joins it depends on, a join's not before its own."""
+
+def assign_slots(
+    order: _Int64s, first_of_group: _Int64s, first_wait: _Int64s, waits_for: _Int64s, unit: _Int64s, slot: _Int64s
+) -> int:
+    """Fill `slot`, [rows], reused once nothing later waits for a row; how many slots there are.
+
+    Groups of one `unit` may be under way at the same time, so slots come free after the unit only.
+    """
+
+def latest_joins(
+    order: _Int64s, first_of_group: _Int64s, join: _Int64s, start: _Floats, step: _Int32s, joined: _Floats
+) -> None:
+    """Raise `joined`, [joins, steps], to the latest recorded start of each data-parallel collective in each step."""
+
+def transfer_durations(
+    order: _Int64s,
+    first_of_group: _Int64s,
+    join: _Int64s,
+    is_communication: _Bools,
+    start: _Floats,
+    step: _Int32s,
+    joined: _Floats,
+    lowest: float,
+    cost: _Floats,
+) -> int:
+    """Turn the durations of communication ops in `cost` into transfer durations.
+
+    What lies below `lowest` becomes 0; how many do.
+    """
+
+def launch_delays(
+    first_wait: _Int64s, waits_for: _Int64s, start: _Floats, duration: _Floats, lowest: float, delay: _Floats
+) -> int:
+    """Turn recorded starts in `delay` into launch delays; what lies below `lowest` becomes 0; how many do."""
+
+def replay(
+    order: _Int64s,
+    first_of_group: _Int64s,
+    first_wait: _Int64s,
+    waits_for: _Int64s,
+    slot: _Int64s,
+    join: _Int64s,
+    is_communication: _Bools,
+    matrix: _Floats,
+    matrix_row: _Int64s,
+    constant: _Floats,
+    delay: _Floats,
+    delay_row: _Int64s,
+    finishing: int,
+    first_new: int,
+    last_new: int,
+    first_lane: _Int64s,
+    steps: _Int64s,
+    joined: _Floats,
+    live: _Floats,
+    ends: _Floats,
+    starts_out: _Floats,
+    ends_out: _Floats,
+) -> None:
+    """Replay the groups `finishing` to `last_new` for the lanes `first_lane[0]` to `first_lane[-1]`.
+
+    Where `joined`, [joins, steps], is not empty, lanes of other templates take part in the joins: groups before
+    `first_new` have started in an earlier call and now only finish, and joins after it only start and leave the time
+    when the last of them is there in `joined`. `steps`: the column of `joined` of each run of lanes. `live`: [slots,
+    lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are filled unless
+    empty.
+    """

@@ -1,0 +1,97 @@
+/* Recorded times into what each op cost by itself. */
+#include "kernels.h"
+
+KERNEL(latest_joins) {
+    ENTER("latest_joins", "llldi*d", 6);
+    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *join = INT64S(a[2]);
+    const double *start = REALS(a[3]);
+    const int32_t *step = INT32S(a[4]);
+    double *joined = REALS(a[5]);
+    const int64_t groups = AXIS(a[2], 0), lanes = AXIS(a[3], 1), steps = AXIS(a[5], 1);
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t group = 0; group < groups; group++) {
+        if (join[group] < 0) continue;
+        double *latest = joined + join[group] * steps;
+        for (int64_t at = first_of_group[group]; at < first_of_group[group + 1]; at++) {
+            const double *begun = start + order[at] * lanes;
+            for (int64_t i = 0; i < lanes; i++)
+                if (begun[i] > latest[step[i]]) latest[step[i]] = begun[i];
+        }
+    }
+    Py_END_ALLOW_THREADS
+    LEAVE(Py_NewRef(Py_None));
+}
+
+KERNEL(transfer_durations) {
+    ENTER("transfer_durations", "lllbdidr*d", 9);
+    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *join = INT64S(a[2]);
+    const uint8_t *is_communication = BYTES(a[3]);
+    const double *start = REALS(a[4]), *joined = REALS(a[6]);
+    const int32_t *step = INT32S(a[5]);
+    const double lowest = a[7].real;
+    double *cost = REALS(a[8]);
+    const int64_t groups = AXIS(a[2], 0), lanes = AXIS(a[4], 1), steps = AXIS(a[6], 1);
+    double *latest = PyMem_Malloc((size_t)(lanes + 1) * sizeof *latest);
+    if (!latest) LEAVE(PyErr_NoMemory());
+    int64_t clamped = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t group = 0; group < groups; group++) {
+        const int64_t first = first_of_group[group], last = first_of_group[group + 1];
+        if (!is_communication[order[first]] || (last - first == 1 && join[group] < 0)) continue;
+        if (join[group] >= 0) {
+            for (int64_t i = 0; i < lanes; i++) latest[i] = joined[join[group] * steps + step[i]];
+        } else {
+            for (int64_t i = 0; i < lanes; i++) latest[i] = start[order[first] * lanes + i];
+            for (int64_t at = first + 1; at < last; at++) {
+                const double *other = start + order[at] * lanes;
+                for (int64_t i = 0; i < lanes; i++) latest[i] = other[i] > latest[i] ? other[i] : latest[i];
+            }
+        }
+        for (int64_t at = first; at < last; at++) {
+            const double *begun = start + order[at] * lanes;
+            double *transfer = cost + order[at] * lanes;
+            for (int64_t i = 0; i < lanes; i++) {
+                const double value = begun[i] + transfer[i] - latest[i];
+                clamped += value < lowest;
+                transfer[i] = value < lowest ? 0.0 : value;
+            }
+        }
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(latest);
+    LEAVE(PyLong_FromLongLong(clamped));
+}
+
+KERNEL(launch_delays) {
+    ENTER("launch_delays", "llddr*d", 6);
+    const int64_t *first_wait = INT64S(a[0]), *waits_for = INT64S(a[1]);
+    const double *start = REALS(a[2]), *duration = REALS(a[3]);
+    const double lowest = a[4].real;
+    double *delay = REALS(a[5]);
+    const int64_t rows = AXIS(a[2], 0), lanes = AXIS(a[2], 1);
+    double *ready = PyMem_Malloc((size_t)(lanes + 1) * sizeof *ready);
+    if (!ready) LEAVE(PyErr_NoMemory());
+    int64_t clamped = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = 0; row < rows; row++) {
+        if (first_wait[row] == first_wait[row + 1]) continue;
+        for (int64_t wait = first_wait[row]; wait < first_wait[row + 1]; wait++) {
+            const double *begun = start + waits_for[wait] * lanes, *took = duration + waits_for[wait] * lanes;
+            if (wait == first_wait[row])
+                for (int64_t i = 0; i < lanes; i++) ready[i] = begun[i] + took[i];
+            else
+                for (int64_t i = 0; i < lanes; i++) {
+                    const double end = begun[i] + took[i];
+                    ready[i] = end > ready[i] ? end : ready[i];
+                }
+        }
+        for (int64_t i = 0; i < lanes; i++) {
+            const double value = start[row * lanes + i] - ready[i];
+            clamped += value < lowest;
+            delay[row * lanes + i] = value < lowest ? 0.0 : value;
+        }
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(ready);
+    LEAVE(PyLong_FromLongLong(clamped));
+}

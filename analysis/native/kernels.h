@@ -1,0 +1,27 @@
+/* The kernels, by file. What each computes and takes: __init__.py. */
+#ifndef TRACEKIT_KERNELS_H
+#define TRACEKIT_KERNELS_H
+
+#include "arguments.h"
+
+/* place.c */
+KERNEL(count_ops);
+KERNEL(place_times);
+KERNEL(place_uniform);
+KERNEL(place_labels);
+KERNEL(hash_streams);
+
+/* order.c */
+KERNEL(replay_order);
+KERNEL(rounds);
+KERNEL(assign_slots);
+
+/* costs.c */
+KERNEL(latest_joins);
+KERNEL(transfer_durations);
+KERNEL(launch_delays);
+
+/* replay.c */
+KERNEL(replay);
+
+#endif

@@ -1,0 +1,104 @@
+/* The ops of a template in an order in which they can be replayed, its rounds, and where end times are kept. */
+#include "kernels.h"
+
+KERNEL(replay_order) {
+    ENTER("replay_order", "llllll*l", 7);
+    const int64_t *group = INT64S(a[0]), *by_group = INT64S(a[1]), *first_of_group = INT64S(a[2]);
+    const int64_t *first_next = INT64S(a[3]), *nexts = INT64S(a[4]), *waits = INT64S(a[5]);
+    int64_t *ordered = INT64S(a[6]);
+    const int64_t rows = AXIS(a[0], 0), groups = AXIS(a[6], 0);
+    int64_t *open_waits = PyMem_Calloc((size_t)groups + 1, sizeof *open_waits);
+    if (!open_waits) LEAVE(PyErr_NoMemory());
+    int64_t found = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = 0; row < rows; row++) open_waits[group[row]] += waits[row];
+    for (int64_t number = 0; number < groups; number++)
+        if (open_waits[number] == 0) ordered[found++] = number;
+    for (int64_t done = 0; done < found; done++) {
+        const int64_t number = ordered[done];
+        for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {
+            const int64_t row = by_group[at];
+            for (int64_t edge = first_next[row]; edge < first_next[row + 1]; edge++) {
+                const int64_t after = group[nexts[edge]];
+                if (--open_waits[after] == 0) ordered[found++] = after;
+            }
+        }
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(open_waits);
+    LEAVE(PyLong_FromLongLong(found));
+}
+
+KERNEL(rounds) {
+    ENTER("rounds", "llllllll*l", 9);
+    const int64_t *ordered = INT64S(a[0]), *by_group = INT64S(a[1]), *first_of_group = INT64S(a[2]);
+    const int64_t *first_wait = INT64S(a[3]), *waits_for = INT64S(a[4]), *group = INT64S(a[5]);
+    const int64_t *join = INT64S(a[6]), *of_joins = INT64S(a[7]);
+    int64_t *number = INT64S(a[8]);
+    const int64_t groups = AXIS(a[0], 0);
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t i = 0; i < groups; i++) {
+        const int64_t this = ordered[i];
+        int64_t latest = 0;
+        for (int64_t at = first_of_group[this]; at < first_of_group[this + 1]; at++)
+            for (int64_t wait = first_wait[by_group[at]]; wait < first_wait[by_group[at] + 1]; wait++) {
+                const int64_t before = group[waits_for[wait]];
+                const int64_t earliest = number[before] + (join[before] >= 0);
+                if (earliest > latest) latest = earliest;
+            }
+        if (join[this] >= 0 && of_joins[join[this]] > latest) latest = of_joins[join[this]];
+        number[this] = latest;
+    }
+    Py_END_ALLOW_THREADS
+    LEAVE(Py_NewRef(Py_None));
+}
+
+KERNEL(assign_slots) {
+    ENTER("assign_slots", "lllll*l", 6);
+    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *first_wait = INT64S(a[2]);
+    const int64_t *waits_for = INT64S(a[3]), *unit = INT64S(a[4]);
+    int64_t *slot = INT64S(a[5]);
+    const int64_t rows = AXIS(a[0], 0), groups = AXIS(a[4], 0);
+    int64_t *last_use = PyMem_Malloc((size_t)(rows + 1) * sizeof *last_use);
+    int64_t *free_slots = PyMem_Malloc((size_t)(rows + 1) * sizeof *free_slots);
+    uint8_t *released = PyMem_Calloc((size_t)rows + 1, 1);
+    if (!last_use || !free_slots || !released) {
+        PyMem_Free(last_use);
+        PyMem_Free(free_slots);
+        PyMem_Free(released);
+        LEAVE(PyErr_NoMemory());
+    }
+    int64_t free_count = 0, slots = 0, begin = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t number = 0; number < groups; number++)
+        for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {
+            last_use[order[at]] = unit[number];
+            for (int64_t wait = first_wait[order[at]]; wait < first_wait[order[at] + 1]; wait++)
+                last_use[waits_for[wait]] = unit[number];
+        }
+    for (int64_t number = 0; number < groups; number++) {
+        for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++)
+            slot[order[at]] = free_count > 0 ? free_slots[--free_count] : slots++;
+        if (number + 1 < groups && unit[number + 1] == unit[number]) continue;
+        for (int64_t at = begin; at < first_of_group[number + 1]; at++) {
+            const int64_t row = order[at];
+            if (last_use[row] == unit[number] && !released[row]) {
+                released[row] = 1;
+                free_slots[free_count++] = slot[row];
+            }
+            for (int64_t wait = first_wait[row]; wait < first_wait[row + 1]; wait++) {
+                const int64_t before = waits_for[wait];
+                if (last_use[before] == unit[number] && !released[before]) {
+                    released[before] = 1;
+                    free_slots[free_count++] = slot[before];
+                }
+            }
+        }
+        begin = first_of_group[number + 1];
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(last_use);
+    PyMem_Free(free_slots);
+    PyMem_Free(released);
+    LEAVE(PyLong_FromLongLong(slots));
+}

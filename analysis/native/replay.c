@@ -1,0 +1,132 @@
+/* When every op of a run of lanes would have run, had the durations been these. */
+#include "kernels.h"
+
+typedef struct {
+    const int64_t *order, *first_of_group, *first_wait, *waits_for, *slot, *join;
+    const uint8_t *is_communication;
+    const double *matrix, *constant, *delay;
+    const int64_t *matrix_row, *delay_row;
+    int64_t matrix_lanes, delay_lanes;
+    int64_t finishing, first_new, last_new;
+    const int64_t *first_lane, *steps;
+    int64_t runs; /* of lanes of one step each */
+    double *joined;
+    int64_t joins, joined_steps;
+    double *live, *ends, *starts_out, *ends_out;
+    int64_t out_lanes; /* 0 where no timeline is wanted */
+} Replay;
+
+static inline void copy(double *restrict to, const double *restrict from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = from[i];
+}
+
+static inline void raise_to(double *restrict to, const double *restrict other, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = other[i] > to[i] ? other[i] : to[i];
+}
+
+static inline void add(double *restrict to, const double *restrict other, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] += other[i];
+}
+
+static inline void fill(double *restrict to, double value, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = value;
+}
+
+/* When the rows of a group are ready, into their slots. */
+static inline void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
+    for (int64_t at = first; at < last; at++) {
+        const int64_t row = r->order[at];
+        const int64_t wait_first = r->first_wait[row], wait_last = r->first_wait[row + 1];
+        double *ready = r->live + r->slot[row] * width;
+        if (wait_first == wait_last)
+            fill(ready, 0.0, width);
+        else
+            copy(ready, r->live + r->slot[r->waits_for[wait_first]] * width, width);
+        for (int64_t wait = wait_first + 1; wait < wait_last; wait++)
+            raise_to(ready, r->live + r->slot[r->waits_for[wait]] * width, width);
+        if (r->delay_row[row] >= 0) add(ready, r->delay + r->delay_row[row] * r->delay_lanes + low, width);
+        if (r->out_lanes) copy(r->starts_out + row * r->out_lanes + low, ready, width);
+    }
+}
+
+/*
+ * The latest lane of each step, for all its lanes. Where lanes of other templates take part, only into `joined`.
+ */
+static inline void join_lanes(const Replay *r, int64_t group, double *latest, int64_t low) {
+    for (int64_t run = 0; run < r->runs; run++) {
+        const int64_t begin = r->first_lane[run] - low, end = r->first_lane[run + 1] - low;
+        double top = latest[begin];
+        for (int64_t i = begin + 1; i < end; i++) top = latest[i] > top ? latest[i] : top;
+        if (r->joins) {
+            double *joined = r->joined + r->join[group] * r->joined_steps + r->steps[run];
+            *joined = top > *joined ? top : *joined;
+        } else {
+            fill(latest + begin, top, end - begin);
+        }
+    }
+}
+
+WIDE static void run(const Replay *r, double *latest, int64_t low, int64_t width) {
+    double *final = r->ends + low;
+    for (int64_t group = r->finishing; group < r->last_new; group++) {
+        const int64_t first = r->first_of_group[group], last = r->first_of_group[group + 1];
+        const int joins = r->join[group] >= 0;
+        const int together = r->is_communication[r->order[first]] && (joins || last - first > 1);
+        if (group >= r->first_new) {
+            make_ready(r, first, last, low, width);
+            if (together) {
+                copy(latest, r->live + r->slot[r->order[first]] * width, width);
+                for (int64_t at = first + 1; at < last; at++)
+                    raise_to(latest, r->live + r->slot[r->order[at]] * width, width);
+                if (joins) {
+                    join_lanes(r, group, latest, low);
+                    if (r->joins) continue;
+                }
+            }
+        }
+        if (together) {
+            if (joins && r->joins)
+                for (int64_t run = 0; run < r->runs; run++)
+                    fill(latest + r->first_lane[run] - low,
+                         r->joined[r->join[group] * r->joined_steps + r->steps[run]],
+                         r->first_lane[run + 1] - r->first_lane[run]);
+            for (int64_t at = first; at < last; at++) copy(r->live + r->slot[r->order[at]] * width, latest, width);
+        }
+        for (int64_t at = first; at < last; at++) {
+            const int64_t row = r->order[at], source = r->matrix_row[row];
+            double *restrict end = r->live + r->slot[row] * width;
+            if (source >= 0) {
+                add(end, r->matrix + source * r->matrix_lanes + low, width);
+            } else {
+                const double fixed = r->constant[row];
+                for (int64_t i = 0; i < width; i++) end[i] += fixed;
+            }
+            raise_to(final, end, width);
+            if (r->out_lanes) copy(r->ends_out + row * r->out_lanes + low, end, width);
+        }
+    }
+}
+
+KERNEL(replay) {
+    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*d", 22);
+    const Replay r = {
+        .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
+        .slot = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
+        .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
+        .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
+        .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
+        .finishing = a[12].integer, .first_new = a[13].integer, .last_new = a[14].integer,
+        .first_lane = INT64S(a[15]), .runs = AXIS(a[15], 0) - 1, .steps = INT64S(a[16]),
+        .joined = REALS(a[17]), .joins = AXIS(a[17], 0), .joined_steps = AXIS(a[17], 1),
+        .live = REALS(a[18]), .ends = REALS(a[19]), .starts_out = REALS(a[20]), .ends_out = REALS(a[21]),
+        .out_lanes = AXIS(a[21], 0) ? AXIS(a[21], 1) : 0,
+    };
+    const int64_t low = r.first_lane[0], width = r.first_lane[r.runs] - low;
+    double *latest = PyMem_Malloc((size_t)(width + 1) * sizeof *latest);
+    if (!latest) LEAVE(PyErr_NoMemory());
+    Py_BEGIN_ALLOW_THREADS
+    run(&r, latest, low, width);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(latest);
+    LEAVE(Py_NewRef(Py_None));
+}
