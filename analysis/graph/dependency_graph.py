@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracekit.analysis.graph.compiled import NO_JOINS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
 from tracekit.analysis.graph.structure import Structure
-from tracekit.analysis.graph.template import NO_JOINS, Template, build_templates, join_keys
+from tracekit.analysis.graph.template import Template, build_templates, join_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import KINDS, Layout, OpKind, Worker
 from tracekit.trace import Trace

@@ -132,7 +132,8 @@ def _empty_timeline(template: Template, first_lane: Ints) -> Timeline:
 
 def _contiguous(costs: Costs) -> Costs:
     """The same costs, as the kernel reads them."""
-    return replace(costs, matrix=np.ascontiguousarray(costs.matrix), delay=np.ascontiguousarray(costs.delay))
+    matrix, constant, delay = map(np.ascontiguousarray, (costs.matrix, costs.constant, costs.delay))
+    return replace(costs, matrix=matrix, constant=constant, delay=delay)
 
 
 def _replay(

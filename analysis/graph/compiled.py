@@ -1,0 +1,173 @@
+"""Graphs laid out for replay.
+
+In: `Wiring`s, the dependencies among some ops and who starts together. Out: `CompiledGraph`s: the same in an order in
+which it can be replayed, cut into rounds between which lanes of other graphs may join, with a place for each op's end
+time. Nothing here knows what the ops are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis import native
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.errors import GraphError
+
+NO_JOINS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Dependencies among ops, which are rows.
+
+    `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
+    [rows]. `join_key`: rows that also wait for the same op in other lanes of their step share a number that is the
+    same in every wiring of the job, -1 elsewhere, [rows]. `synchronises`: whether a row ends a cost after the latest
+    start of its group, not of its own, [rows]. `describe`: what a message calls a row.
+    """
+
+    before: Ints
+    after: Ints
+    group: Ints
+    join_key: Ints
+    synchronises: npt.NDArray[np.bool_]
+    describe: Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A graph of ops, laid out for replay.
+
+    Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: it waits for its
+    group, too, [rows]. Rows that start their transfer together form a group;
+    `order[first_of_group[g]:first_of_group[g + 1]]` are the rows of the g-th group, groups in replay order. `join[g]`:
+    number of the collective for which the group waits in all lanes of its step, -1 for none. Groups come in rounds:
+    those of round r are `first_of_round[r]:first_of_round[r + 1]`, its joins last; a join of round r depends on joins
+    of earlier rounds only, and the same collective has the same round in every graph compiled with it.
+    `slot`: where a row's end time is kept while later rows need it; `slots` of them suffice.
+    """
+
+    is_communication: npt.NDArray[np.bool_]
+    first_wait: Ints
+    waits_for: Ints
+    order: Ints
+    first_of_group: Ints
+    join: Ints
+    first_of_round: Ints
+    slot: Ints
+    slots: int
+
+
+def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]:
+    """Lay out graphs whose collectives (`keys`, the join keys in use, ascending) join the lanes of a step across them.
+
+    Raises GraphError where dependencies form a cycle.
+    """
+    drafts = [_Draft(wiring, keys) for wiring in wirings]
+    rounds = np.zeros(len(keys), np.int64)
+    for _ in range(len(keys) + 1):
+        # A collective takes place in the latest round that any graph gives it; that may push others back.
+        latest = rounds.copy()
+        for draft in drafts:
+            number = draft.rounds(rounds)
+            np.maximum.at(latest, draft.join[draft.join >= 0], number[draft.join >= 0])
+        if np.array_equal(latest, rounds):
+            return [draft.compiled(rounds) for draft in drafts]
+        rounds = latest
+    raise GraphError(
+        "DP ranks run their collectives in orders that contradict each other; the recorded order cannot be right"
+    )
+
+
+def compile_graph(wiring: Wiring) -> CompiledGraph:
+    """Lay out one graph that meets no other; collectives with a join key join within it.
+
+    Raises GraphError where dependencies form a cycle.
+    """
+    return _Draft(wiring, NO_JOINS).compiled(NO_JOINS)
+
+
+class _Draft:
+    """Ops grouped and in an order in which they can be replayed."""
+
+    def __init__(self, wiring: Wiring, keys: Ints) -> None:
+        self.wiring = wiring
+        group, rows = wiring.group.copy(), len(wiring.group)
+        joined = np.flatnonzero(wiring.join_key >= 0)
+        if len(joined):  # a collective is one group over all members: name it after its first row
+            _, first, inverse = np.unique(wiring.join_key[joined], return_index=True, return_inverse=True)
+            group[joined] = joined[first[inverse]]
+        _, self.group = np.unique(group, return_inverse=True)
+        groups = int(self.group.max()) + 1
+        self.by_group = np.argsort(self.group, kind="stable")
+        self.first_of_group = np.searchsorted(self.group[self.by_group], np.arange(groups + 1))
+        self.join = np.full(groups, -1, np.int64)
+        if len(keys):
+            self.join[self.group[joined]] = np.searchsorted(keys, wiring.join_key[joined])
+        self.first_wait, self.waits_for = adjacency(wiring.after, wiring.before, rows)
+        first_next, nexts = adjacency(wiring.before, wiring.after, rows)
+        ordered = np.empty(groups, np.int64)
+        waits = np.diff(self.first_wait)
+        count = native.replay_order(self.group, self.by_group, self.first_of_group, first_next, nexts, waits, ordered)
+        if count < groups:
+            raise self._cycle(np.setdiff1d(np.arange(groups), ordered[:count]))
+        self.ordered = ordered
+
+    def rounds(self, of_joins: Ints) -> Ints:
+        """The round of each group, [groups], where no join comes before its round in `of_joins`, [keys]."""
+        number = np.zeros(len(self.ordered), np.int64)
+        native.rounds(
+            self.ordered, self.by_group, self.first_of_group, self.first_wait, self.waits_for, self.group,
+            self.join, of_joins, number,
+        )  # fmt: skip
+        return number
+
+    def compiled(self, of_joins: Ints) -> CompiledGraph:
+        """The finished graph."""
+        number = self.rounds(of_joins)
+        joins = self.join >= 0
+        place = np.lexsort((joins[self.ordered], number[self.ordered]))  # stable: within, the order stays
+        ordered = self.ordered[place]
+        lengths = np.diff(self.first_of_group)[ordered]
+        first_of_group = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(len(self.group)) + np.repeat(self.first_of_group[ordered] - first_of_group[:-1], lengths)
+        order = self.by_group[positions]
+        last_round = int(number.max())
+        slot = np.empty(len(order), np.int64)
+        units = _units(number[ordered], joins[ordered])
+        slots = native.assign_slots(order, first_of_group, self.first_wait, self.waits_for, units, slot)
+        return CompiledGraph(
+            is_communication=self.wiring.synchronises,
+            first_wait=self.first_wait,
+            waits_for=self.waits_for,
+            order=order,
+            first_of_group=first_of_group,
+            join=self.join[ordered],
+            first_of_round=np.searchsorted(number[ordered], np.arange(last_round + 2)),
+            slot=slot,
+            slots=slots,
+        )
+
+    def _cycle(self, stuck: Ints) -> GraphError:
+        row = int(self.by_group[self.first_of_group[stuck[0]]])
+        return GraphError(
+            f"the dependencies form a cycle: {self.wiring.describe(row)} and {len(stuck) - 1} more ops wait for each"
+            " other; they were recorded in an order that cannot run"
+        )
+
+
+def adjacency(sources: Ints, targets: Ints, rows: int) -> tuple[Ints, Ints]:
+    """Edges grouped by source: where each row's targets begin, [rows + 1], and the targets, [edges]."""
+    order = np.argsort(sources, kind="stable")
+    return np.searchsorted(sources[order], np.arange(rows + 1)), targets[order]
+
+
+def _units(number: Ints, joins: npt.NDArray[np.bool_]) -> Ints:
+    """Groups that may run at the same time share a number: all joins of a round, every other group alone."""
+    fresh = np.ones(len(number), np.bool_)
+    fresh[1:] = ~(joins[1:] & joins[:-1] & (number[1:] == number[:-1]))
+    return np.cumsum(fresh) - 1
