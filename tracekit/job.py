@@ -12,7 +12,6 @@ In: a file or a store. Out: `Job`, and from it reports, answers and timelines.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,6 @@ import polars as pl
 
 from tracekit.analysis.replay.method import Method
 from tracekit.errors import TraceError
-from tracekit.text import encodable
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ class Job:
             coverage=self.trace.coverage(),
             dropped_lanes=graph.dropped_lanes,
             ranks=self.trace.worker_ranks(),
-            hosts=self._hosts(),
+            hosts=self.trace.hosts,
             attribution=found,
             diagnosis=diagnose(self.trace, self.replay, found, layers=layers),
             method=Method(self.method),
@@ -172,12 +170,6 @@ class Job:
             return self.whatif(progress=progress).findings()
         except TraceError as error:
             return Unanalysed(str(error))
-
-    def _hosts(self) -> dict[int, str]:
-        """Rank -> host from the free metadata, as far as it is that."""
-        hosts = self.trace.metadata.get("hosts")
-        named = hosts.items() if isinstance(hosts, dict) else ()
-        return {int(rank): encodable(str(host)) for rank, host in named if re.fullmatch(r"[0-9]{1,9}", str(rank))}
 
     def without_steps(self, steps: Sequence[int]) -> Job:
         """The same job as if these steps had not been recorded. Raises SelectionError where nothing is left."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,6 +135,13 @@ class Trace:
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
         return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Rank -> host from the free metadata, as far as it is that."""
+        hosts = self.metadata.get("hosts")
+        named = hosts.items() if isinstance(hosts, dict) else ()
+        return {int(rank): encodable(str(host)) for rank, host in named if re.fullmatch(r"[0-9]{1,9}", str(rank))}
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
         """The trace without these step numbers. Raises SelectionError where none is left, or none was there."""

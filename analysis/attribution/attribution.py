@@ -19,7 +19,7 @@ from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
-from tracekit.analysis.whatif.selection import Selection, StepSet, dp_rank, kind, stage, worker
+from tracekit.analysis.whatif.selection import Selection, dp_rank, kind, labelled, stage, worker
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
 from tracekit.trace import traced_dp_ranks
@@ -379,7 +379,7 @@ def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
         return None
     selection = kind(*waiting)
     if len(incomplete) < len(graph.steps):
-        selection = selection & StepSet(frozenset(incomplete.tolist()))
+        selection = selection & labelled("step", *incomplete.tolist())
     ideal_s = replay.mean_step_time(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
     return original_s / ideal_s if ideal_s > 0 else math.inf
 

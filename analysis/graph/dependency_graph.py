@@ -15,6 +15,7 @@ import numpy as np
 
 from tracekit.analysis.graph.compiled import NO_JOINS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
+from tracekit.analysis.graph.labels import UNLABELLED, Label, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, join_keys
@@ -25,6 +26,9 @@ from tracekit.trace import Trace
 if TYPE_CHECKING:
     import networkx
 
+_LABELS = ("kind", "stage", "chunk", "dp_rank", "step", "microbatch")
+_SYNONYMS = {"pp_rank": "stage", "dp": "dp_rank", "steps": "step"}
+_KIND_NAMES = tuple(str(kind) for kind in KINDS)
 #: (dp_rank, pp_rank, kind, seq)
 Node = tuple[int, int, OpKind, int]
 
@@ -71,7 +75,7 @@ class DependencyGraph:
 
     `steps`: step numbers that can be replayed, [steps]. `joins`: how many data-parallel collectives a step has.
     `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not recorded;
-    `reconstructed`: whether they were put in.
+    `reconstructed`: whether they were put in. `trace`: where it came from; it knows ranks and hosts.
     """
 
     layout: Layout
@@ -81,6 +85,7 @@ class DependencyGraph:
     dropped_lanes: tuple[tuple[int, int], ...]
     gaps: tuple[Gap, ...] = ()
     reconstructed: bool = False
+    trace: Trace | None = None
 
     @classmethod
     def from_trace(cls, trace: Trace, *, reconstruct: bool = False) -> DependencyGraph:
@@ -111,7 +116,53 @@ class DependencyGraph:
             ),
             joins=len(keys),
             dropped_lanes=lanes.dropped_lanes,
+            trace=trace,
         )
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels that ops of this job have."""
+        return (*_LABELS, *self._worker_labels)
+
+    def label(self, number: int, name: str) -> Label:
+        """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
+        block = self.blocks[number]
+        template = block.template
+        match _SYNONYMS.get(name, name):
+            case "kind":
+                return Label(template.kind.reshape(-1, 1), _KIND_NAMES)
+            case "stage":
+                return Label(template.pp_rank.reshape(-1, 1))
+            case "chunk":
+                return Label(template.chunk.reshape(-1, 1))
+            case "dp_rank":
+                return Label(block.dp_rank.reshape(1, -1))
+            case "step":
+                return Label(self.steps[block.step].reshape(1, -1))
+            case "microbatch":
+                return Label(block.microbatch)
+            case _ if name in self._worker_labels:
+                of_worker = self._worker_labels[name]
+                dp_index = np.searchsorted(self.dp_ranks, block.dp_rank)
+                return Label(of_worker.codes[dp_index[None, :], template.pp_rank[:, None]], of_worker.names)
+        raise unknown_label(name, self.label_names)
+
+    @cached_property
+    def _worker_labels(self) -> dict[str, Label]:
+        """What is known of each worker, codes as [dp_ranks, stages]."""
+        codes = np.full((len(self.dp_ranks), self.layout.pp), UNLABELLED, np.int32)
+        if self.trace is None:
+            return {}
+        hosts, host_of = self.trace.hosts, codes.copy()
+        names = tuple(sorted(set(hosts.values())))
+        number = {name: code for code, name in enumerate(names)}
+        for at, rank in self.trace.worker_ranks().items():
+            if at.dp_rank in self.dp_ranks:
+                cell = int(np.searchsorted(self.dp_ranks, at.dp_rank)), at.pp_rank
+                codes[cell] = rank
+                host_of[cell] = number.get(hosts.get(rank, ""), UNLABELLED)
+        labels = {"rank": Label(codes)}
+        return labels | {"host": Label(host_of, names)} if names else labels
 
     @cached_property
     def blocks_meet(self) -> bool:

@@ -12,11 +12,11 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.labels import LabelledGraph, Mask
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
-from tracekit.analysis.whatif.selection import Context, Everything, Mask, Selection
+from tracekit.analysis.whatif.selection import Context, Everything, Selection
 
 
 class Action(StrEnum):
@@ -65,7 +65,7 @@ class Scenario:
         """The ideal job, with the selection as recorded: what it costs alone (S_x in the paper)."""
         return cls(Base.IDEAL, (Edit(selection, Action.KEEP),))
 
-    def costs(self, graph: DependencyGraph, durations: Durations, number: int) -> Costs:
+    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of block `number` under this scenario."""
         context = Context(graph, durations, number)
         costs = _Costs(durations.own[number], durations.ideal[number], self.base)
@@ -81,7 +81,7 @@ RECORDED = Scenario(Base.ORIGINAL, launch_delays=Everything())
 
 
 def _delays(scenario: Scenario, context: Context) -> tuple[Floats, npt.NDArray[np.int64]]:
-    rows = context.block.template.rows
+    rows = len(context.block.template.slot)
     none = np.full(rows, -1)
     if scenario.launch_delays is None:
         return NO_MATRIX, none

@@ -7,19 +7,17 @@ stages never touches the lanes and stays cheap.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
+from tracekit.analysis.graph.labels import Label, LabelledBlock, LabelledGraph, Mask, Value, label_values, shown_values
 from tracekit.analysis.replay.costs import Durations
 from tracekit.errors import SelectionError
-from tracekit.model import COMMUNICATION, OpKind, Worker
-
-Mask = npt.NDArray[np.bool_]
+from tracekit.model import OpKind, Worker
 
 
 class Selection(ABC):
@@ -43,14 +41,18 @@ class Selection(ABC):
 class Context:
     """What a selection may look at: one block of a graph, and the durations of all of it."""
 
-    graph: DependencyGraph
+    graph: LabelledGraph
     durations: Durations
     number: int
 
     @property
-    def block(self) -> Block:
+    def block(self) -> LabelledBlock:
         """The block whose mask is asked for."""
         return self.graph.blocks[self.number]
+
+    def label(self, name: str) -> Label:
+        """A label of the block's ops. Raises SelectionError that lists the labels there are."""
+        return self.graph.label(self.number, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +60,61 @@ class Everything(Selection):
     """All ops."""
 
     def mask(self, context: Context) -> Mask:
-        return np.ones((context.block.template.rows, 1), np.bool_)
+        return np.ones((len(context.block.template.slot), 1), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds(Selection):
-    """Ops of these kinds."""
-
-    kinds: frozenset[OpKind]
+class Communication(Selection):
+    """Ops that wait for peers."""
 
     def mask(self, context: Context) -> Mask:
-        codes = [kind.code for kind in self.kinds]
-        return np.isin(context.block.template.kind, codes).reshape(-1, 1)
+        return context.block.template.is_communication.reshape(-1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Stages(Selection):
-    """Ops on these pipeline stages."""
+class Labelled(Selection):
+    """Ops whose label has one of these values, numbers or names; ops without the label are in no set."""
 
-    pp_ranks: frozenset[int]
+    label: str
+    values: frozenset[Value]
 
     def mask(self, context: Context) -> Mask:
-        return np.isin(context.block.template.pp_rank, list(self.pp_ranks)).reshape(-1, 1)
+        label = context.label(self.label)
+        wanted = str if label.names is not None else int
+        unknown = [value for value in self.values if isinstance(value, str) and value not in (label.names or ())]
+        if (label.names is not None and unknown) or not any(isinstance(value, wanted) for value in self.values):
+            there = shown_values(label_values(context.graph, self.label))
+            raise SelectionError(
+                f"{min(map(str, unknown or self.values))!r:.80} is no {self.label} of this job; it has {there}"
+            )
+        return label.where(self.values)
 
 
 @dataclass(frozen=True, slots=True)
-class DpRanks(Selection):
-    """Ops on these data-parallel ranks."""
+class LabelledBetween(Selection):
+    """Ops whose label is a number from `first` to `last`, both included."""
 
-    dp_ranks: frozenset[int]
+    label: str
+    first: int
+    last: int
 
     def mask(self, context: Context) -> Mask:
-        return np.isin(context.block.dp_rank, list(self.dp_ranks)).reshape(1, -1)
+        return context.label(self.label).between(self.first, self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledLike(Selection):
+    """Ops whose label is a name in which the pattern, a regular expression, is found."""
+
+    label: str
+    pattern: str
+
+    def mask(self, context: Context) -> Mask:
+        label = context.label(self.label)
+        if label.names is None:
+            raise SelectionError(f"{self.label} has numbers, not names: a pattern such as {self.pattern!r} finds none")
+        found = re.compile(self.pattern)
+        return label.where(frozenset(name for name in label.names if found.search(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,43 +124,10 @@ class Workers(Selection):
     workers: frozenset[Worker]
 
     def mask(self, context: Context) -> Mask:
-        block = context.block
-        stages_in_job = context.graph.layout.pp
-        cells = [at.dp_rank * stages_in_job + at.pp_rank for at in self.workers if at.pp_rank < stages_in_job]
-        stages = block.template.pp_rank.astype(np.int64).reshape(-1, 1)
-        return np.isin(block.dp_rank.astype(np.int64) * stages_in_job + stages, cells)
-
-
-@dataclass(frozen=True, slots=True)
-class Steps(Selection):
-    """Ops of steps from `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-    def mask(self, context: Context) -> Mask:
-        step = context.graph.steps[context.block.step]
-        return ((step >= self.first) & (step <= self.last)).reshape(1, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class StepSet(Selection):
-    """Ops of these steps."""
-
-    steps: frozenset[int]
-
-    def mask(self, context: Context) -> Mask:
-        return np.isin(context.graph.steps[context.block.step], list(self.steps)).reshape(1, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatches(Selection):
-    """Ops of these microbatches; ops recorded without one are in no set."""
-
-    microbatches: frozenset[int]
-
-    def mask(self, context: Context) -> Mask:
-        return np.isin(context.block.microbatch, list(self.microbatches))
+        stage = context.label("stage").codes.astype(np.int64)
+        stages = 1 + int(stage.max())
+        cells = [at.dp_rank * stages + at.pp_rank for at in self.workers if at.pp_rank < stages]
+        return np.isin(context.label("dp_rank").codes.astype(np.int64) * stages + stage, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +137,17 @@ class Slowest(Selection):
     percent: float
 
     def mask(self, context: Context) -> Mask:
-        own, block = context.durations.own[context.number], context.block
+        own, numbers = context.durations.own[context.number], range(len(context.graph.blocks))
+        kinds = [context.graph.label(number, "kind").codes for number in numbers]
         chosen = np.zeros(own.shape, np.bool_)
-        for code in np.unique(block.template.kind):
+        here = kinds[context.number][:, 0]
+        for code in np.unique(here):
             costs = [
-                matrix[part.template.kind == code].ravel()
-                for part, matrix in zip(context.graph.blocks, context.durations.own, strict=True)
+                matrix[of_rows[:, 0] == code].ravel()
+                for of_rows, matrix in zip(kinds, context.durations.own, strict=True)
             ]
             threshold = np.percentile(np.concatenate(costs), 100 - self.percent)
-            rows = block.template.kind == code
-            chosen[rows] = own[rows] >= threshold
+            chosen[here == code] = own[here == code] >= threshold
         return chosen
 
 
@@ -189,24 +182,29 @@ def everything() -> Selection:
     return Everything()
 
 
+def labelled(label: str, *values: Value) -> Selection:
+    """Ops whose label has one of these values: `labelled("host", "n17")`, `labelled("tp_rank", 3)`."""
+    return Labelled(label, frozenset(values))
+
+
 def kind(*kinds: OpKind) -> Selection:
     """Ops of these kinds."""
-    return Kinds(frozenset(kinds))
+    return Labelled("kind", frozenset(map(str, kinds)))
 
 
 def communication() -> Selection:
     """Ops that wait for peers; `~communication()` is all that computes."""
-    return Kinds(frozenset(COMMUNICATION))
+    return Communication()
 
 
 def stage(*pp_ranks: int) -> Selection:
     """Ops on these pipeline stages."""
-    return Stages(frozenset(pp_ranks))
+    return Labelled("stage", frozenset(pp_ranks))
 
 
 def dp_rank(*dp_ranks: int) -> Selection:
     """Ops on these data-parallel ranks."""
-    return DpRanks(frozenset(dp_ranks))
+    return Labelled("dp_rank", frozenset(dp_ranks))
 
 
 def worker(*workers: Worker) -> Selection:
@@ -216,12 +214,12 @@ def worker(*workers: Worker) -> Selection:
 
 def steps(first: int, last: int | None = None) -> Selection:
     """Ops of steps `first` to `last` (both included), or of one step."""
-    return Steps(first, first if last is None else last)
+    return LabelledBetween("step", first, first if last is None else last)
 
 
 def microbatch(*microbatches: int) -> Selection:
-    """Ops of these microbatches."""
-    return Microbatches(frozenset(microbatches))
+    """Ops of these microbatches; ops recorded without one are in no set."""
+    return Labelled("microbatch", frozenset(microbatches))
 
 
 def slowest(percent: float) -> Selection:
@@ -242,7 +240,7 @@ def all_of(selections: Iterable[Selection]) -> Selection:
     return parts[0]
 
 
-def count_selected(selection: Selection, graph: DependencyGraph, durations: Durations) -> int:
+def count_selected(selection: Selection, graph: LabelledGraph, durations: Durations) -> int:
     """How many ops of the graph are in the selection."""
     total = 0
     for number, block in enumerate(graph.blocks):

@@ -5,9 +5,10 @@ In: a line typed by a person. Out: a `Selection`. The grammar, loosest first:
     either  = both { "or" both }
     both    = single { ("and" | "but") single }        "a but b" is "a and not b"
     single  = "not" single | "(" either ")" | words
-    words   = all | compute | communication | kind=K[,K] | stage=RANGE | dp_rank=RANGE | worker=D,P
-            | step=RANGE | microbatch=RANGE | slowest=P%
-    RANGE   = 3 | 3-7 | 3,5,9-12                       the "=" may be a space
+    words   = all | compute | communication | worker=D,P | slowest=P% | LABEL=VALUES | LABEL=~REGEX
+    VALUES  = 3 | 3-7 | 3,5,9-12 | name[,name]         the "=" may be a space
+
+A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ...
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.labels import LabelledGraph, label_values, shown_values
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
 from tracekit.errors import SelectionError
-from tracekit.model import KINDS, OpKind, Worker, kind_groups
+from tracekit.model import KINDS, Worker, kind_groups
 
 _TOKEN = re.compile(r"\s*(?:([()])|([^\s()=]+)|=)")
+_NAME = re.compile("[a-z][a-z0-9_]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
 _MOST_WORDS = 200
@@ -37,15 +39,17 @@ def parse_selection(text: str) -> Selection:
     return selection
 
 
-def checked_selection(text: str, graph: DependencyGraph, durations: Durations) -> Selection:
+def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> Selection:
     """Like `parse_selection`, but a selection without a single op is an error that says what there is."""
     selection = parse_selection(text)
-    if not count_selected(selection, graph, durations):
-        raise SelectionError(
-            f"selection {text!r:.200} matches no op; the job has stages 0-{graph.layout.pp - 1}, DP ranks"
-            f" {graph.dp_ranks[0]}-{graph.dp_ranks[-1]}, steps {graph.steps[0]}-{graph.steps[-1]} and the kinds"
-            f" {', '.join(kind_groups(graph.kinds))}"
-        )
+    try:
+        chosen = count_selected(selection, graph, durations)
+    except SelectionError as error:
+        raise SelectionError(f"selection {text!r:.200}: {error}") from None
+    if not chosen:
+        there = {name: shown_values(label_values(graph, name)) for name in graph.label_names}
+        listed = "; ".join(f"{name} {values}" for name, values in there.items() if values)
+        raise SelectionError(f"selection {text!r:.200} matches no op; the job has {listed}")
     return selection
 
 
@@ -100,12 +104,27 @@ class _Parser:
             return select.communication()
         if word == "compute":
             return ~select.communication()
-        if word not in _VALUED:
-            raise self.error(f"{word!r} is not known")
         try:
-            return _VALUED[word](self._take(f"a value for {word!r}"))
+            if not _NAME.fullmatch(word):
+                raise self.error(f"{word!r} is not known")
+            return self.valued(word, self._take(f"a value for {word!r}"))
         except ValueError as error:
             raise self.error(f"{word}: {error}") from None
+
+    def valued(self, word: str, value: str) -> Selection:
+        """Ops by label. Raises ValueError for a value that cannot be meant."""
+        if word in _VALUED:
+            return _VALUED[word](value)
+        if value.startswith("~"):
+            try:
+                re.compile(value[1:])
+            except re.error as error:
+                raise ValueError(f"{value[1:]!r} is no regular expression: {error}") from None
+            return select.LabelledLike(word, value[1:])
+        names = value.split(",")
+        if all(re.fullmatch(r"\d+(-\d+)?", name) for name in names):
+            return select.labelled(word, *names, *_flat(value))
+        return select.labelled(word, *names)
 
     def _next_is(self, token: str) -> bool:
         if self.tokens and self.tokens[0].lower() == token:
@@ -140,13 +159,10 @@ def _flat(text: str) -> list[int]:
 
 
 def _kinds(text: str) -> Selection:
-    known = {str(kind): (kind,) for kind in KINDS} | kind_groups(KINDS)
-    chosen: list[OpKind] = []
-    for name in text.split(","):
-        if name not in known:
-            raise ValueError(f"{name!r} is no op kind; known: {', '.join(known)}")
-        chosen.extend(known[name])
-    return select.kind(*chosen)
+    """Ops of these kinds; a transfer between stages is its send and its recv."""
+    merged = kind_groups(KINDS)
+    names = [kind for name in text.split(",") for kind in merged.get(name, (name,))]
+    return select.LabelledLike("kind", text[1:]) if text.startswith("~") else select.labelled("kind", *map(str, names))
 
 
 def _worker(text: str) -> Selection:
@@ -170,9 +186,9 @@ _VALUED: dict[str, Callable[[str], Selection]] = {
     "pp_rank": lambda text: select.stage(*_flat(text)),
     "dp": lambda text: select.dp_rank(*_flat(text)),
     "dp_rank": lambda text: select.dp_rank(*_flat(text)),
+    "microbatch": lambda text: select.microbatch(*_flat(text)),
     "worker": _worker,
     "step": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
     "steps": lambda text: all_of(select.steps(part[0], part[-1]) for part in _numbers(text)),
-    "microbatch": lambda text: select.microbatch(*_flat(text)),
     "slowest": _slowest,
 }

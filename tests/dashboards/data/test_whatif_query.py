@@ -38,7 +38,7 @@ def test_kept_questions_survive_the_address(kept: list[WhatifQuery]) -> None:
     ("text", "said"),
     [
         ("rubbish", "no kept scenario"),
-        ("idealise:wrker=1,2", "'wrker' is not known"),
+        ("idealise:worker=1", "'1' is not DP_RANK,PP_RANK"),
         ("explode:worker=1,2", "action 'explode' is not known"),
         ("scale*much:worker=1,2", "expected a number from 0 to 100"),
     ],

@@ -1,0 +1,116 @@
+"""Labels: what is known of each op, by name, whatever front end made the graph.
+
+In: codes per op, row or lane. Out: `Label`s, by which selections choose, attribution groups and reports name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.compiled import CompiledGraph
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.errors import SelectionError
+
+Mask = npt.NDArray[np.bool_]
+#: What a label says of an op: a number or a name.
+Value = int | str
+#: An op that the label says nothing of.
+UNLABELLED = -1
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label of the ops of a block.
+
+    `codes` broadcasts to [rows, lanes]: the number itself, or a position in `names`; UNLABELLED where there is none.
+    """
+
+    codes: npt.NDArray[Any]
+    names: tuple[str, ...] | None = None
+
+    def where(self, values: Collection[Value]) -> Mask:
+        """Which ops have one of these values; broadcasts to [rows, lanes]."""
+        if self.names is None:
+            chosen = [value for value in values if isinstance(value, int) and value != UNLABELLED]
+        else:
+            chosen = [code for code, name in enumerate(self.names) if name in values]
+        return np.isin(self.codes, chosen)
+
+    def between(self, first: int, last: int) -> Mask:
+        """Which ops have a value from `first` to `last`, both included; broadcasts to [rows, lanes]."""
+        return (self.codes >= first) & (self.codes <= last)
+
+    def value(self, code: int) -> Value:
+        """What a code stands for."""
+        return int(code) if self.names is None else self.names[code]
+
+
+class LabelledBlock(Protocol):
+    """A compiled graph and the lanes it holds for, ordered by step.
+
+    `step`: index into the steps of its graph, [lanes]; `first_lane`: where the lanes of each step begin,
+    [steps here + 1]; `start`, `duration`: recorded seconds, [rows, lanes].
+    """
+
+    @property
+    def template(self) -> CompiledGraph: ...
+    @property
+    def step(self) -> Int32s: ...
+    @property
+    def first_lane(self) -> Ints: ...
+    @property
+    def start(self) -> Floats: ...
+    @property
+    def duration(self) -> Floats: ...
+
+
+class LabelledGraph(Protocol):
+    """All ops of a job, what each waits for, and what is known of it: all that replay and what-if need of a graph.
+
+    `steps`: step numbers, [steps]. `joins`: how many collectives of a step join lanes.
+    """
+
+    @property
+    def steps(self) -> Int32s: ...
+    @property
+    def blocks(self) -> tuple[LabelledBlock, ...]: ...
+    @property
+    def joins(self) -> int: ...
+    @property
+    def blocks_meet(self) -> bool: ...
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels that ops of this job have."""
+        ...
+
+    def label(self, number: int, name: str) -> Label:
+        """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
+        ...
+
+
+def unknown_label(name: str, known: Iterable[str]) -> SelectionError:
+    """The error for a label that no op of the job has."""
+    return SelectionError(f"{name!r:.80} is no label of this job; it has {', '.join(known)}")
+
+
+def label_values(graph: LabelledGraph, name: str) -> list[Value]:
+    """The values of a label that occur in the job, ascending."""
+    found: set[Value] = set()
+    for number in range(len(graph.blocks)):
+        label = graph.label(number, name)
+        found.update(label.value(code) for code in np.unique(label.codes).tolist() if code != UNLABELLED)
+    return sorted(found, key=lambda value: (isinstance(value, str), value))
+
+
+def shown_values(values: Sequence[Value]) -> str:
+    """Some of the ascending values, as messages list them; consecutive numbers as a range."""
+    numbers = [value for value in values if isinstance(value, int)]
+    if len(numbers) == len(values) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{values[0]}-{values[-1]}"
+    return ", ".join(map(str, values[:_MOST_SHOWN])) + (" ..." if len(values) > _MOST_SHOWN else "")
