@@ -8,7 +8,7 @@ time. Nothing here knows what the ops are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,30 @@ class CompiledGraph:
     first_of_round: Ints
     slot: Ints
     slots: int
+
+    @property
+    def rows(self) -> int:
+        """How many ops the graph has."""
+        return len(self.slot)
+
+    def in_replay_order(self) -> CompiledGraph:
+        """The same graph whose rows are numbered as they are replayed: row i is what was row `order[i]`.
+
+        A large graph is walked much faster so, for its costs are then read from front to back.
+        """
+        place = np.empty(self.rows, np.int64)
+        place[self.order] = np.arange(self.rows)
+        waits = np.diff(self.first_wait)[self.order]
+        first_wait = np.concatenate([[0], np.cumsum(waits)])
+        edges = np.arange(len(self.waits_for)) + np.repeat(self.first_wait[self.order] - first_wait[:-1], waits)
+        return replace(
+            self,
+            is_communication=self.is_communication[self.order],
+            first_wait=first_wait,
+            waits_for=place[self.waits_for[edges]],
+            order=np.arange(self.rows),
+            slot=self.slot[self.order],
+        )
 
 
 def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]:

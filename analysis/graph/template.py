@@ -32,11 +32,6 @@ class Template(CompiledGraph):
     seq: Int32s
     chunk: npt.NDArray[np.int16]
 
-    @property
-    def rows(self) -> int:
-        """How many ops the template has."""
-        return len(self.kind)
-
 
 def join_keys(structures: Sequence[Structure]) -> Ints:
     """The data-parallel collectives of a job: the distinct `Structure.dp_key`s, ascending."""

@@ -16,24 +16,24 @@ typedef struct {
     int64_t out_lanes; /* 0 where no timeline is wanted */
 } Replay;
 
-static inline void copy(double *restrict to, const double *restrict from, int64_t count) {
+static inline __attribute__((always_inline)) void copy(double *restrict to, const double *restrict from, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = from[i];
 }
 
-static inline void raise_to(double *restrict to, const double *restrict other, int64_t count) {
+static inline __attribute__((always_inline)) void raise_to(double *restrict to, const double *restrict other, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = other[i] > to[i] ? other[i] : to[i];
 }
 
-static inline void add(double *restrict to, const double *restrict other, int64_t count) {
+static inline __attribute__((always_inline)) void add(double *restrict to, const double *restrict other, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] += other[i];
 }
 
-static inline void fill(double *restrict to, double value, int64_t count) {
+static inline __attribute__((always_inline)) void fill(double *restrict to, double value, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] = value;
 }
 
 /* When the rows of a group are ready, into their slots. */
-static inline void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
+static inline __attribute__((always_inline)) void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
     for (int64_t at = first; at < last; at++) {
         const int64_t row = r->order[at];
         const int64_t wait_first = r->first_wait[row], wait_last = r->first_wait[row + 1];
@@ -52,7 +52,7 @@ static inline void make_ready(const Replay *r, int64_t first, int64_t last, int6
 /*
  * The latest lane of each step, for all its lanes. Where lanes of other templates take part, only into `joined`.
  */
-static inline void join_lanes(const Replay *r, int64_t group, double *latest, int64_t low) {
+static inline __attribute__((always_inline)) void join_lanes(const Replay *r, int64_t group, double *latest, int64_t low) {
     for (int64_t run = 0; run < r->runs; run++) {
         const int64_t begin = r->first_lane[run] - low, end = r->first_lane[run + 1] - low;
         double top = latest[begin];
@@ -66,7 +66,7 @@ static inline void join_lanes(const Replay *r, int64_t group, double *latest, in
     }
 }
 
-WIDE static void run(const Replay *r, double *latest, int64_t low, int64_t width) {
+static inline __attribute__((always_inline)) void run(const Replay *r, double *latest, int64_t low, int64_t width) {
     double *final = r->ends + low;
     for (int64_t group = r->finishing; group < r->last_new; group++) {
         const int64_t first = r->first_of_group[group], last = r->first_of_group[group + 1];
@@ -107,6 +107,11 @@ WIDE static void run(const Replay *r, double *latest, int64_t low, int64_t width
     }
 }
 
+WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t width) { run(r, latest, low, width); }
+
+/* A graph with one lane replays so many scenarios side by side: with the width known, no loop is left. */
+WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
+
 KERNEL(replay) {
     ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*d", 22);
     const Replay r = {
@@ -125,7 +130,10 @@ KERNEL(replay) {
     double *latest = PyMem_Malloc((size_t)(width + 1) * sizeof *latest);
     if (!latest) LEAVE(PyErr_NoMemory());
     Py_BEGIN_ALLOW_THREADS
-    run(&r, latest, low, width);
+    if (width == 16)
+        run_16(&r, latest, low);
+    else
+        run_any(&r, latest, low, width);
     Py_END_ALLOW_THREADS
     PyMem_Free(latest);
     LEAVE(Py_NewRef(Py_None));

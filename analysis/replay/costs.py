@@ -7,14 +7,18 @@ group. Launch delay = recorded start - latest recorded end of what the op waits 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.ideal import ideal_rows
+from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 from tracekit.analysis.replay.method import Method
 
 #: Clocks differ: a transfer or delay down to this much below zero is kept, so that the replay reproduces the
@@ -39,7 +43,16 @@ class Durations:
 
 
 def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) -> Durations:
-    """Split every recorded duration of `graph` into own cost and waiting."""
+    """Split every recorded duration of a pipeline job into own cost and waiting."""
+    return _split(graph, lambda own: ideal_rows(graph.blocks, own, graph.layout.pp, method))
+
+
+def measure_op_durations(graph: FoldedGraph) -> Durations:
+    """Split every recorded duration of an op graph into own cost and waiting."""
+    return _split(graph, lambda own: ideals_of_peers(graph, own))
+
+
+def _split(graph: LabelledGraph, ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]]) -> Durations:
     joined = np.full((graph.joins, len(graph.steps)), -np.inf)
     for block in graph.blocks:
         template = block.template
@@ -56,13 +69,13 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
     return Durations(
         own=tuple(own),
         launch_delay=tuple(delays),
-        ideal=ideal_rows(graph.blocks, own, graph.layout.pp, method),
+        ideal=ideals(own),
         clamped_transfers=clamped_transfers,
         clamped_delays=clamped_delays,
     )
 
 
-def _own_costs(block: Block, joined: Floats) -> tuple[Floats, int]:
+def _own_costs(block: LabelledBlock, joined: Floats) -> tuple[Floats, int]:
     template = block.template
     own = block.duration.copy()
     clamped = native.transfer_durations(
@@ -72,7 +85,7 @@ def _own_costs(block: Block, joined: Floats) -> tuple[Floats, int]:
     return own, clamped
 
 
-def _launch_delays(block: Block) -> tuple[Floats, int]:
+def _launch_delays(block: LabelledBlock) -> tuple[Floats, int]:
     template = block.template
     delay = block.start.copy()
     clamped = native.launch_delays(

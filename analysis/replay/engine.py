@@ -1,4 +1,4 @@
-"""A job ready to be replayed under any scenario.
+"""A pipeline job ready to be replayed under any scenario.
 
 In: a `Trace`. Out: step times or timelines per scenario, of a graph whose clocks are set right.
 """
@@ -7,47 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
-from tracekit.analysis.replay.costs import Durations, measure_durations
+from tracekit.analysis.replay.costs import measure_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.ideal import ideal_rows
-from tracekit.analysis.replay.kernel import (
-    Costs,
-    LanesToReplay,
-    Timeline,
-    replay_lanes,
-    replay_meeting_lanes,
-    replay_meeting_timelines,
-    replay_timeline,
-)
 from tracekit.analysis.replay.method import Method
 from tracekit.errors import SelectionError
 from tracekit.trace import Trace
 
 
-class CostRule(Protocol):
-    """What each op costs in a replay, such as a what-if `Scenario`."""
-
-    def costs(self, graph: DependencyGraph, durations: Durations, number: int) -> Costs:
-        """The costs of block `number` of `graph`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class JobReplay:
-    """The graph of a job and what each op costs.
+class JobReplay(GraphReplay):
+    """The graph of a pipeline job and what each op costs.
 
     `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
     of collectives, None where nothing was reconstructed.
     """
 
     graph: DependencyGraph
-    durations: Durations
     clocks: Clocks
     as_recorded: JobReplay | None = None
 
@@ -101,60 +82,3 @@ class JobReplay:
             replace(self.durations, own=tuple(own), launch_delay=tuple(delays), ideal=tuple(ideal)),
             self.clocks,
         )
-
-    def recorded_step_times(self) -> Floats:
-        """When the last op of each step ended in the recording, seconds, [steps]."""
-        times = np.zeros(len(self.graph.steps))
-        for block in self.graph.blocks:
-            ends = block.start[0] + block.duration[0]
-            for start, duration in zip(block.start, block.duration, strict=True):
-                np.maximum(ends, start + duration, out=ends)
-            np.maximum.at(times, block.step, ends)
-        return times
-
-    def step_times(self, scenario: CostRule, *, threads: int | None = None) -> Floats:
-        """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
-        return self._step_times(self._lanes(scenario), threads=threads)
-
-    def step_times_at(self, costs: Sequence[Costs], *, threads: int | None = None) -> Floats:
-        """The duration of each step where the ops of each block have these costs, seconds, [steps]."""
-        lanes = [
-            LanesToReplay(block.template, block.step, block.first_lane, cost)
-            for block, cost in zip(self.graph.blocks, costs, strict=True)
-        ]
-        return self._step_times(lanes, threads=threads)
-
-    def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None) -> Floats:
-        if self.graph.blocks_meet:
-            ends = replay_meeting_lanes(parts, self.graph.joins, threads=threads)
-        else:
-            ends = [replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads) for lanes in parts]
-        times = np.zeros(len(self.graph.steps))
-        for block, end in zip(self.graph.blocks, ends, strict=True):
-            np.maximum.at(times, block.step, end)
-        return times
-
-    def mean_step_time(self, scenario: CostRule) -> float:
-        """T(scenario): the mean over the steps, seconds."""
-        return float(self.step_times(scenario).mean())
-
-    def timelines(self, scenario: CostRule, *, threads: int | None = None) -> tuple[Timeline, ...]:
-        """When every op runs under `scenario`, one timeline per block of the graph."""
-        if self.graph.blocks_meet:
-            return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.joins, threads=threads))
-        return tuple(
-            replay_timeline(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
-            for lanes in self._lanes(scenario)
-        )
-
-    def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
-        """The lanes of each block with their costs under `scenario`."""
-        return [
-            LanesToReplay(
-                block.template,
-                block.step,
-                block.first_lane,
-                scenario.costs(self.graph, self.durations, number),
-            )
-            for number, block in enumerate(self.graph.blocks)
-        ]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.template import Template
+from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
 #: Lanes replayed together: their live end times fit the second-level cache.
@@ -70,7 +70,7 @@ class LanesToReplay:
     [steps here + 1].
     """
 
-    template: Template
+    template: CompiledGraph
     step: npt.NDArray[np.int32]
     first_lane: Ints
     costs: Costs
@@ -84,7 +84,7 @@ class Timeline:
     end: Floats
 
 
-def replay_lanes(template: Template, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Floats:
+def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Floats:
     """When the last op of each lane ends, seconds, [lanes].
 
     `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step join where the template says so.
@@ -98,7 +98,7 @@ def replay_lanes(template: Template, first_lane: Ints, costs: Costs, *, threads:
     return ends
 
 
-def replay_timeline(template: Template, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Timeline:
+def replay_timeline(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Timeline:
     """When every op of every lane runs. Arguments as for `replay_lanes`."""
     timeline = _empty_timeline(template, first_lane)
     _run(template, first_lane, costs, np.zeros(int(first_lane[-1])), timeline, threads=threads)
@@ -125,7 +125,7 @@ _NO_TIMELINE = Timeline(NO_MATRIX, NO_MATRIX)
 _NOT_JOINED = np.empty((0, 0))
 
 
-def _empty_timeline(template: Template, first_lane: Ints) -> Timeline:
+def _empty_timeline(template: CompiledGraph, first_lane: Ints) -> Timeline:
     shape = (template.rows, int(first_lane[-1]))
     return Timeline(np.empty(shape), np.empty(shape))
 
@@ -137,7 +137,7 @@ def _contiguous(costs: Costs) -> Costs:
 
 
 def _replay(
-    template: Template,
+    template: CompiledGraph,
     costs: Costs,
     groups: tuple[int, int, int],
     first_lane: Ints,
@@ -157,7 +157,7 @@ def _replay(
 
 
 def _run(
-    template: Template, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
+    template: CompiledGraph, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
 ) -> None:
     """Fill `ends` (and `timeline`), spreading runs of whole steps over the cores."""
     costs, everything = _contiguous(costs), (0, 0, len(template.join))
@@ -203,7 +203,7 @@ def _run_meeting(
     _in_parallel(run, _runs(lanes_of_step), threads)
 
 
-def _round_bounds(template: Template) -> list[tuple[int, int, int]]:
+def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
     """Per round, and once more after the last: groups that only finish, new groups, end of the new groups.
 
     The first of the three is the first join of the round before, the second where this round's own groups begin.

@@ -81,7 +81,7 @@ RECORDED = Scenario(Base.ORIGINAL, launch_delays=Everything())
 
 
 def _delays(scenario: Scenario, context: Context) -> tuple[Floats, npt.NDArray[np.int64]]:
-    rows = len(context.block.template.slot)
+    rows = context.block.template.rows
     none = np.full(rows, -1)
     if scenario.launch_delays is None:
         return NO_MATRIX, none

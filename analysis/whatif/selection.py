@@ -60,7 +60,7 @@ class Everything(Selection):
     """All ops."""
 
     def mask(self, context: Context) -> Mask:
-        return np.ones((len(context.block.template.slot), 1), np.bool_)
+        return np.ones((context.block.template.rows, 1), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)

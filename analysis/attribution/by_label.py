@@ -1,0 +1,139 @@
+"""Attribution by any label, or by several: which host, which tensor-parallel rank, which kernel class costs the time.
+
+In: a replay and names of labels. Out: exact S_x for each value that occurs, x being the ops that have it.
+Equation: S_x = T(ideal, x as recorded) / T(ideal), OSDI'25.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Value
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
+from tracekit.errors import SelectionError
+
+#: Every value takes a replay of the whole job: more op-replays than that take minutes.
+COSTLIEST_OP_REPLAYS = 20_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the ops of one value (or combination of values) cost.
+
+    `ops`: how many there are. `slowdown`: S_x, nan where the ideal job takes no time.
+    Seconds a step: `added_s` = T(ideal, x as recorded) - T(ideal); `removed_s` = T(original) - T(original, x idealised),
+    what idealising them gives back.
+    """
+
+    values: tuple[Value, ...]
+    ops: int
+    slowdown: float
+    added_s: float
+    removed_s: float
+
+
+def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]:
+    """Exact S_x by a label or by combinations of several, dearest first. Ops without one of the labels are in none.
+
+    Raises SelectionError for a label that no op has, or one of more values than can be replayed.
+    """
+    graph = replay.graph
+    values, codes = _combined(graph, names)
+    ops = sum(block.start.size for block in graph.blocks)
+    if 2 * len(values) * ops > COSTLIEST_OP_REPLAYS:
+        raise SelectionError(
+            f"{' x '.join(names)} has {len(values)} values, each of which takes two replays of {ops} ops: choose a"
+            " label with fewer values, or fewer steps"
+        )
+    counts = np.zeros(len(values), np.int64)
+    for block, here in zip(graph.blocks, codes, strict=True):
+        present = here[here != UNLABELLED]
+        counts += np.bincount(present, minlength=len(values)) * (block.start.size // here.size)
+    rows = [_RowsOf(here) for here in codes]
+    added = replay.step_times_each([_Only(rows, code, kept=True) for code in range(len(values))]).mean(axis=1)
+    removed = replay.step_times_each([_Only(rows, code, kept=False) for code in range(len(values))]).mean(axis=1)
+    ideal, original = replay.mean_step_time(IDEAL), replay.mean_step_time(ORIGINAL)
+    shares = [
+        Share(
+            value,
+            int(counts[at]),
+            float(added[at]) / ideal if ideal else math.nan,
+            float(added[at] - ideal),
+            float(original - removed[at]),
+        )
+        for at, value in enumerate(values)
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.added_s))
+
+
+def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Ints]]:
+    """The combinations that occur, and per block the position of each op's among them; broadcasts to [rows, lanes]."""
+    parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
+    sizes = [1 + max(int(labels[at].codes.max(initial=0)) for labels in parts) for at in range(len(names))]
+    mixed = []
+    for labels in parts:
+        code = np.zeros((1, 1), np.int64)
+        unlabelled = np.zeros((1, 1), np.bool_)
+        for label, size in zip(labels, sizes, strict=True):
+            code = code * size + label.codes
+            unlabelled = unlabelled | (label.codes == UNLABELLED)
+        mixed.append(np.where(unlabelled, UNLABELLED, code))
+    found = np.unique(np.concatenate([np.unique(code) for code in mixed]))
+    found = found[found != UNLABELLED]
+    values = []
+    for code in found.tolist():
+        digits = []
+        for size in reversed(sizes):
+            code, digit = divmod(code, size)  # noqa: PLW2901
+            digits.append(digit)
+        labels = parts[0]
+        values.append(tuple(label.value(digit) for label, digit in zip(labels, reversed(digits), strict=True)))
+    positions = [np.where(code == UNLABELLED, UNLABELLED, np.searchsorted(found, code)) for code in mixed]
+    return values, positions
+
+
+class _RowsOf:
+    """The ops of each value in one block: its rows where all lanes agree."""
+
+    def __init__(self, codes: Ints) -> None:
+        self.codes = codes
+        self.rows: list[Ints] = []
+        if codes.shape[1] == 1:
+            order = np.argsort(codes[:, 0], kind="stable")
+            bounds = np.searchsorted(codes[order, 0], np.arange(int(codes.max(initial=-1)) + 2))
+            self.rows = [order[first:last] for first, last in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """The ideal job with only these ops as recorded (`kept`), or the original with only these ideal."""
+
+    rows: Sequence[_RowsOf]
+    code: int
+    kept: bool
+
+    def costs(
+        self,
+        graph: LabelledGraph,  # noqa: ARG002
+        durations: Durations,
+        number: int,
+    ) -> Costs:
+        """The costs of block `number`."""
+        own, ideal, chosen = durations.own[number], durations.ideal[number], self.rows[number]
+        none = np.full(len(own), -1, np.int64)
+        if chosen.codes.shape[1] == 1 and chosen.codes.shape[0] == len(own):
+            rows = chosen.rows[self.code] if self.code < len(chosen.rows) else np.empty(0, np.int64)
+            source = none.copy() if self.kept else np.arange(len(own))
+            source[rows] = rows if self.kept else -1
+            return Costs(own, source, ideal, NO_MATRIX, none)
+        mask = (chosen.codes == self.code) == self.kept
+        return Costs(np.where(mask, own, ideal[:, None]), np.arange(len(own)), ideal, NO_MATRIX, none)

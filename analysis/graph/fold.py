@@ -1,0 +1,143 @@
+"""Folding: equal steps of an op graph become lanes of one template.
+
+In: an `OpGraph`. Out: a `FoldedGraph`, which replays and answers questions as any other graph does. Where no two steps
+are alike, each is a template with one lane; nothing but speed depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_graph
+from tracekit.analysis.graph.labels import Label, unknown_label
+from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedSteps:
+    """Steps whose ops and dependencies are the same: a row per op in the order of replay, a lane per step.
+
+    `op`: the op in each cell, [rows, lanes]. The other fields: as in `labels.LabelledBlock`.
+    """
+
+    template: CompiledGraph
+    step: Int32s
+    first_lane: Ints
+    start: Floats
+    duration: Floats
+    op: Ints
+
+
+@dataclass(frozen=True)
+class FoldedGraph:
+    """An op graph, laid out for replay."""
+
+    ops: OpGraph
+    steps: Int32s
+    blocks: tuple[FoldedSteps, ...]
+    joins: int = 0
+    blocks_meet: bool = False
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels that ops of this job have."""
+        return tuple(dict.fromkeys(("step", "rank", "peer", *self.ops.labels)))
+
+    def label(self, number: int, name: str) -> Label:
+        """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
+        block, ops = self.blocks[number], self.ops
+        if name == "step":
+            return Label(self.steps[block.step].reshape(1, -1))
+        if name == "rank":
+            return Label(ops.rank[block.op[:, :1]])
+        if name == "peer":
+            return Label(ops.peer[block.op[:, :1]], ops.peer_names)
+        if name not in ops.labels:
+            raise unknown_label(name, self.label_names)
+        label = ops.labels[name]
+        codes = label.codes[block.op]
+        return Label(codes[:, :1] if (codes == codes[:, :1]).all() else codes, label.names)
+
+
+def fold(graph: OpGraph) -> FoldedGraph:
+    """Lay `graph` out for replay. Raises GraphError where dependencies form a cycle."""
+    alike: dict[bytes, list[_Step]] = {}
+    for step in _steps(graph):
+        alike.setdefault(step.signature(graph), []).append(step)
+    blocks = tuple(_block(graph, steps) for steps in alike.values())
+    return FoldedGraph(graph, graph.steps, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step: its position, its ops, and its dependencies among them, from 0."""
+
+    number: int
+    first: int
+    last: int
+    before: Ints
+    after: Ints
+    group: Ints
+
+    def signature(self, graph: OpGraph) -> bytes:
+        """Equal for steps that fold: whose ops are on the same ranks, comparable, and wait alike."""
+        here = slice(self.first, self.last)
+        parts = (graph.rank[here], graph.peer[here], self.group, graph.rendezvous[here] >= 0, self.before, self.after)
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.digest()
+
+
+def _steps(graph: OpGraph) -> Iterator[_Step]:
+    """Each step with its own edges, in canonical order."""
+    first_op = np.searchsorted(graph.step, graph.steps)
+    bounds = [*first_op.tolist(), len(graph.step)]
+    order = np.lexsort((graph.before, graph.after))
+    before, after = graph.before[order], graph.after[order]
+    first_edge = np.searchsorted(after, bounds)
+    for number in range(len(graph.steps)):
+        first, last = bounds[number], bounds[number + 1]
+        edges = slice(first_edge[number], first_edge[number + 1])
+        yield _Step(
+            number, first, last, before[edges] - first, after[edges] - first, _groups(graph.rendezvous[first:last])
+        )
+
+
+def _groups(rendezvous: Ints) -> Ints:
+    """A group per op: the first op of its rendezvous, else itself."""
+    group = np.arange(len(rendezvous))
+    members = np.flatnonzero(rendezvous >= 0)
+    _, first, inverse = np.unique(rendezvous[members], return_index=True, return_inverse=True)
+    group[members] = members[first[inverse]]
+    return group
+
+
+def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
+    sample = steps[0]
+    rows = sample.last - sample.first
+    template = compile_graph(
+        Wiring(
+            before=sample.before,
+            after=sample.after,
+            group=sample.group,
+            join_key=np.full(rows, -1, np.int64),
+            synchronises=graph.rendezvous[sample.first : sample.last] >= 0,
+            describe=lambda row: graph.describe(sample.first + row),
+        )
+    )
+    op = template.order[:, None] + np.array([step.first for step in steps])
+    return FoldedSteps(
+        template=template.in_replay_order(),
+        step=np.array([step.number for step in steps], np.int32),
+        first_lane=np.arange(len(steps) + 1),
+        start=graph.start[op],
+        duration=graph.duration[op],
+        op=op,
+    )

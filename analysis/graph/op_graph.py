@@ -1,0 +1,358 @@
+"""The op graph: any job as ops, process groups and dependencies, stated rather than derived.
+
+In: a frame of ops (one row per op) and one of edges. Out: an `OpGraph`, checked once. It knows no pipeline and no data
+parallelism: ops have labels, ranks have coordinates on named axes, and a collective is one *rendezvous* of the ranks of
+one process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.graph.labels import UNLABELLED, Label
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.errors import GraphError, TraceError
+
+if TYPE_CHECKING:
+    import networkx
+
+#: Columns with a meaning of their own; every other column is a label.
+OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous")
+#: A label with more values than that says nothing that people could read, and is an identifier.
+MOST_VALUES = 100_000
+
+
+class Why(IntEnum):
+    """Why one op waits for another."""
+
+    RULE = 0  #: a rule of the front end, or not stated
+    STREAM = 1  #: the stream runs one op after the other
+    LAUNCH = 2  #: the host launches it
+    EVENT = 3  #: an event, or a synchronisation of host and device
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that communicate, in ascending order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Where each rank is: `axes`, such as dp_rank and pp_rank, with their sizes; `coordinates`, [ranks, axes].
+
+    `ranks`: the recorded ranks, ascending, [ranks].
+    """
+
+    ranks: Int32s
+    axes: Mapping[str, int]
+    coordinates: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A rendezvous that lacks members its group has: what it is called, and who was not recorded."""
+
+    rendezvous: int
+    group: str
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """Ops in the order of step, then of the frame, [ops] each, and what each waits for.
+
+    `step`, `rank`: numbers. `start`, `duration`: seconds, starts from the step's. `peer`: ops of equal class are
+    comparable, position in `peer_names`. `rendezvous`: ops that start together share a number, their cost counts from
+    when the last of them is there; -1 for an op that waits for nobody else. `labels`: codes are [ops]. `before`,
+    `after`, `why`: edges, [edges], an op starts when all it waits for has ended.
+    """
+
+    step: Int32s
+    rank: Int32s
+    start: Floats
+    duration: Floats
+    peer: Int32s
+    peer_names: tuple[str, ...]
+    rendezvous: Ints
+    labels: Mapping[str, Label]
+    before: Ints
+    after: Ints
+    why: Ints
+    mesh: Mesh
+    gaps: tuple[Gap, ...] = ()
+
+    @classmethod
+    def from_frames(
+        cls,
+        ops: pl.DataFrame,
+        edges: pl.DataFrame,
+        *,
+        axes: Sequence[str] = (),
+        groups: Sequence[ProcessGroup] = (),
+    ) -> OpGraph:
+        """Check two frames and put them together.
+
+        `ops`: `rank`, `start`, `duration`, and as far as there are any `step` (default 0), `stream`, `peer` (default:
+        `kind`, else `name`), `rendezvous` (null for none), `group` (name of the process group of a rendezvous) and
+        labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default rule). `axes`: labels that are
+        coordinates of ranks. `groups`: who takes part in a rendezvous of that name; members that were not recorded
+        become `gaps`.
+
+        Raises TraceError for a value that cannot be, GraphError where ops contradict each other; both name the ops.
+        """
+        return _Reader(ops, edges).graph(axes, groups)
+
+    @cached_property
+    def steps(self) -> Int32s:
+        """The step numbers, ascending."""
+        return np.unique(self.step)
+
+    def describe(self, op: int) -> str:
+        """What messages call an op."""
+        named = next((name for name in ("name", "kind") if name in self.labels), None)
+        what = self.peer_names[self.peer[op]]
+        if named is not None and self.labels[named].codes[op] != UNLABELLED:
+            what = str(self.labels[named].value(int(self.labels[named].codes[op])))
+        return f"{what} of rank {self.rank[op]} at {self.start[op]:.6g} s of step {self.step[op]}"
+
+    def to_networkx(self) -> networkx.DiGraph[int]:
+        """The graph as networkx has it, for people who explore: a node per op with all labels, edges with `why`."""
+        import networkx
+
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for op in range(len(self.start)):
+            labels = {
+                name: label.value(int(label.codes[op]))
+                for name, label in self.labels.items()
+                if label.codes[op] != UNLABELLED
+            }
+            graph.add_node(
+                op,
+                **labels,
+                step=int(self.step[op]),
+                rank=int(self.rank[op]),
+                start=float(self.start[op]),
+                duration=float(self.duration[op]),
+                peer=self.peer_names[self.peer[op]],
+                rendezvous=int(self.rendezvous[op]) if self.rendezvous[op] >= 0 else None,
+            )
+        for before, after, why in zip(self.before.tolist(), self.after.tolist(), self.why.tolist(), strict=True):
+            graph.add_edge(before, after, why=Why(why).name.lower())
+        return graph
+
+    @classmethod
+    def from_networkx(
+        cls, graph: networkx.DiGraph[int], *, axes: Sequence[str] = (), groups: Sequence[ProcessGroup] = ()
+    ) -> OpGraph:
+        """The inverse of `to_networkx`: nodes need `rank`, `start` and `duration`."""
+        row = {node: at for at, node in enumerate(graph.nodes)}
+        edges = [(row[before], row[after], data.get("why", "rule")) for before, after, data in graph.edges(data=True)]
+        return cls.from_frames(
+            pl.DataFrame([dict(data) for _, data in graph.nodes(data=True)], infer_schema_length=None),
+            pl.DataFrame(edges, schema={"before": pl.Int64, "after": pl.Int64, "why": pl.String}, orient="row"),
+            axes=axes,
+            groups=groups,
+        )
+
+
+class _Reader:
+    """Checks the frames of an op graph."""
+
+    def __init__(self, ops: pl.DataFrame, edges: pl.DataFrame) -> None:
+        for frame, names, what in ((ops, ("rank", "start", "duration"), "ops"), (edges, ("before", "after"), "edges")):
+            if missing := [name for name in names if name not in frame.columns]:
+                there = ", ".join(frame.columns) or "none"
+                raise TraceError(f"{what}: column {missing[0]!r} is missing; it has {there}")
+        if not ops.height:
+            raise TraceError("ops: no ops (0 rows); record at least one step")
+        self.ops, self.edges = ops, edges
+
+    def graph(self, axes: Sequence[str], groups: Sequence[ProcessGroup]) -> OpGraph:
+        step = self.integers("step") if "step" in self.ops.columns else np.zeros(self.ops.height, np.int32)
+        order = np.argsort(step, kind="stable")
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        before, after, why = self.edge_columns()
+        named = next((name for name in ("peer", "kind", "name") if name in self.ops.columns), None)
+        if named is None:
+            raise TraceError("ops: which ops are comparable is not said; add a column 'peer', 'kind' or 'name'")
+        peer = self.label(named)
+        if peer.names is None:
+            peer = Label(*_numbered(self.ops[named].cast(pl.String)))
+        labels = {name: self.label(name) for name in self.ops.columns if name not in OP_COLUMNS or name == "stream"}
+        rank = self.integers("rank")
+        graph = OpGraph(
+            step=step[order],
+            rank=rank[order],
+            start=self.seconds("start")[order],
+            duration=self.seconds("duration")[order],
+            peer=peer.codes[order],
+            peer_names=peer.names or (),
+            rendezvous=self.rendezvous()[order],
+            labels={name: Label(label.codes[order], label.names) for name, label in labels.items()},
+            before=place[before],
+            after=place[after],
+            why=why,
+            mesh=self.mesh(rank, axes),
+        )
+        _check_edges(graph)
+        return replace(graph, gaps=_check_rendezvous(graph, groups))
+
+    def integers(self, name: str) -> Int32s:
+        """A column of numbers from 0."""
+        column = self.ops[name]
+        if not column.dtype.is_integer():
+            raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected an integer; convert the column")
+        bad = column.is_null() | (column < 0) | (column > np.iinfo(np.int32).max)
+        if bad.any():
+            row = int(bad.arg_max() or 0)
+            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected an integer from 0")
+        return column.cast(pl.Int32).to_numpy()
+
+    def seconds(self, name: str) -> Floats:
+        """A column of finite seconds, durations from 0."""
+        column = self.ops[name]
+        if not column.dtype.is_numeric():
+            raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected seconds; convert the column")
+        values = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        bad = ~np.isfinite(values) | ((values < 0) if name == "duration" else False)
+        if bad.any():
+            row = int(bad.argmax())
+            lowest = " from 0" if name == "duration" else ""
+            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected finite seconds{lowest}")
+        return np.ascontiguousarray(values)
+
+    def label(self, name: str) -> Label:
+        """A column as a label: numbers as they are, anything else by name."""
+        column = self.ops[name]
+        if column.dtype.is_integer():
+            bad = (column < 0) | (column > np.iinfo(np.int32).max)
+            if bad.any():
+                row = int(bad.arg_max() or 0)
+                raise TraceError(f"ops: label {name!r}, row {row}: {column[row]!r}; expected an integer from 0")
+            return Label(column.cast(pl.Int32).fill_null(UNLABELLED).to_numpy())
+        codes, names = _numbered(column.cast(pl.String))
+        if len(names) > MOST_VALUES:
+            raise TraceError(
+                f"ops: label {name!r} has {len(names)} values, more than {MOST_VALUES}: an identifier is no label;"
+                " leave the column out"
+            )
+        return Label(codes, names)
+
+    def rendezvous(self) -> Ints:
+        """Ops that start together, by number; -1 for none."""
+        if "rendezvous" not in self.ops.columns:
+            return np.full(self.ops.height, -1, np.int64)
+        column = self.ops["rendezvous"]
+        if column.dtype.is_integer():
+            return column.cast(pl.Int64).fill_null(-1).to_numpy()
+        codes, _ = _numbered(column.cast(pl.String))
+        return codes.astype(np.int64)
+
+    def edge_columns(self) -> tuple[Ints, Ints, Ints]:
+        """before, after, why."""
+        ends = []
+        for name in ("before", "after"):
+            column = self.edges[name]
+            if not column.dtype.is_integer() and self.edges.height:
+                raise TraceError(f"edges: column {name!r} has type {column.dtype}; expected row numbers of the ops")
+            rows = column.cast(pl.Int64).fill_null(-1).to_numpy()
+            bad = (rows < 0) | (rows >= self.ops.height)
+            if bad.any():
+                at = int(bad.argmax())
+                raise TraceError(
+                    f"edges: column {name!r}, row {at}: {column[at]!r}; the ops have rows 0 to {self.ops.height - 1}"
+                )
+            ends.append(rows)
+        if "why" not in self.edges.columns:
+            return ends[0], ends[1], np.zeros(self.edges.height, np.int64)
+        known = {why.name.lower(): int(why) for why in Why}
+        names = self.edges["why"].cast(pl.String).fill_null("rule")
+        if unknown := sorted(set(names.unique()) - set(known)):
+            raise TraceError(f"edges: why {unknown[0]!r:.40} is not known; expected one of {', '.join(known)}")
+        return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.Int64).to_numpy()
+
+    def mesh(self, rank: Int32s, axes: Sequence[str]) -> Mesh:
+        """The coordinates of each rank. Raises TraceError where a rank has two."""
+        ranks, first, inverse = np.unique(rank, return_index=True, return_inverse=True)
+        coordinates = np.zeros((len(ranks), len(axes)), np.int32)
+        for number, axis in enumerate(axes):
+            if axis not in self.ops.columns:
+                raise TraceError(f"ops: axis {axis!r} is no column; it has {', '.join(self.ops.columns)}")
+            values = self.integers(axis)
+            coordinates[:, number] = values[first]
+            differs = values != coordinates[inverse, number]
+            if differs.any():
+                row = int(differs.argmax())
+                raise TraceError(
+                    f"ops: rank {rank[row]} has {axis} {values[row]} in row {row} and"
+                    f" {coordinates[inverse[row], number]} before; a rank has one place"
+                )
+        sizes = {axis: int(coordinates[:, number].max()) + 1 for number, axis in enumerate(axes)}
+        return Mesh(ranks, sizes, coordinates)
+
+
+def _numbered(column: pl.Series) -> tuple[Int32s, tuple[str, ...]]:
+    """Codes of the values, UNLABELLED for null, and the values in order of first appearance."""
+    names = column.drop_nulls().unique(maintain_order=True)
+    codes = column.replace_strict(
+        names, np.arange(len(names), dtype=np.int32), default=UNLABELLED, return_dtype=pl.Int32
+    )
+    return codes.fill_null(UNLABELLED).to_numpy(), tuple(names.to_list())
+
+
+def _check_edges(graph: OpGraph) -> None:
+    """Raise GraphError for an edge between steps, each of which is replayed from its own start."""
+    crosses = graph.step[graph.before] != graph.step[graph.after]
+    if crosses.any():
+        at = int(crosses.argmax())
+        raise GraphError(
+            f"{graph.describe(int(graph.after[at]))} waits for {graph.describe(int(graph.before[at]))}: an edge leads"
+            " from one step into another; number them as one step"
+        )
+
+
+def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[Gap, ...]:
+    """Members that were not recorded. Raises GraphError where ops claim one place, or steps or groups are mixed."""
+    members = np.flatnonzero(graph.rendezvous >= 0)
+    members = members[np.lexsort((graph.rank[members], graph.rendezvous[members]))]
+    number, rank = graph.rendezvous[members], graph.rank[members]
+    same = number[1:] == number[:-1]
+    for differs, what in (
+        (same & (rank[1:] == rank[:-1]), "both claim rendezvous {0} for their rank; each rank has one op in it"),
+        (same & (graph.step[members[1:]] != graph.step[members[:-1]]), "are of one rendezvous, {0}, and of two steps"),
+    ):
+        if differs.any():
+            at = int(differs.argmax())
+            pair = f"{graph.describe(int(members[at]))} and {graph.describe(int(members[at + 1]))}"
+            raise GraphError(f"{pair} {what.format(number[at])}")
+    if not groups:
+        return ()
+    if "group" not in graph.labels:
+        raise TraceError("ops: process groups are given, but no column 'group' says whose each rendezvous is")
+    known = {group.name: group for group in groups}
+    group_of = graph.labels["group"]
+    gaps = []
+    first = np.flatnonzero(np.concatenate([[True], ~same])) if len(members) else np.empty(0, np.int64)
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(members)], strict=True):
+        code = int(group_of.codes[members[begin]])
+        name = str(group_of.value(code)) if code != UNLABELLED else ""
+        if name not in known:
+            raise GraphError(f"{graph.describe(int(members[begin]))}: its group {name!r:.40} is not among the groups")
+        there, expected = set(rank[begin:end].tolist()), set(known[name].ranks)
+        if strangers := sorted(there - expected):
+            at = begin + int(np.searchsorted(rank[begin:end], strangers[0]))
+            raise GraphError(f"{graph.describe(int(members[at]))}: rank {strangers[0]} is no member of group {name!r}")
+        if missing := tuple(sorted(expected - there)):
+            gaps.append(Gap(int(number[begin]), name, missing))
+    return tuple(gaps)

@@ -1,0 +1,159 @@
+"""A graph ready to be replayed under any scenario.
+
+In: a graph and what each of its ops costs. Out: step times or timelines per scenario. Nothing here knows what kind of
+job it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.kernel import (
+    NO_MATRIX,
+    Costs,
+    LanesToReplay,
+    Timeline,
+    replay_lanes,
+    replay_meeting_lanes,
+    replay_meeting_timelines,
+    replay_timeline,
+)
+
+#: Where a block has fewer lanes than this, scenarios are replayed side by side until there are as many: walking the
+#: graph costs the same for one lane as for this many.
+LANES_SIDE_BY_SIDE = 16
+_ROWS_AT_ONCE = 4096
+
+
+class CostRule(Protocol):
+    """What each op costs in a replay, such as a what-if `Scenario`."""
+
+    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
+        """The costs of block `number` of `graph`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReplay:
+    """A graph and what each of its ops costs."""
+
+    graph: LabelledGraph
+    durations: Durations
+
+    def recorded_step_times(self) -> Floats:
+        """When the last op of each step ended in the recording, seconds, [steps]."""
+        times = np.zeros(len(self.graph.steps))
+        for block in self.graph.blocks:
+            for first in range(0, len(block.start), _ROWS_AT_ONCE):
+                rows = slice(first, first + _ROWS_AT_ONCE)
+                np.maximum.at(times, block.step, (block.start[rows] + block.duration[rows]).max(axis=0))
+        return times
+
+    def step_times(self, scenario: CostRule, *, threads: int | None = None) -> Floats:
+        """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
+        return self._step_times(self._lanes(scenario), threads=threads)
+
+    def step_times_at(self, costs: Sequence[Costs], *, threads: int | None = None) -> Floats:
+        """The duration of each step where the ops of each block have these costs, seconds, [steps]."""
+        lanes = [
+            LanesToReplay(block.template, block.step, block.first_lane, cost)
+            for block, cost in zip(self.graph.blocks, costs, strict=True)
+        ]
+        return self._step_times(lanes, threads=threads)
+
+    def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
+        """The duration of each step under each scenario, seconds, [scenarios, steps].
+
+        The same as `step_times` for one after the other. Blocks of few lanes replay many scenarios at once.
+        """
+        if self.graph.blocks_meet:
+            return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
+        times = np.zeros((len(scenarios), len(self.graph.steps)))
+        for number, block in enumerate(self.graph.blocks):
+            lanes = len(block.step)
+            together = max(1, LANES_SIDE_BY_SIDE // lanes)
+            for first in range(0, len(scenarios), together):
+                some = scenarios[first : first + together]
+                costs = [scenario.costs(self.graph, self.durations, number) for scenario in some]
+                ends = _replay_side_by_side(block, costs, threads=threads).reshape(len(some), lanes)
+                for at, end in enumerate(ends):
+                    np.maximum.at(times[first + at], block.step, end)
+        return times
+
+    def mean_step_time(self, scenario: CostRule) -> float:
+        """T(scenario): the mean over the steps, seconds."""
+        return float(self.step_times(scenario).mean())
+
+    def timelines(self, scenario: CostRule, *, threads: int | None = None) -> tuple[Timeline, ...]:
+        """When every op runs under `scenario`, one timeline per block of the graph."""
+        if self.graph.blocks_meet:
+            return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.joins, threads=threads))
+        return tuple(
+            replay_timeline(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
+            for lanes in self._lanes(scenario)
+        )
+
+    def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None) -> Floats:
+        if self.graph.blocks_meet:
+            ends = replay_meeting_lanes(parts, self.graph.joins, threads=threads)
+        else:
+            ends = [replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads) for lanes in parts]
+        times = np.zeros(len(self.graph.steps))
+        for block, end in zip(self.graph.blocks, ends, strict=True):
+            np.maximum.at(times, block.step, end)
+        return times
+
+    def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
+        """The lanes of each block with their costs under `scenario`."""
+        return [
+            LanesToReplay(
+                block.template, block.step, block.first_lane, scenario.costs(self.graph, self.durations, number)
+            )
+            for number, block in enumerate(self.graph.blocks)
+        ]
+
+
+def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, threads: int | None) -> Floats:
+    """When the last op of each lane ends under each of several costs, seconds, [costs x lanes]."""
+    if len(costs) == 1:
+        return replay_lanes(block.template, block.first_lane, costs[0], threads=threads)
+    rows, lanes = block.template.rows, len(block.step)
+    delayed = any((cost.delay_row >= 0).any() for cost in costs)
+    delay = np.zeros((rows, len(costs), lanes)) if delayed else NO_MATRIX
+    # Most costs differ in few rows, so all begin as the first one.
+    matrix = np.empty((rows, len(costs), lanes))
+    matrix[:] = _costs_of_rows(costs[0], slice(None), lanes)[:, None]
+    for at, cost in enumerate(costs):
+        differs = cost.matrix_row != costs[0].matrix_row
+        if cost.matrix is not costs[0].matrix or cost.constant is not costs[0].constant:
+            differs = np.ones(rows, np.bool_)
+        changed = np.flatnonzero(differs)
+        matrix[changed, at] = _costs_of_rows(cost, changed, lanes)
+        late = np.flatnonzero(cost.delay_row >= 0)
+        if len(late):
+            delay[late, at] = cost.delay[cost.delay_row[late]]
+    starts = [block.first_lane[:-1] + at * lanes for at in range(len(costs))]
+    first_lane = np.concatenate([*starts, [lanes * len(costs)]])
+    wide = (rows, len(costs) * lanes)
+    return replay_lanes(
+        block.template,
+        first_lane,
+        Costs.of_matrix(matrix.reshape(wide), delay.reshape(wide) if delayed else None),
+        threads=threads,
+    )
+
+
+def _costs_of_rows(cost: Costs, rows: Ints | slice, lanes: int) -> Floats:
+    """What these rows cost in each lane, [rows, lanes]."""
+    source, constant = cost.matrix_row[rows], cost.constant[rows]
+    values = np.repeat(constant[:, None], lanes, axis=1)
+    own = np.flatnonzero(source >= 0)
+    values[own] = cost.matrix[source[own]]
+    return values

@@ -1,0 +1,83 @@
+"""The ideal cost of every op of an op graph: what its peers take.
+
+In: a folded graph and the own cost of each op. Out: the ideal cost of each row of each block.
+
+Ops of one peer class are compared: work by their mean, transfers by their median. A class that some ranks or steps do
+without is compared as a total per rank and step, zero where it is absent, so that what one rank alone does (garbage
+collection, a checkpoint) is excess and not its own ideal. Which ranks could have it: where all ranks along some axis
+of the mesh have it, it belongs to their place (the embedding of the first stage), and its peers are those who have it;
+otherwise all ranks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.graph.op_graph import Mesh
+from tracekit.analysis.numeric.arrays import Floats, Ints
+
+
+def ideals_of_peers(graph: FoldedGraph, own: Sequence[Floats]) -> tuple[Floats, ...]:
+    """The ideal cost of each row, seconds, [rows] per block. `own`: what each op costs, [rows, lanes] per block."""
+    ops = graph.ops
+    cost = np.empty(len(ops.start))
+    for block, costs in zip(graph.blocks, own, strict=True):
+        cost[block.op] = costs
+    ranks, steps = ops.mesh.ranks, len(graph.steps)
+    rank, step = np.searchsorted(ranks, ops.rank), np.searchsorted(graph.steps, ops.step)
+    # A cell is all ops of a class on one rank in one step.
+    cells, cell = np.unique((ops.peer.astype(np.int64) * len(ranks) + rank) * steps + step, return_inverse=True)
+    ops_in_cell = np.bincount(cell)
+    total = np.bincount(cell, weights=cost).astype(np.float64)
+    peer_of_cell, rank_of_cell = cells // (len(ranks) * steps), cells // steps % len(ranks)
+    ideal = _usual_of_ops(ops.peer, ops.rendezvous >= 0, cost, len(ops.peer_names))[ops.peer]
+    bounds = np.searchsorted(peer_of_cell, np.arange(len(ops.peer_names) + 1))
+    usual_total = np.full(len(cells), np.nan)
+    for peer in range(len(ops.peer_names)):
+        here = slice(bounds[peer], bounds[peer + 1])
+        holders = np.unique(rank_of_cell[here])
+        expected = len(holders) if _fill_an_axis(ops.mesh, holders) else len(ranks)
+        present = bounds[peer + 1] - bounds[peer]
+        if present == expected * steps and (ops_in_cell[here] == ops_in_cell[bounds[peer]]).all():
+            continue
+        usual_total[here] = _lower_median(total[here], expected * steps)
+    occasional = ~np.isnan(usual_total[cell])
+    ideal[occasional] = (usual_total / ops_in_cell)[cell[occasional]]
+    return tuple(ideal[block.op[:, 0]] for block in graph.blocks)
+
+
+def _usual_of_ops(peer: npt.NDArray[np.int32], transfers: npt.NDArray[np.bool_], cost: Floats, classes: int) -> Floats:
+    """Mean, or median where ops of the class are transfers, [classes]."""
+    counts = np.bincount(peer, minlength=classes)
+    usual: Floats = np.bincount(peer, weights=cost, minlength=classes) / np.maximum(counts, 1)
+    order = np.lexsort((cost, peer))
+    first = np.cumsum(counts) - counts
+    low, high = cost[order[first + (counts - 1) // 2]], cost[order[first + counts // 2]]
+    synchronises = np.bincount(peer[transfers], minlength=classes) > 0
+    return np.where(synchronises, (low + high) / 2, usual)
+
+
+def _lower_median(present: Floats, cells: int) -> float:
+    """The lower median of `cells` totals of which all but `present` are 0: where half do without, that is usual."""
+    at = (cells - 1) // 2 - (cells - len(present))
+    return 0.0 if at < 0 else float(np.partition(present, at)[at])
+
+
+def _fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
+    """Whether along some axis every rank beside a holder is a holder too. `holders`: positions in `mesh.ranks`."""
+    if len(holders) == len(mesh.ranks):
+        return True
+    for axis, size in enumerate(mesh.axes.values()):
+        if size == 1:
+            continue
+        line = np.zeros(len(mesh.ranks), np.int64)
+        for other, width in enumerate(mesh.axes.values()):
+            if other != axis:
+                line = line * width + mesh.coordinates[:, other]
+        if np.isin(line, line[holders]).sum() == len(holders):
+            return True
+    return False

@@ -1,0 +1,153 @@
+"""Op graphs: what can be stated, what is refused and why, networkx and back."""
+
+from __future__ import annotations
+
+import networkx
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+
+from tests.analysis.op_graphs import frames
+from tracekit.analysis.graph.fold import fold
+from tracekit.analysis.graph.op_graph import Gap, OpGraph, ProcessGroup
+from tracekit.errors import GraphError, TraceError
+
+NO_EDGES = pl.DataFrame({"before": [], "after": []}, schema={"before": pl.Int64, "after": pl.Int64})
+
+
+def ops(**columns: list[object]) -> pl.DataFrame:
+    """Two ops, on ranks 0 and 1, with these columns instead of or besides the usual ones."""
+    usual: dict[str, list[object]] = {
+        "rank": [0, 1],
+        "kind": ["matmul", "matmul"],
+        "start": [0.0, 0.5],
+        "duration": [1.0, 2.0],
+    }
+    return pl.DataFrame(usual | columns)
+
+
+def edges(*pairs: tuple[int, int]) -> pl.DataFrame:
+    return pl.DataFrame(pairs, schema={"before": pl.Int64, "after": pl.Int64}, orient="row")
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (ops().drop("rank"), "ops: column 'rank' is missing; it has kind, start, duration"),
+        (ops().clear(), r"ops: no ops \(0 rows\)"),
+        (ops().drop("kind"), "which ops are comparable is not said; add a column 'peer', 'kind' or 'name'"),
+        (ops(rank=[0, -1]), "ops: column 'rank', row 1: -1; expected an integer from 0"),
+        (ops(rank=[0.0, 1.0]), "ops: column 'rank' has type Float64; expected an integer"),
+        (ops(start=[0.0, float("nan")]), "ops: column 'start', row 1: nan; expected finite seconds"),
+        (ops(start=["0", "1"]), "ops: column 'start' has type String; expected seconds"),
+        (ops(duration=[1.0, -1e-9]), "ops: column 'duration', row 1: -1e-09; expected finite seconds from 0"),
+        (ops(tp_rank=[0, -2]), "ops: label 'tp_rank', row 1: -2; expected an integer from 0"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_its_place(frame: pl.DataFrame, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        OpGraph.from_frames(frame, NO_EDGES)
+
+
+def test_an_identifier_is_no_label() -> None:
+    many = pl.DataFrame({"rank": [0] * 100_001, "kind": "a", "start": 0.0, "duration": 0.0}).with_columns(
+        correlation=pl.int_range(pl.len()).cast(pl.String)
+    )
+    with pytest.raises(TraceError, match="label 'correlation' has 100001 values, more than 100000"):
+        OpGraph.from_frames(many, NO_EDGES)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (edges((0, 2)), "edges: column 'after', row 0: 2; the ops have rows 0 to 1"),
+        (edges((-1, 1)), "edges: column 'before', row 0: -1; the ops have rows 0 to 1"),
+        (NO_EDGES.drop("after"), "edges: column 'after' is missing; it has before"),
+        (edges((0, 1)).with_columns(why=pl.lit("magic")), "why 'magic' is not known; expected one of rule, stream"),
+    ],
+)
+def test_an_edge_that_leads_nowhere_is_named(frame: pl.DataFrame, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        OpGraph.from_frames(ops(), frame)
+
+
+def test_an_edge_between_steps_is_refused() -> None:
+    with pytest.raises(
+        GraphError, match=r"matmul of rank 1 at 0.5 s of step 1 waits for matmul of rank 0 at 0 s of st"
+    ):
+        OpGraph.from_frames(ops(step=[0, 1]), edges((0, 1)))
+
+
+def test_a_cycle_names_its_ops() -> None:
+    graph = OpGraph.from_frames(ops(), edges((0, 1), (1, 0)))
+    with pytest.raises(GraphError, match="cycle: matmul of rank 0 at 0 s of step 0 and 1 more ops wait for each other"):
+        fold(graph)
+
+
+def test_a_cycle_through_a_rendezvous_is_one() -> None:
+    """Rank 0 enters collective 1, then 2; rank 1 the other way round."""
+    four = pl.DataFrame(
+        {
+            "rank": [0, 0, 1, 1],
+            "kind": "sync",
+            "start": [0.0, 1.0, 0.0, 1.0],
+            "duration": 1.0,
+            "rendezvous": [1, 2, 2, 1],
+        }
+    )
+    with pytest.raises(GraphError, match="cycle"):
+        fold(OpGraph.from_frames(four, edges((0, 1), (2, 3))))
+
+
+def test_two_ops_of_a_rank_cannot_be_one_member() -> None:
+    with pytest.raises(GraphError, match=r"both claim rendezvous 7 for their rank"):
+        OpGraph.from_frames(ops(rank=[1, 1], rendezvous=[7, 7]), NO_EDGES)
+
+
+def test_a_rendezvous_lies_in_one_step() -> None:
+    with pytest.raises(GraphError, match="are of one rendezvous, 7, and of two steps"):
+        OpGraph.from_frames(ops(step=[0, 1], rendezvous=[7, 7]), NO_EDGES)
+
+
+def test_a_rank_has_one_place_in_the_mesh() -> None:
+    with pytest.raises(TraceError, match="rank 1 has dp_rank 0 in row 1 and 1 before; a rank has one place"):
+        OpGraph.from_frames(ops(rank=[1, 1], dp_rank=[1, 0]), NO_EDGES, axes=["dp_rank"])
+
+
+class TestProcessGroups:
+    OPS = ops(rendezvous=[7, 7], group=["dp", "dp"])
+
+    def test_members_that_were_not_recorded_are_gaps(self) -> None:
+        group = ProcessGroup("dp", (0, 1, 4))
+        graph = OpGraph.from_frames(self.OPS, NO_EDGES, groups=[group])
+        assert graph.gaps == (Gap(7, "dp", (4,)),)
+        assert OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("dp", (0, 1))]).gaps == ()
+
+    def test_a_rank_outside_the_group_is_refused(self) -> None:
+        with pytest.raises(GraphError, match=r"matmul of rank 1 .* rank 1 is no member of group 'dp'"):
+            OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("dp", (0, 4))])
+
+    def test_a_group_that_nobody_declared_is_refused(self) -> None:
+        with pytest.raises(GraphError, match="its group 'dp' is not among the groups"):
+            OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("tp", (0, 1))])
+
+
+@settings(deadline=None, max_examples=50)
+@given(frames(steps=2))
+def test_networkx_and_back_is_the_same_graph(drawn: tuple[pl.DataFrame, pl.DataFrame]) -> None:
+    graph = OpGraph.from_frames(*drawn)
+    again = OpGraph.from_networkx(graph.to_networkx())
+    for name in ("step", "rank", "start", "duration"):
+        assert np.array_equal(getattr(again, name), getattr(graph, name))
+    assert networkx.utils.graphs_equal(again.to_networkx(), graph.to_networkx())
+
+
+def test_networkx_has_every_label_and_why() -> None:
+    graph = OpGraph.from_frames(ops(tp_rank=[3, None]), edges((0, 1)).with_columns(why=pl.lit("event"))).to_networkx()
+    assert graph.nodes[0] == {
+        "kind": "matmul", "tp_rank": 3, "step": 0, "rank": 0, "start": 0.0, "duration": 1.0, "peer": "matmul",
+        "rendezvous": None,
+    }  # fmt: skip
+    assert "tp_rank" not in graph.nodes[1]
+    assert graph.edges[0, 1] == {"why": "event"}

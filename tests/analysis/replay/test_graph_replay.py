@@ -1,0 +1,137 @@
+"""Replay of op graphs: equal to a plain simulation, folded or not, one scenario or many at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+
+from tests.analysis.op_graphs import frames, simulated_ends
+from tracekit.analysis.attribution.by_label import attribute_by
+from tracekit.analysis.graph.fold import FoldedGraph, fold
+from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.replay.costs import measure_op_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Action, Base, Edit, Scenario
+from tracekit.analysis.whatif.selection import communication, everything, labelled
+from tracekit.errors import SelectionError
+
+Frames = tuple[pl.DataFrame, pl.DataFrame]
+PATIENT = settings(deadline=None, max_examples=50)
+
+
+def replay_of(ops: pl.DataFrame, edges: pl.DataFrame, axes: tuple[str, ...] = ()) -> GraphReplay:
+    graph = fold(OpGraph.from_frames(ops, edges, axes=axes))
+    return GraphReplay(graph, measure_op_durations(graph))
+
+
+def of_ops(graph: FoldedGraph, matrices: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Values of the cells of each block, by op."""
+    values = np.empty(len(graph.ops.start))
+    for block, matrix in zip(graph.blocks, matrices, strict=True):
+        values[block.op] = matrix
+    return values
+
+
+@PATIENT
+@given(frames(steps=3))
+def test_every_op_ends_when_an_event_simulation_ends_it(drawn: Frames) -> None:
+    replay = replay_of(*drawn)
+    graph = replay.graph
+    assert isinstance(graph, FoldedGraph)
+    expected = simulated_ends(graph.ops, of_ops(graph, replay.durations.own))
+    ends = of_ops(graph, tuple(timeline.end for timeline in replay.timelines(ORIGINAL)))
+    np.testing.assert_allclose(ends, expected, rtol=1e-12)
+    of_steps = [expected[graph.ops.step == step].max() for step in graph.steps]
+    np.testing.assert_allclose(replay.step_times(ORIGINAL), of_steps, rtol=1e-12)
+
+
+@PATIENT
+@given(frames(steps=3))
+def test_equal_steps_fold_into_one_template(drawn: Frames) -> None:
+    replay = replay_of(*drawn)
+    assert len(replay.graph.blocks) == 1
+    assert replay.graph.blocks[0].start.shape == (drawn[0].height // 3, 3)
+
+
+def test_steps_of_different_structure_do_not_fold() -> None:
+    ops = pl.DataFrame({"step": [0, 0, 1, 1], "rank": 0, "kind": "a", "start": 0.0, "duration": [1.0, 2.0, 4.0, 8.0]})
+    replay = replay_of(ops, pl.DataFrame({"before": [2], "after": [3]}))
+    assert len(replay.graph.blocks) == 2
+    assert replay.step_times(ORIGINAL).tolist() == [2.0, 12.0]
+
+
+@PATIENT
+@given(frames(steps=2))
+def test_many_scenarios_at_once_give_what_each_gives_alone(drawn: Frames) -> None:
+    replay = replay_of(*drawn)
+    scenarios = [
+        ORIGINAL,
+        IDEAL,
+        Scenario.addition(labelled("host", "n0") | labelled("kind", "a", "b", "c", "sync") & labelled("rank", 3)),
+        Scenario.removal(labelled("rank", 0, 1)),
+        Scenario(Base.ORIGINAL, (Edit(~communication(), Action.SCALE, 0.5),)),
+        Scenario(Base.ORIGINAL, launch_delays=everything()),
+    ][: 2 if drawn[0]["host"].n_unique() < 2 or drawn[0]["kind"].n_unique() < 4 else 6]
+    one_by_one = [replay.step_times(scenario) for scenario in scenarios]
+    np.testing.assert_array_equal(replay.step_times_each(scenarios), one_by_one)
+
+
+@PATIENT
+@given(frames(steps=2))
+def test_attribution_by_label_is_one_scenario_for_each_value(drawn: Frames) -> None:
+    replay = replay_of(*drawn)
+    ideal, original = replay.mean_step_time(IDEAL), replay.mean_step_time(ORIGINAL)
+    shares = attribute_by(replay, ["host", "rank"])
+    assert {share.values for share in shares} == set(drawn[0].select("host", "rank").iter_rows())
+    for share in shares:
+        chosen = labelled("host", str(share.values[0])) & labelled("rank", share.values[1])
+        added = replay.mean_step_time(Scenario.addition(chosen))
+        assert share.added_s == pytest.approx(added - ideal)
+        assert share.slowdown == (pytest.approx(added / ideal) if ideal else pytest.approx(np.nan, nan_ok=True))
+        assert share.removed_s == pytest.approx(original - replay.mean_step_time(Scenario.removal(chosen)))
+        assert share.ops == drawn[0].filter(host=share.values[0], rank=share.values[1]).height
+
+
+def test_a_label_with_too_many_values_for_the_job_is_refused() -> None:
+    size = 200_000
+    ops = pl.DataFrame({"rank": pl.int_range(size, eager=True), "kind": "a", "start": 0.0, "duration": 1.0})
+    replay = replay_of(ops, pl.DataFrame({"before": [0], "after": [1]}))
+    with pytest.raises(SelectionError, match="rank has 200000 values, each of which takes two replays of 200000 ops"):
+        attribute_by(replay, ["rank"])
+
+
+class TestIdealOfPeers:
+    """Four ranks, dp 2 x pp 2; ranks 0 and 2 are the first stage."""
+
+    PLACES = pl.DataFrame({"rank": [0, 1, 2, 3], "dp_rank": [0, 0, 1, 1], "pp_rank": [0, 1, 0, 1]})
+
+    def ideals(self, *ops: tuple[int, str, float]) -> dict[tuple[int, str], float]:
+        """The ideal of ops given as (rank, kind, duration)."""
+        frame = pl.DataFrame(ops, schema=["rank", "kind", "duration"], orient="row").with_columns(start=pl.lit(0.0))
+        frame = frame.join(self.PLACES, on="rank", how="left", maintain_order="left")
+        no_edges = pl.DataFrame(schema={"before": pl.Int64, "after": pl.Int64})
+        replay = replay_of(frame, no_edges, ("dp_rank", "pp_rank"))
+        graph = replay.graph
+        assert isinstance(graph, FoldedGraph)
+        ideal = of_ops(graph, tuple(rows[:, None] for rows in replay.durations.ideal))
+        return {(rank, kind): value for (rank, kind, _), value in zip(ops, ideal.tolist(), strict=True)}
+
+    def test_work_of_all_ranks_takes_the_mean(self) -> None:
+        work = [(rank, "work", float(rank)) for rank in range(4)]
+        assert set(self.ideals(*work).values()) == {1.5}
+
+    def test_what_one_rank_does_alone_is_excess(self) -> None:
+        work = [(rank, "work", 1.0) for rank in range(4)]
+        assert self.ideals(*work, (3, "gc", 5.0))[3, "gc"] == 0.0
+
+    def test_what_all_replicas_of_a_stage_do_is_its_work(self) -> None:
+        work = [(rank, "work", 1.0) for rank in range(4)]
+        assert self.ideals(*work, (0, "embedding", 2.0), (2, "embedding", 4.0))[0, "embedding"] == 3.0
+
+    def test_a_rank_that_does_more_of_it_than_others_has_their_total(self) -> None:
+        """Two loads of 3 s on rank 3 where the others have one of 1 s: each should take half a second."""
+        loads = [*((rank, "load", 1.0) for rank in range(3)), (3, "load", 3.0), (3, "load", 3.0)]
+        assert self.ideals(*loads)[3, "load"] == 0.5
+        assert self.ideals(*loads)[0, "load"] == 1.0
