@@ -30,7 +30,7 @@ class Share:
     """What the ops of one value (or combination of values) cost.
 
     `ops`: how many there are. `slowdown`: S_x, nan where the ideal job takes no time.
-    Seconds a step: `added_s` = T(ideal, x as recorded) - T(ideal); `removed_s` = T(original) - T(original, x idealised),
+    Seconds a step: `added_s` = T(ideal, x as recorded) - T(ideal), `removed_s` = T(original) - T(original, x ideal),
     what idealising them gives back.
     """
 

@@ -9,7 +9,9 @@ compiled or cached at run time.
 from tracekit.analysis.native._native import (
     assign_slots,
     count_ops,
+    critical_path,
     hash_streams,
+    latest_ends,
     latest_joins,
     launch_delays,
     place_labels,
@@ -24,7 +26,9 @@ from tracekit.analysis.native._native import (
 __all__ = [
     "assign_slots",
     "count_ops",
+    "critical_path",
     "hash_streams",
+    "latest_ends",
     "latest_joins",
     "launch_delays",
     "place_labels",

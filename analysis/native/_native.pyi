@@ -134,6 +134,51 @@ def launch_delays(
 ) -> int:
     """Turn recorded starts in `delay` into launch delays; what lies below `lowest` becomes 0; how many do."""
 
+def critical_path(
+    first_wait: _Int64s,
+    waits_for: _Int64s,
+    order: _Int64s,
+    first_of_group: _Int64s,
+    group_of_row: _Int64s,
+    join: _Int64s,
+    is_communication: _Bools,
+    start: _Floats,
+    end: _Floats,
+    lane_first: int,
+    lane_last: int,
+    row: int,
+    lane: int,
+    apart: bool,
+    rows: _Int64s,
+    lanes: _Int64s,
+    late_rows: _Int64s,
+    late_lanes: _Int64s,
+) -> int:
+    """Walk back from op (`row`, `lane`) over what each op waited for longest; how many ops are on the path.
+
+    `start`, `end`: of a replay, [rows, lanes], of which `lane_first` to `lane_last` are the step's. `rows`, `lanes`:
+    the ops of the path, last first; `late_rows`, `late_lanes`: who of its group arrived last, where the path goes on.
+    With `apart`, lanes of other graphs take part in the joins, and the path ends at one, with -1 for who arrived last.
+    """
+
+def latest_ends(
+    first_wait: _Int64s,
+    waits_for: _Int64s,
+    order: _Int64s,
+    first_of_group: _Int64s,
+    join: _Int64s,
+    first_lane: _Int64s,
+    is_communication: _Bools,
+    cost: _Floats,
+    delay: _Floats,
+    step_end: _Floats,
+    latest_end: _Floats,
+) -> None:
+    """Fill `latest_end`, [rows, lanes]: how late each op could end without making its step longer.
+
+    `cost`, `delay`: [rows, lanes]; `step_end`: when each lane's step ends, [lanes].
+    """
+
 def replay(
     order: _Int64s,
     first_of_group: _Int64s,

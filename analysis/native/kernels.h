@@ -21,6 +21,10 @@ KERNEL(latest_joins);
 KERNEL(transfer_durations);
 KERNEL(launch_delays);
 
+/* critical.c */
+KERNEL(critical_path);
+KERNEL(latest_ends);
+
 /* replay.c */
 KERNEL(replay);
 

@@ -15,6 +15,8 @@ static PyMethodDef methods[] = {
     METHOD(latest_joins),
     METHOD(transfer_durations),
     METHOD(launch_delays),
+    METHOD(critical_path),
+    METHOD(latest_ends),
     METHOD(replay),
     {NULL, NULL, 0, NULL},
 };

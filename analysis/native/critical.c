@@ -1,0 +1,119 @@
+/* The critical path of a step: from its last op back over whatever each op had to wait for. */
+#include "kernels.h"
+
+typedef struct {
+    const int64_t *first_wait, *waits_for, *order, *first_of_group, *group_of_row, *join;
+    const uint8_t *is_communication;
+    const double *start, *end;
+    int64_t lanes, lane_first, lane_last;
+    int apart;
+} Step;
+
+/* The last to arrive of those an op starts with; 0 where that is for other graphs to say, too. */
+static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late_row, int64_t *late_lane) {
+    *late_row = row;
+    *late_lane = lane;
+    if (!s->is_communication[row]) return 1;
+    const int64_t group = s->group_of_row[row];
+    const int joins = s->join[group] >= 0;
+    if (joins && s->apart) return 0;
+    const int64_t first_lane = joins ? s->lane_first : lane, last_lane = joins ? s->lane_last : lane + 1;
+    double latest = s->start[row * s->lanes + lane];
+    for (int64_t at = s->first_of_group[group]; at < s->first_of_group[group + 1]; at++) {
+        const double *start = s->start + s->order[at] * s->lanes;
+        for (int64_t i = first_lane; i < last_lane; i++)
+            if (start[i] > latest) {
+                latest = start[i];
+                *late_row = s->order[at];
+                *late_lane = i;
+            }
+    }
+    return 1;
+}
+
+KERNEL(critical_path) {
+    ENTER("critical_path", "llllllbddnnnnn*l*l*l*l", 18);
+    const Step s = {
+        .first_wait = INT64S(a[0]), .waits_for = INT64S(a[1]), .order = INT64S(a[2]), .first_of_group = INT64S(a[3]),
+        .group_of_row = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
+        .start = REALS(a[7]), .end = REALS(a[8]), .lanes = AXIS(a[7], 1),
+        .lane_first = a[9].integer, .lane_last = a[10].integer, .apart = a[13].integer != 0,
+    };
+    int64_t row = a[11].integer, lane = a[12].integer, count_found = 0;
+    int64_t *rows = INT64S(a[14]), *lanes = INT64S(a[15]), *late_rows = INT64S(a[16]), *late_lanes = INT64S(a[17]);
+    const int64_t room = AXIS(a[14], 0);
+    Py_BEGIN_ALLOW_THREADS
+    while (count_found < room) {
+        int64_t late_row, late_lane;
+        rows[count_found] = row;
+        lanes[count_found] = lane;
+        if (!latest_member(&s, row, lane, &late_row, &late_lane)) {
+            late_rows[count_found] = late_lanes[count_found] = -1;
+            count_found++;
+            break;
+        }
+        late_rows[count_found] = late_row;
+        late_lanes[count_found] = late_lane;
+        count_found++;
+        const int64_t first = s.first_wait[late_row], last = s.first_wait[late_row + 1];
+        if (first == last) break;
+        row = s.waits_for[first];
+        lane = late_lane;
+        for (int64_t wait = first + 1; wait < last; wait++)
+            if (s.end[s.waits_for[wait] * s.lanes + lane] > s.end[row * s.lanes + lane]) row = s.waits_for[wait];
+    }
+    Py_END_ALLOW_THREADS
+    LEAVE(PyLong_FromLongLong(count_found));
+}
+
+/*
+ * How late each op could end without making its step longer, walking the graph backwards. Lanes that join are lanes
+ * of one graph.
+ */
+KERNEL(latest_ends) {
+    ENTER("latest_ends", "llllllbddd*d", 11);
+    const int64_t *first_wait = INT64S(a[0]), *waits_for = INT64S(a[1]), *order = INT64S(a[2]);
+    const int64_t *first_of_group = INT64S(a[3]), *join = INT64S(a[4]), *first_lane = INT64S(a[5]);
+    const uint8_t *is_communication = BYTES(a[6]);
+    const double *cost = REALS(a[7]), *delay = REALS(a[8]), *step_end = REALS(a[9]);
+    double *latest_end = REALS(a[10]);
+    const int64_t groups = AXIS(a[4], 0), lanes = AXIS(a[7], 1), rows = AXIS(a[7], 0), runs = AXIS(a[5], 0) - 1;
+    double *begin = PyMem_Malloc((size_t)(lanes + 1) * sizeof *begin);
+    if (!begin) LEAVE(PyErr_NoMemory());
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < lanes; i++) latest_end[row * lanes + i] = step_end[i];
+    for (int64_t group = groups - 1; group >= 0; group--) {
+        const int64_t first = first_of_group[group], last = first_of_group[group + 1];
+        const int together = is_communication[order[first]];
+        for (int64_t at = first; at < last; at++) {
+            const double *end = latest_end + order[at] * lanes, *took = cost + order[at] * lanes;
+            for (int64_t i = 0; i < lanes; i++) {
+                const double start = end[i] - took[i];
+                begin[i] = at == first || !together || start < begin[i] ? start : begin[i];
+            }
+            if (!together || at == last - 1) {
+                if (together && join[group] >= 0)
+                    for (int64_t run = 0; run < runs; run++) {
+                        double earliest = begin[first_lane[run]];
+                        for (int64_t i = first_lane[run]; i < first_lane[run + 1]; i++)
+                            earliest = begin[i] < earliest ? begin[i] : earliest;
+                        for (int64_t i = first_lane[run]; i < first_lane[run + 1]; i++) begin[i] = earliest;
+                    }
+                for (int64_t member = together ? first : at; member <= at; member++) {
+                    const int64_t row = order[member];
+                    for (int64_t wait = first_wait[row]; wait < first_wait[row + 1]; wait++) {
+                        double *before = latest_end + waits_for[wait] * lanes;
+                        for (int64_t i = 0; i < lanes; i++) {
+                            const double by = begin[i] - delay[row * lanes + i];
+                            before[i] = by < before[i] ? by : before[i];
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(begin);
+    LEAVE(Py_NewRef(Py_None));
+}

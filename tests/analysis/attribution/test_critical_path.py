@@ -1,0 +1,114 @@
+"""The critical path takes exactly the step's time, is the longest one there is, and whoever is not on it has slack."""
+
+from __future__ import annotations
+
+import networkx
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+
+from tests.analysis.op_graphs import frames
+from tests.handmade import slow_trace
+from tracekit.analysis.attribution.critical_path import critical_path, slack
+from tracekit.analysis.graph.fold import FoldedGraph, fold
+from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.replay.costs import measure_op_durations
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.kernel import Costs
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
+from tracekit.model import OpKind
+
+Frames = tuple[pl.DataFrame, pl.DataFrame]
+PATIENT = settings(deadline=None, max_examples=50)
+
+
+def replay_of(ops: pl.DataFrame, edges: pl.DataFrame) -> GraphReplay:
+    graph = fold(OpGraph.from_frames(ops, edges))
+    return GraphReplay(graph, measure_op_durations(graph))
+
+
+def longest_path(graph: OpGraph, cost: np.ndarray) -> float:
+    """With networkx: each op as an edge as long as its cost, from its start or its rendezvous' to its end."""
+    drawn = networkx.DiGraph()
+    for op, number in enumerate(graph.rendezvous.tolist()):
+        begin = ("op", op) if number < 0 else ("rendezvous", number)
+        if number >= 0:
+            drawn.add_edge(("op", op), begin, weight=0.0)
+        drawn.add_edge(begin, ("end", op), weight=cost[op])
+    for before, after in zip(graph.before.tolist(), graph.after.tolist(), strict=True):
+        drawn.add_edge(("end", before), ("op", after), weight=0.0)
+    return float(networkx.dag_longest_path_length(drawn))
+
+
+@PATIENT
+@given(frames())
+def test_it_is_the_longest_path(drawn: Frames) -> None:
+    replay = replay_of(*drawn)
+    graph = replay.graph
+    assert isinstance(graph, FoldedGraph)
+    cost = np.abs(replay.durations.own[0])  # clocks may make a transfer take less than nothing
+    replay = GraphReplay(graph, replay.durations.__class__((cost,), (np.zeros_like(cost),), (cost[:, 0],), 0, 0))
+    path = critical_path(replay, ORIGINAL)
+    of_ops = np.empty(len(graph.ops.start))
+    of_ops[graph.blocks[0].op] = cost
+    assert path.cost_s.sum() == pytest.approx(longest_path(graph.ops, of_ops))
+    assert path.delay_s.sum() == pytest.approx(0.0, abs=1e-12)
+    np.testing.assert_allclose(path.cost_s, cost[path.row, path.lane])
+
+
+@PATIENT
+@given(frames(steps=2))
+def test_an_op_can_end_later_by_its_slack_and_no_more(drawn: Frames) -> None:
+    replay = replay_of(*drawn)
+    own = replay.durations.own[0]
+    (spare,) = slack(replay, ORIGINAL)
+    usual = replay.step_times(ORIGINAL)
+    assert spare.min() >= -1e-9
+    for row, lane in np.ndindex(own.shape):
+        for more, grows in ((spare[row, lane], False), (spare[row, lane] + 0.01, True)):
+            cost = own.copy()
+            cost[row, lane] += more
+            longer = replay.step_times_at([Costs.of_matrix(cost)])[lane] > usual[lane] + 1e-9
+            assert longer == grows
+
+
+@pytest.mark.parametrize("scenario", [ORIGINAL, RECORDED, IDEAL])
+def test_cost_and_delays_on_it_add_up_to_each_step(scenario) -> None:
+    replay = JobReplay.from_trace(slow_trace((4, 5, 9)))
+    path = critical_path(replay, scenario)
+    of_steps = np.bincount(path.step, weights=path.cost_s + path.delay_s)
+    np.testing.assert_allclose(of_steps, replay.step_times(scenario), rtol=1e-12)
+
+
+def test_steps_whose_lanes_differ_in_structure_have_one_too() -> None:
+    """A collection of garbage on one DP rank alone makes it a template of its own; the path crosses between the two."""
+    trace = slow_trace((4, 5))
+    worker = trace.ops.filter(step=4, dp_rank=0, pp_rank=1)
+    collection = worker.head(1).with_columns(
+        kind=pl.lit(str(OpKind.GC)).cast(worker["kind"].dtype),
+        seq=pl.lit(0, pl.Int32),
+        microbatch=pl.lit(None, pl.Int32),
+        chunk=pl.lit(None, pl.Int16),
+        start=worker["start"].max(),
+        duration=pl.lit(0.001),
+    )
+    from tracekit.trace import Trace
+
+    irregular = Trace.from_frame(pl.concat([trace.ops, collection]), trace.layout, name="irregular")
+    replay = JobReplay.from_trace(irregular)
+    assert replay.graph.blocks_meet
+    for scenario in (ORIGINAL, RECORDED, IDEAL):
+        path = critical_path(replay, scenario)
+        of_steps = np.bincount(path.step, weights=path.cost_s + path.delay_s)
+        np.testing.assert_allclose(of_steps, replay.step_times(scenario), rtol=1e-12)
+
+
+def test_the_slow_worker_is_on_it() -> None:
+    """Backwards of worker (1,0) take twice as long, so that the path leads through it and its label says so."""
+    path = critical_path(JobReplay.from_trace(slow_trace((4, 5, 9))), ORIGINAL)
+    (worst, seconds), *_ = path.seconds_by(["dp_rank", "stage"]).items()
+    assert worst == (1, 0)
+    assert seconds > sum(path.seconds_by(["kind"]).values()) / 2
+    assert sum(path.seconds_by(["kind"]).values()) == pytest.approx(path.cost_s.sum() / 3)
