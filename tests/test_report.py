@@ -59,14 +59,15 @@ def check(value: Any, kind: str, sections: Mapping[str, Mapping[str, str]], wher
         assert not isinstance(value, bool) or bool in allowed, where
 
 
-def report(ops: pl.DataFrame, fix: tuple[str, ...] = (), keep: tuple[str, ...] = (), **more: Any) -> Report:
-    return Job(Trace.from_frame(ops, LAYOUT, name="job", **more)).whatif(fix=fix, keep=keep)
+def report(ops: pl.DataFrame, asked: dict[str, tuple[str, ...]] | None = None, **more: Any) -> Report:
+    return Job(Trace.from_frame(ops, LAYOUT, name="job", **more)).whatif(**(asked or {}))
 
 
 @pytest.fixture(scope="module")
 def slow() -> Report:
     hosts = {str(rank): f"node-{rank}" for rank in range(4)}
-    return report(slow_frame((3, 8)), ("worker=1,0",), ("worker=1,0",), metadata={"hosts": hosts})
+    asked = {"fix": ("worker=1,0",), "keep": ("worker=1,0",), "by": ("host", "dp_rank,stage")}
+    return report(slow_frame((3, 8)), asked, metadata={"hosts": hosts})
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,25 @@ def partial() -> Report:
 def test_json_is_what_the_page_documents(name: str, request: pytest.FixtureRequest) -> None:
     content = json.loads(request.getfixturevalue(name).to_json())
     check(content, "The object", documented(), "report")
+
+
+def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: Report) -> None:
+    """Worker (1,0) is rank 1, the only one on its host, so that host, worker and --keep are one question."""
+    (costliest, *_) = slow.by_label.filter(labels="host").iter_rows(named=True)
+    assert costliest["value"] == "node-1"
+    assert costliest["slowdown"] == pytest.approx(KEPT_STEP_S / IDEAL_STEP_S)
+    assert costliest["added_s"] == pytest.approx(KEPT_STEP_S - IDEAL_STEP_S)
+    assert costliest["saved_s"] == pytest.approx(SLOW_STEP_S - FIXED_STEP_S)
+    (of_worker, *_) = slow.by_label.filter(labels="dp_rank,stage").iter_rows(named=True)
+    assert of_worker == costliest | {"labels": "dp_rank,stage", "value": "1,0"}
+
+
+def test_the_critical_path_adds_up_to_the_step(slow: Report) -> None:
+    """By kind, launch delays included; by worker, without them."""
+    columns = ["recorded_s", "original_s", "ideal_s"]
+    assert slow.critical_path.select(columns).sum().row(0) == pytest.approx((SLOW_STEP_S, SLOW_STEP_S, IDEAL_STEP_S))
+    assert slow.critical_workers["original_s"].sum() == pytest.approx(SLOW_STEP_S)
+    assert slow.critical_workers.row(0)[:2] == (1, 0)
 
 
 def test_every_list_of_the_page_is_met_with_rows(slow: Report, partial: Report) -> None:

@@ -102,6 +102,7 @@ def _trace_source(command: Any) -> Any:
 @_trace_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
+@click.option("--by", multiple=True, metavar="LABEL[,LABEL]", help="S by any label, such as host or rank. Repeatable.")
 @click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
@@ -125,6 +126,7 @@ def whatif(
     job: str | None,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
+    by: tuple[str, ...],
     layers: str | None,
     ignore_steps: str | None,
     method: str,
@@ -152,7 +154,7 @@ def whatif(
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
-        report = loaded.whatif(fix=fix, keep=keep, layers=parse_layers(layers), progress=tell)
+        report = loaded.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.findings import Findings, Unanalysed
     from tracekit.model import Unit
-    from tracekit.report import ClockReport, PublishedView, Question, Report
+    from tracekit.report import ByLabel, ClockReport, PublishedView, Question, Report
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -78,12 +78,14 @@ class Job:
         *,
         fix: Sequence[str] = (),
         keep: Sequence[str] = (),
+        by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """The whole report: attribution, causes, fixes, and the answers to custom questions.
 
         `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
+        `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
         `layers`: transformer layers per stage, by default those in the trace's metadata, else equal ones.
         Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
         """
@@ -94,6 +96,7 @@ class Job:
         check_layers(self.trace, layers)
         graph = self.replay.graph
         asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
+        labels = [self.attribute_by(*text.split(",")) for text in by]
         found = self.attribution if progress is None else self.attribute(progress)
         if progress is not None:
             progress("causes and fixes")
@@ -111,7 +114,19 @@ class Job:
             clocks=self._clocks(),
             published=self._published(),
             questions_asked=tuple(asked),
+            labels_asked=tuple(labels),
         )
+
+    def attribute_by(self, *labels: str) -> ByLabel:
+        """Exact S_x for each value of a label of the ops, or for each combination of values of several.
+
+        Raises SelectionError for a label that the job has not, or one with too many values.
+        """
+        from tracekit.analysis.attribution.by_label import attribute_by
+        from tracekit.report import ByLabel
+
+        names = tuple(label.strip() for label in labels)
+        return ByLabel(names, attribute_by(self.replay, names))
 
     def _clocks(self) -> ClockReport:
         """Which clocks were off, and whose could not be compared."""

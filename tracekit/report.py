@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import Attribution, waste
+from tracekit.analysis.attribution.by_label import Share
 from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
@@ -44,6 +45,9 @@ JSON_TABLES = (
     "by_dp_rank",
     "by_worker",
     "by_step",
+    "critical_path",
+    "critical_workers",
+    "by_label",
     "forward_backward_correlation",
     "questions",
 )
@@ -98,6 +102,14 @@ class PublishedView:
         return abs(slowdown / self.slowdown - 1) > LARGEST_DIFFERENCE
 
 
+@dataclass(frozen=True, slots=True)
+class ByLabel:
+    """What the ops of each value of a label, or of several together, cost; costliest first."""
+
+    labels: tuple[str, ...]
+    shares: tuple[Share, ...]
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything `whatif` found out about one job. Frames are built on first use."""
@@ -115,6 +127,7 @@ class Report:
     clocks: ClockReport
     published: PublishedView | None = None
     questions_asked: tuple[Question, ...] = ()
+    labels_asked: tuple[ByLabel, ...] = ()
 
     @property
     def slowdown(self) -> float:
@@ -191,6 +204,49 @@ class Report:
                 "ideal_s": found.ideal,
             }
         )
+
+    @cached_property
+    def critical_path(self) -> pl.DataFrame:
+        """Seconds a step that ops of each kind take on the critical path; kind null: launch delays, as nothing ran."""
+        paths = self.attribution.critical
+        kinds = list(self.attribution.by_kind)
+        columns: dict[str, Any] = {"kind": pl.Series([*kinds, None], dtype=pl.String)}
+        for name, path in paths.items():
+            columns[f"{name}_s"] = [*(path.by_kind[kind] for kind in kinds), path.delay_s]
+        return pl.DataFrame(columns).sort("recorded_s", descending=True, maintain_order=True)
+
+    @cached_property
+    def critical_workers(self) -> pl.DataFrame:
+        """Seconds a step that the critical path leads through each worker, of those it does."""
+        paths = self.attribution.critical
+        workers = sorted({*paths["recorded"].by_worker, *paths["original"].by_worker})
+        columns: dict[str, Any] = {
+            "dp_rank": [worker.dp_rank for worker in workers],
+            "pp_rank": [worker.pp_rank for worker in workers],
+        }
+        for name in ("recorded", "original"):
+            columns[f"{name}_s"] = [paths[name].by_worker.get(worker, 0.0) for worker in workers]
+        return pl.DataFrame(columns).sort("recorded_s", descending=True, maintain_order=True)
+
+    @cached_property
+    def by_label(self) -> pl.DataFrame:
+        """Exact S of each value of the labels that were asked for, costliest first."""
+        return pl.DataFrame(
+            [
+                {
+                    "labels": ",".join(group.labels),
+                    "value": ",".join(map(str, share.values)),
+                    "ops": share.ops,
+                    "slowdown": share.slowdown,
+                    "added_s": share.added_s,
+                    "saved_s": share.removed_s,
+                }
+                for group in self.labels_asked
+                for share in group.shares
+            ],
+            {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
+             "saved_s": pl.Float64},
+        )  # fmt: skip
 
     @cached_property
     def by_kind_per_step(self) -> pl.DataFrame:

@@ -23,7 +23,8 @@ from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
-from tracekit.report import Report
+from tracekit.model import Worker
+from tracekit.report import ByLabel, Report
 from tracekit.store import StoredJob
 from tracekit.text import cost, printable, seconds, short
 from tracekit.trace import Trace, share_of_samples
@@ -45,6 +46,8 @@ _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
+#: Values of a label that are printed.
+_MOST_VALUES = 20
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -56,6 +59,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     if report.questions_asked:
         console.print(_questions(report))
+    for group in report.labels_asked:
+        console.print(_by_label(group))
     panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
     console.print(_side_by_side(panels, console))
     console.print(Padding(_steps(report, console.width), (0, 0, 1, 0)))
@@ -265,9 +270,11 @@ def _coverage(report: Report) -> str:
 
 
 def _kinds(report: Report) -> Table:
-    table = _table("Op kind", "S alone", "if ideal")
+    table = _table("Op kind", "S alone", "if ideal", "on path")
+    on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
-        table.add_row(row["kind"], _slowdown(row["slowdown"]), _saving(row["saved_s"]))
+        share = _percent(on_path[row["kind"]] / report.attribution.recorded_s)
+        table.add_row(row["kind"], _slowdown(row["slowdown"]), _saving(row["saved_s"]), share)
     return table
 
 
@@ -287,10 +294,13 @@ def _dp_ranks(report: Report) -> Table:
 
 def _workers(report: Report) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
-    table = _table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone")
+    table = _table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone", "on path")
+    on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}
     for row in report.by_worker.head(_TOP).iter_rows(named=True):
         host = (Text(short(row["host"] or "")),) if has_hosts else ()
-        table.add_row(f"({row['dp_rank']},{row['pp_rank']})", str(row["rank"]), *host, _slowdown(row["slowdown"]))
+        worker = row["dp_rank"], row["pp_rank"]
+        share = _percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
+        table.add_row(str(Worker(*worker)), str(row["rank"]), *host, _slowdown(row["slowdown"]), share)
     return table
 
 
@@ -308,6 +318,18 @@ def _questions(report: Report) -> RenderableType:
             f"{seconds(asked.saved_s)} ({asked.saved_s / report.attribution.original_s:+.1%})",
             f"{asked.saved_gpu_hours_per_day:,.1f}",
         )
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _by_label(group: ByLabel) -> RenderableType:
+    """Exact S of each value of a label that was asked for."""
+    table = _table(" x ".join(group.labels), "ops", "S alone", "if ideal")
+    for share in group.shares[:_MOST_VALUES]:
+        value = Text(printable(", ".join(map(str, share.values))))
+        table.add_row(value, f"{share.ops:,}", _slowdown(share.slowdown), _saving(share.removed_s))
+    if len(group.shares) > _MOST_VALUES:
+        table.caption = f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"
+        table.caption_justify = "left"
     return Padding(table, (0, 0, 1, 0))
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
+from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -85,6 +86,18 @@ class Contribution:
         return _share(self.added_s - self.ideal_s, self.original_s - self.ideal_s)
 
 
+@dataclass(frozen=True, slots=True)
+class CriticalTimes:
+    """Who is on the critical path, mean seconds a step: by reported kind, by worker, and while nothing on it ran.
+
+    All of them by kind and `delay_s` add up to the step time, and so do all by worker and `delay_s`.
+    """
+
+    by_kind: Mapping[str, float]
+    by_worker: Mapping[Worker, float]
+    delay_s: float
+
+
 @dataclass(frozen=True)
 class Attribution:
     """Step times of every what-if question asked of one job. Arrays are seconds; `steps` are step numbers, [steps].
@@ -94,6 +107,7 @@ class Attribution:
     recorded. `removed_by_kind`, `removed_by_stage`, `removed_by_dp_rank`: the original job with only that set
     idealised. `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch
     delays. Removed and delayed by DP rank take a replay each, so these two are None where that is too dear.
+    `critical`: the critical path of the recorded, the original and the ideal job.
     `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
     `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
     where nothing was reconstructed. `hidden_slowdown`: S if all that collectives take was waiting for DP ranks that are
@@ -119,6 +133,7 @@ class Attribution:
     delayed_by_kind: Mapping[str, Floats]
     delayed_by_stage: Floats
     delayed_by_dp_rank: Floats | None
+    critical: Mapping[str, CriticalTimes]
     m_w: Contribution
     m_s: Contribution
     slowest_workers: tuple[Worker, ...]
@@ -296,6 +311,11 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         delayed_by_dp_rank = np.stack([replay.step_times(_delayed(chosen)) for chosen in chosen_ranks], axis=1)
         tell("DP ranks fixed")
         removed_by_dp_rank = np.stack([replay.step_times(Scenario.removal(chosen)) for chosen in chosen_ranks], axis=1)
+    tell("critical path")
+    critical = {
+        name: _critical_times(replay, scenario)
+        for name, scenario in (("recorded", RECORDED), ("original", ORIGINAL), ("ideal", IDEAL))
+    }
     tell("slowest workers and last stage")
     approx = np.minimum(by_dp_rank.mean(axis=0)[:, None], by_stage.mean(axis=0)[None, :])
     slowest = _slowest_workers(approx, graph.dp_ranks)
@@ -318,6 +338,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         delayed_by_kind=delayed_by_kind,
         delayed_by_stage=delayed_by_stage,
         delayed_by_dp_rank=delayed_by_dp_rank,
+        critical=critical,
         m_w=Contribution(
             original_s=float(original.mean()),
             ideal_s=float(ideal.mean()),
@@ -339,6 +360,21 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
         hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
         incomplete_steps=len(_incomplete_steps(replay)),
+    )
+
+
+def _critical_times(replay: JobReplay, scenario: Scenario) -> CriticalTimes:
+    path = critical_path(replay, scenario)
+    of_kind = path.seconds_by(["kind"])
+    groups = kind_groups(replay.graph.kinds)
+    return CriticalTimes(
+        by_kind={name: sum(of_kind.get((str(kind),), 0.0) for kind in kinds) for name, kinds in groups.items()},
+        by_worker={
+            Worker(int(dp_rank), int(at)): seconds
+            for (dp_rank, at), seconds in path.seconds_by(["dp_rank", "stage"]).items()
+            if dp_rank is not None and at is not None
+        },
+        delay_s=path.mean_delay_s,
     )
 
 
