@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracekit.errors import TracekitError
     from tracekit.job import Job, load, load_from_store
-    from tracekit.model import Layout, OpKind, Worker
+    from tracekit.model import Layout, OpKind, ProcessGroup, Worker
+    from tracekit.op_job import OpJob, load_ops
+    from tracekit.op_trace import OpTrace
     from tracekit.trace import Trace
 
 __version__ = "0.1.0"
@@ -25,10 +27,28 @@ _HOMES = {
     "load_from_store": "tracekit.job",
     "Layout": "tracekit.model",
     "OpKind": "tracekit.model",
+    "OpJob": "tracekit.op_job",
+    "OpTrace": "tracekit.op_trace",
+    "ProcessGroup": "tracekit.model",
     "Worker": "tracekit.model",
+    "load_ops": "tracekit.op_job",
     "Trace": "tracekit.trace",
 }
-__all__ = ["Job", "Layout", "OpKind", "Trace", "TracekitError", "Worker", "__version__", "load", "load_from_store"]
+__all__ = [
+    "Job",
+    "Layout",
+    "OpJob",
+    "OpKind",
+    "OpTrace",
+    "ProcessGroup",
+    "Trace",
+    "TracekitError",
+    "Worker",
+    "__version__",
+    "load",
+    "load_from_store",
+    "load_ops",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -143,6 +143,14 @@ def whatif(
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
     condition = None if fail_on is None else Condition(fail_on)
+    if trace is not None and is_op_trace_file(trace):
+        pipeline_only = {
+            "--layout": layout, "--unit": unit, "--store": store, "--job": job, "--layers": layers,
+            "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file, "--fail-on": fail_on,
+        }  # fmt: skip
+        if given := [name for name, value in pipeline_only.items() if value is not None]:
+            raise SelectionError(f"{given[0]} is for pipeline traces; {trace} is an op trace (docs/op-trace.md)")
+        return _whatif_of_ops(trace, fix, keep, by, as_json=as_json)
     if parquet_file is not None:
         from tracekit.atomic_write import check_writable
         from tracekit.report import TABLE_FILE
@@ -169,6 +177,30 @@ def whatif(
         if path is not None:
             _done(path)
     return EXIT_CONDITION if condition is not None and condition.holds(report.attribution) else 0
+
+
+def is_op_trace_file(trace: Path) -> bool:
+    """Whether to read it as a job of any shape."""
+    from tracekit.op_trace import is_op_trace
+
+    return is_op_trace(trace)
+
+
+def _whatif_of_ops(
+    trace: Path, fix: tuple[str, ...], keep: tuple[str, ...], by: tuple[str, ...], *, as_json: bool
+) -> int:
+    """`whatif` for a job of any shape."""
+    from tracekit.op_job import load_ops
+    from tracekit.op_terminal import print_op_report
+
+    with progress() as tell:
+        tell("building the op graph")
+        report = load_ops(trace).whatif(fix=fix, keep=keep, by=by, progress=tell)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        print_op_report(report, _console())
+    return 0
 
 
 @commands.command("import")

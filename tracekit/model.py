@@ -157,6 +157,14 @@ class Worker:
         return f"({self.dp_rank},{self.pp_rank})"
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that communicate, in ascending order."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
 #: No job has that many GPUs; a larger size is a mistake that would cost all memory.
 LARGEST_SIZE = 2**20
 

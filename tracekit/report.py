@@ -414,7 +414,7 @@ class Report:
         }
         content |= {name: self.table(name).to_dicts() for name in JSON_TABLES}
         content |= self.diagnosis.to_dict()
-        plain: dict[str, Any] = _without_nan(content)
+        plain: dict[str, Any] = without_nan(content)
         return plain
 
     def to_json(self) -> str:
@@ -485,13 +485,13 @@ class Report:
         return pl.DataFrame(columns)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """The same nested data with nan and infinities as None, which JSON can hold."""
     match value:
         case dict():
-            return {key: _without_nan(item) for key, item in value.items()}
+            return {key: without_nan(item) for key, item in value.items()}
         case list():
-            return [_without_nan(item) for item in value]
+            return [without_nan(item) for item in value]
         case float() if not math.isfinite(value):
             return None
         case _:

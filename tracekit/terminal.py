@@ -24,30 +24,22 @@ from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
 from tracekit.model import Worker
-from tracekit.report import ByLabel, Report
+from tracekit.report import Report
 from tracekit.store import StoredJob
+from tracekit.terminal_tables import by_label, new_table, percent, questions, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, printable, seconds, short
 from tracekit.trace import Trace, share_of_samples
 
-#: What the answer to a question is about, beside the prices of fixes.
-IDEAL_MEANS = (
-    "Ideal: the mean of its kind over the job (a transfer: the median), without launch delays. A fix answers another"
-    " question: as fast as its peers, with launch delays."
-)
 #: Rows of a table that names culprits.
 _TOP = 8
 #: From this share of the loss on, workers or a stage count as the culprit.
 _CULPRIT_SHARE = 0.3
 _LARGEST_MAP = (24, 32)
-#: Columns between panels.
-_GAP = 3
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
-#: Values of a label that are printed.
-_MOST_VALUES = 20
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -58,11 +50,11 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_verdict(report))
     console.print()
     if report.questions_asked:
-        console.print(_questions(report))
+        console.print(questions(report.questions_asked, report.attribution.original_s))
     for group in report.labels_asked:
-        console.print(_by_label(group))
+        console.print(by_label(group))
     panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
-    console.print(_side_by_side(panels, console))
+    console.print(side_by_side(panels, console))
     console.print(Padding(_steps(report, console.width), (0, 0, 1, 0)))
     console.print(_causes(report))
     console.print(_fixes(report))
@@ -88,7 +80,7 @@ def print_trace(trace: Trace, console: Console) -> None:
         grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
     console.print(grid)
     console.print()
-    table = _table("Op kind", "ops", "mean", "longest")
+    table = new_table("Op kind", "ops", "mean", "longest")
     by_kind = trace.ops.group_by("kind").agg(
         pl.len().alias("ops"), pl.col("duration").mean().alias("mean"), pl.col("duration").max().alias("longest")
     )
@@ -126,7 +118,7 @@ def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
     if not jobs:
         console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
         return
-    table = _table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
+    table = new_table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
     for job in jobs:
         sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
         table.add_row(Text(short(job.name)), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
@@ -224,20 +216,15 @@ def _who(report: Report) -> str:
     more = len(found.slowest_workers) - 3
     plural = "s" if len(found.slowest_workers) > 1 else ""
     named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
-    shares = [(found.m_w.removal, f"idealising {named} gives back {_percent(found.m_w.removal)} of the loss (M_W)")]
+    shares = [(found.m_w.removal, f"idealising {named} gives back {percent(found.m_w.removal)} of the loss (M_W)")]
     if found.stages > 1:
-        shares.append((found.m_s.removal, f"idealising the last stage gives back {_percent(found.m_s.removal)} (M_S)"))
+        shares.append((found.m_s.removal, f"idealising the last stage gives back {percent(found.m_s.removal)} (M_S)"))
     shares.sort(reverse=True)
     line = ", ".join(text for _, text in shares)
     if shares[0][0] >= _CULPRIT_SHARE:
         return line
     most = max(shares[0][0], 0.0)
-    return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {_percent(most)}"
-
-
-def _percent(share: float) -> str:
-    """Whole percent, without a minus before zero."""
-    return f"{round(share * 100)} %"
+    return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {percent(most)}"
 
 
 def _coverage(report: Report) -> str:
@@ -270,67 +257,42 @@ def _coverage(report: Report) -> str:
 
 
 def _kinds(report: Report) -> Table:
-    table = _table("Op kind", "S alone", "if ideal", "on path")
+    table = new_table("Op kind", "S alone", "if ideal", "on path")
     on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
-        share = _percent(on_path[row["kind"]] / report.attribution.recorded_s)
-        table.add_row(row["kind"], _slowdown(row["slowdown"]), _saving(row["saved_s"]), share)
+        share = percent(on_path[row["kind"]] / report.attribution.recorded_s)
+        table.add_row(row["kind"], slowdown_text(row["slowdown"]), saving_text(row["saved_s"]), share)
     return table
 
 
 def _stages(report: Report) -> Table:
-    table = _table("Stage", "S alone", "if ideal")
+    table = new_table("Stage", "S alone", "if ideal")
     for row in _worst(report.by_pp_rank).iter_rows(named=True):
-        table.add_row(str(row["pp_rank"]), _slowdown(row["slowdown"]), _saving(row["saved_s"]))
+        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), saving_text(row["saved_s"]))
     return table
 
 
 def _dp_ranks(report: Report) -> Table:
-    table = _table("DP rank", "S alone")
+    table = new_table("DP rank", "S alone")
     for row in _worst(report.by_dp_rank).iter_rows(named=True):
-        table.add_row(str(row["dp_rank"]), _slowdown(row["slowdown"]))
+        table.add_row(str(row["dp_rank"]), slowdown_text(row["slowdown"]))
     return table
 
 
 def _workers(report: Report) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
-    table = _table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone", "on path")
+    table = new_table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone", "on path")
     on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}
     for row in report.by_worker.head(_TOP).iter_rows(named=True):
         host = (Text(short(row["host"] or "")),) if has_hosts else ()
         worker = row["dp_rank"], row["pp_rank"]
-        share = _percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
-        table.add_row(str(Worker(*worker)), str(row["rank"]), *host, _slowdown(row["slowdown"]), share)
+        share = percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
+        table.add_row(str(Worker(*worker)), str(row["rank"]), *host, slowdown_text(row["slowdown"]), share)
     return table
 
 
 def _worst(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
-
-
-def _questions(report: Report) -> RenderableType:
-    table = _table("What if", "step time", "saved per step", "GPU-hours a day")
-    table.caption, table.caption_justify = IDEAL_MEANS, "left"
-    for asked in report.questions_asked:
-        table.add_row(
-            Text(printable(asked.question)),
-            seconds(asked.step_time_s),
-            f"{seconds(asked.saved_s)} ({asked.saved_s / report.attribution.original_s:+.1%})",
-            f"{asked.saved_gpu_hours_per_day:,.1f}",
-        )
-    return Padding(table, (0, 0, 1, 0))
-
-
-def _by_label(group: ByLabel) -> RenderableType:
-    """Exact S of each value of a label that was asked for."""
-    table = _table(" x ".join(group.labels), "ops", "S alone", "if ideal")
-    for share in group.shares[:_MOST_VALUES]:
-        value = Text(printable(", ".join(map(str, share.values))))
-        table.add_row(value, f"{share.ops:,}", _slowdown(share.slowdown), _saving(share.removed_s))
-    if len(group.shares) > _MOST_VALUES:
-        table.caption = f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"
-        table.caption_justify = "left"
-    return Padding(table, (0, 0, 1, 0))
 
 
 def _causes(report: Report) -> RenderableType:
@@ -357,7 +319,7 @@ def _fixes(report: Report) -> RenderableType:
     fixes = report.diagnosis.fixes
     if not fixes:
         return Text("Fixes: none that would save 1 % of the step")
-    table = _table("Fix", "sure", "step then", "saves", "GPU-hours a day")
+    table = new_table("Fix", "sure", "step then", "saves", "GPU-hours a day")
     table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
     for fix in fixes:
         title = Text(fix.title)
@@ -442,38 +404,3 @@ def _steps(report: Report, width: int) -> RenderableType:
     high = max(*peaks, low + 0.05)  # so that noise stays flat
     bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
     return Group(line, Text(f"        {bars}", style="#fe9929"))
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="bold underline")
-    for number, header in enumerate(headers):
-        text = number == 0 or header == "host"
-        table.add_column(header, justify="left" if text else "right", no_wrap=number > 0, overflow="fold")
-    return table
-
-
-def _side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
-    """Panels in rows, each row as many as the console is wide enough for."""
-    rows: list[list[RenderableType]] = []
-    left = 0
-    for panel in panels:
-        width = console.measure(panel).maximum + _GAP
-        if not rows or width > left:
-            rows.append([])
-            left = console.width + _GAP
-        rows[-1].append(panel)
-        left -= width
-    grids: list[RenderableType] = []
-    for row in rows:
-        grid = Table.grid(padding=(0, _GAP, 0, 0))
-        grid.add_row(*row)
-        grids.append(Padding(grid, (0, 0, 1, 0)))
-    return Group(*grids)
-
-
-def _slowdown(value: float) -> Text:
-    return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")
-
-
-def _saving(value: float) -> str:
-    return f"-{seconds(value)}" if value > 0 else f"+{seconds(-value)}" if value < 0 else "0"

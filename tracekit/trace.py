@@ -202,6 +202,8 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
             " otherwise bring it in with `tracekit import`"
         )
     version = header.get("schema_version")
+    if version == 2:
+        raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read it")
     if version != SCHEMA_VERSION:
         raise FormatError(
             f"{source}: schema version {version!r}; this tracekit reads version {SCHEMA_VERSION}, upgrade it"

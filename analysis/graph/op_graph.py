@@ -19,6 +19,7 @@ import polars as pl
 from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.errors import GraphError, TraceError
+from tracekit.model import ProcessGroup
 
 if TYPE_CHECKING:
     import networkx
@@ -36,14 +37,6 @@ class Why(IntEnum):
     STREAM = 1  #: the stream runs one op after the other
     LAUNCH = 2  #: the host launches it
     EVENT = 3  #: an event, or a synchronisation of host and device
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
-    """Ranks that communicate, in ascending order."""
-
-    name: str
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +181,7 @@ class _Reader:
             raise TraceError("ops: which ops are comparable is not said; add a column 'peer', 'kind' or 'name'")
         peer = self.label(named)
         if peer.names is None:
-            peer = Label(*_numbered(self.ops[named].cast(pl.String)))
+            peer = Label(*_numbered(self.text(named)))
         labels = {name: self.label(name) for name in self.ops.columns if name not in OP_COLUMNS or name == "stream"}
         rank = self.integers("rank")
         graph = OpGraph(
@@ -241,7 +234,7 @@ class _Reader:
                 row = int(bad.arg_max() or 0)
                 raise TraceError(f"ops: label {name!r}, row {row}: {column[row]!r}; expected an integer from 0")
             return Label(column.cast(pl.Int32).fill_null(UNLABELLED).to_numpy())
-        codes, names = _numbered(column.cast(pl.String))
+        codes, names = _numbered(self.text(name))
         if len(names) > MOST_VALUES:
             raise TraceError(
                 f"ops: label {name!r} has {len(names)} values, more than {MOST_VALUES}: an identifier is no label;"
@@ -256,8 +249,17 @@ class _Reader:
         column = self.ops["rendezvous"]
         if column.dtype.is_integer():
             return column.cast(pl.Int64).fill_null(-1).to_numpy()
-        codes, _ = _numbered(column.cast(pl.String))
+        codes, _ = _numbered(self.text("rendezvous"))
         return codes.astype(np.int64)
+
+    def text(self, name: str) -> pl.Series:
+        """A column as strings."""
+        try:
+            return self.ops[name].cast(pl.String)
+        except pl.exceptions.PolarsError:
+            raise TraceError(
+                f"ops: column {name!r} has type {self.ops[name].dtype}; expected integers or strings"
+            ) from None
 
     def edge_columns(self) -> tuple[Ints, Ints, Ints]:
         """before, after, why."""

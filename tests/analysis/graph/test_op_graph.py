@@ -10,8 +10,9 @@ from hypothesis import given, settings
 
 from tests.analysis.op_graphs import frames
 from tracekit.analysis.graph.fold import fold
-from tracekit.analysis.graph.op_graph import Gap, OpGraph, ProcessGroup
+from tracekit.analysis.graph.op_graph import Gap, OpGraph
 from tracekit.errors import GraphError, TraceError
+from tracekit.model import ProcessGroup
 
 NO_EDGES = pl.DataFrame({"before": [], "after": []}, schema={"before": pl.Int64, "after": pl.Int64})
 

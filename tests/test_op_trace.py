@@ -1,0 +1,135 @@
+"""Op traces on disk and at the command line: what goes in comes out, and what cannot be is one clear error."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracekit
+from tracekit.cli import commands
+from tracekit.errors import FormatError, TracekitError
+from tracekit.op_trace import OpTrace, read_op_trace
+
+#: Two ranks compute and meet; rank 1 takes three times as long, and alone collects garbage in step 5.
+OPS = pl.DataFrame(
+    {
+        "step": [4, 4, 4, 4, 5, 5, 5, 5, 5],
+        "rank": [0, 1, 0, 1, 0, 1, 1, 0, 1],
+        "kind": ["forward", "forward", "sync", "sync", "forward", "forward", "gc", "sync", "sync"],
+        "start": [0.0, 0.0, 1.0, 3.0, 0.0, 0.0, 3.0, 1.0, 8.0],
+        "duration": [1.0, 3.0, 3.0, 1.0, 1.0, 3.0, 5.0, 8.0, 1.0],
+        "rendezvous": [None, None, "a", "a", None, None, None, "b", "b"],
+        "group": ["dp"] * 9,
+        "waits_for": [[], [], [0], [1], [], [], [5], [4], [6]],
+        "why": [[], [], ["stream"], ["stream"], [], [], ["stream"], ["stream"], ["stream"]],
+        "host": ["n0", "n1", "n0", "n1", "n0", "n1", "n1", "n0", "n1"],
+    }
+)
+DP = (tracekit.ProcessGroup("dp", (0, 1)),)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "ops.parquet"
+    OpTrace(OPS, "two ranks", groups=DP, metadata={"gpu": "H200"}).write_parquet(path)
+    return path
+
+
+def whatif(*arguments: str | Path) -> str:
+    ran = CliRunner(catch_exceptions=False).invoke(commands, ["whatif", *map(str, arguments)])
+    assert ran.exit_code == 0
+    return ran.stdout
+
+
+def test_what_is_written_is_read(written: Path) -> None:
+    again = read_op_trace(written)
+    assert again.ops.equals(OPS)
+    assert (again.name, again.groups, again.metadata) == ("two ranks", DP, {"gpu": "H200"})
+
+
+def test_the_report_has_the_numbers_of_the_hand(written: Path) -> None:
+    """Forwards should take 2 s and gc nothing: 3 s a step. They take 4 s and 9 s."""
+    report = json.loads(whatif(written, "--json", "--fix", "kind=gc", "--keep", "rank=1", "--by", "rank,kind"))
+    assert report["step_time_s"] == {"recorded": 6.5, "original": 6.5, "ideal": 3.0}
+    assert report["slowdown"] == pytest.approx(6.5 / 3)
+    assert report["trust"] == {"replay_error": 0.0, "discrepancy": 0.0, "trustworthy": True, "reasons": []}
+    assert [asked["step_time_s"] for asked in report["questions"]] == [4.0, 6.5]
+    assert {row["value"]: row["slowdown"] for row in report["by_label"]["host"]} == {"n1": 6.5 / 3, "n0": 1.0}
+    assert report["by_label"]["rank,kind"][0]["value"] == [1, "gc"]
+    path = report["critical_path"]
+    assert {row["peer"]: row["recorded_s"] for row in path["by_peer"]} == {"forward": 3.0, "gc": 2.5, "sync": 1.0}
+    assert sum(row["recorded_s"] for row in path["by_rank"]) == 6.5
+
+
+def test_a_terminal_shows_verdict_trust_and_who(written: Path) -> None:
+    shown = whatif(written)
+    assert "two ranks   2 ranks, 2 steps, 9 ops" in shown
+    assert "STRAGGLER  S = 2.17: 3.50 s of every 6.50 s step (53.8%)" in shown
+    assert "Trust      yes" in shown
+
+
+def test_a_member_that_was_not_recorded_is_named_and_not_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "ops.parquet"
+    OpTrace(OPS, "job", groups=(tracekit.ProcessGroup("dp", (0, 1, 2)),)).write_parquet(path)
+    trust = json.loads(whatif(path, "--json"))["trust"]
+    assert not trust["trustworthy"]
+    assert "rendezvous 0 of dp lacks rank 2; rendezvous 1 of dp lacks rank 2" in trust["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"waits_for": pl.Series([0] * 9)}, "column 'waits_for' has type Int64; expected a list for each op"),
+        ({"why": pl.Series([["rule"]] * 9)}, "column 'why', row 0: 1 words for 0 ops in 'waits_for'"),
+        ({"waits_for": pl.Series([[99], *[[]] * 8])}, "'before'|the ops have rows 0 to 8"),
+        ({"rank": pl.Series(["a"] * 9)}, "column 'rank' has type String; expected an integer"),
+        ({"group": pl.Series(["tp"] * 9)}, "its group 'tp' is not among the groups"),
+    ],
+)
+def test_a_bad_file_is_one_error_that_names_the_job_and_the_place(
+    change: dict[str, pl.Series], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ops.parquet"
+    columns = OPS.with_columns(**change)
+    OpTrace(columns if "why" in change else columns.drop("why"), "odd", groups=DP).write_parquet(path)
+    with pytest.raises(TracekitError, match=message) as caught:
+        tracekit.load_ops(path).whatif()
+    assert str(caught.value).startswith("odd: ")
+
+
+@pytest.mark.parametrize("option", [["--layers", "1,1"], ["--csv", "tables"], ["--fail-on", "slowdown>2"]])
+def test_options_of_pipeline_traces_are_refused(option: list[str], written: Path) -> None:
+    ran = CliRunner().invoke(commands, ["whatif", str(written), *option])
+    assert str(ran.exception).startswith(f"{option[0]} is for pipeline traces; ")
+
+
+def test_what_takes_pipeline_traces_says_what_the_file_is(written: Path) -> None:
+    with pytest.raises(FormatError, match=r"an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read"):
+        tracekit.load(written)
+    with pytest.raises(FormatError, match="no op trace"):
+        tracekit.load_ops(Path(__file__).parents[1] / "sample_traces" / "healthy.parquet")
+
+
+VALUES = st.one_of(
+    st.none(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3), st.lists(st.integers(-2, 12), max_size=3)
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from(OPS.columns), st.lists(VALUES, min_size=9, max_size=9), st.sampled_from(OPS.columns))
+def test_any_column_ends_in_a_report_or_in_one_clear_error(name: str, values: list[object], dropped: str) -> None:
+    try:
+        column = pl.Series(name, values, strict=False)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        return
+    ops = OPS.with_columns(column)
+    job = tracekit.OpJob(OpTrace(ops.drop(dropped) if len(dropped) % 2 else ops, "any", groups=DP))
+    with suppress(TracekitError):
+        json.loads(job.whatif().to_json())

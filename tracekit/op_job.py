@@ -1,0 +1,126 @@
+"""A job of any shape, as users of the library hold it: an op trace, and what can be asked of it.
+
+In: an op trace. Out: `OpJob`, and from it an `OpReport`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tracekit.analysis.attribution.by_label import attribute_by
+from tracekit.analysis.attribution.critical_path import critical_path
+from tracekit.analysis.graph.fold import FoldedGraph, fold
+from tracekit.analysis.graph.labels import label_values
+from tracekit.analysis.graph.rules.explicit import explicit_graph
+from tracekit.analysis.replay.costs import measure_op_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
+from tracekit.analysis.whatif.selection import count_selected
+from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.errors import TraceError
+from tracekit.op_report import OpReport
+from tracekit.op_trace import OpTrace, read_op_trace
+from tracekit.report import ByLabel, Question
+from tracekit.text import short
+
+#: Labels by which a report attributes without being asked, as far as the job has them with more than one value.
+USUAL_LABELS = ("kind", "stream", "host", "group")
+#: With more values than that a label is attributed only where it is asked for.
+MOST_VALUES_UNASKED = 512
+
+
+@dataclass(frozen=True)
+class OpJob:
+    """One job: its op trace. Graph and replay are built on first use."""
+
+    trace: OpTrace
+
+    @cached_property
+    def graph(self) -> FoldedGraph:
+        """The job's op graph, laid out for replay. Raises TraceError, or GraphError where its ops contradict."""
+        try:
+            return fold(explicit_graph(self.trace))
+        except TraceError as error:
+            raise type(error)(f"{short(self.trace.name)}: {error}") from None
+
+    @cached_property
+    def replay(self) -> GraphReplay:
+        """The job ready to be replayed under any scenario."""
+        return GraphReplay(self.graph, measure_op_durations(self.graph))
+
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        by: Sequence[str] = (),
+        progress: Callable[[str], None] | None = None,
+    ) -> OpReport:
+        """The report: step times, S, who costs what, the critical path, and the answers to custom questions.
+
+        `fix`, `keep`, `by`: as for `Job.whatif`. Raises SelectionError for a selection that cannot be understood or
+        matches no op, or a label that the job has not.
+        """
+        tell = progress or (lambda _: None)
+        tell("step times")
+        replay, ops = self.replay, self.graph.ops
+        questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
+        recorded, with_delays, original, ideal = (
+            replay.recorded_step_times(), *(replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
+        )  # fmt: skip
+        tell("labels")
+        labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
+        tell("critical path")
+        path = critical_path(replay, RECORDED)
+        return OpReport(
+            name=self.trace.name,
+            ranks=len(ops.mesh.ranks),
+            ops=len(ops.start),
+            steps=ops.steps,
+            recorded=recorded,
+            with_delays=with_delays,
+            original=original,
+            ideal=ideal,
+            labels_asked=tuple(labels),
+            critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by(["peer"]).items()},
+            critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
+            critical_delay_s=path.mean_delay_s,
+            gaps=ops.gaps,
+            clamped=replay.durations.clamped_transfers + replay.durations.clamped_delays,
+            questions_asked=tuple(questions),
+        )
+
+    def attribute_by(self, *labels: str) -> ByLabel:
+        """Exact S_x for each value of a label of the ops, or for each combination of values of several.
+
+        Raises SelectionError for a label that the job has not, or one with too many values.
+        """
+        names = tuple(label.strip() for label in labels)
+        return ByLabel(names, attribute_by(self.replay, names))
+
+    def answer(self, selection: str, *, keep: bool = False) -> Question:
+        """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
+        replay = self.replay
+        chosen = checked_selection(selection, replay.graph, replay.durations)
+        original = replay.mean_step_time(ORIGINAL)
+        step_time = replay.mean_step_time(Scenario.addition(chosen) if keep else Scenario.removal(chosen))
+        return Question(
+            question=f"keep only {selection}" if keep else f"fix {selection}",
+            ops=count_selected(chosen, replay.graph, replay.durations),
+            step_time_s=step_time,
+            saved_s=original - step_time,
+            saved_gpu_hours_per_day=(1 - step_time / original) * len(self.graph.ops.mesh.ranks) * 24,
+        )
+
+    def _usual_labels(self) -> list[str]:
+        wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)
+        there = [name for name in dict.fromkeys(wanted) if name in self.graph.label_names]
+        return [name for name in there if 1 < len(label_values(self.graph, name)) <= MOST_VALUES_UNASKED]
+
+
+def load_ops(path: str | os.PathLike[str]) -> OpJob:
+    """Read an op trace (docs/op-trace.md). Raises FormatError where the file is none."""
+    return OpJob(read_op_trace(path))

@@ -1,0 +1,148 @@
+"""The report on a job of any shape, as data.
+
+In: step times, attribution and critical path of an op graph. Out: `OpReport`, and one JSON object of it
+(docs/op-trace.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN, waste
+from tracekit.analysis.graph.op_graph import Gap
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.report import ByLabel, Question, without_nan
+
+_MOST_GAPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OpReport:
+    """What `OpJob.whatif` found out. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps].
+
+    `critical_peers`, `critical_ranks`: mean seconds a step on the critical path of the recorded job, most first;
+    `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that lack members. `clamped`: transfers and delays
+    far below zero.
+    """
+
+    name: str
+    ranks: int
+    ops: int
+    steps: Int32s
+    recorded: Floats
+    with_delays: Floats
+    original: Floats
+    ideal: Floats
+    labels_asked: tuple[ByLabel, ...]
+    critical_peers: Mapping[str, float]
+    critical_ranks: Mapping[int, float]
+    critical_delay_s: float
+    gaps: tuple[Gap, ...]
+    clamped: int
+    questions_asked: tuple[Question, ...]
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal), nan where the ideal job takes no time."""
+        return _ratio(float(self.original.mean()), float(self.ideal.mean()))
+
+    @property
+    def straggling(self) -> bool:
+        """S >= 1.1."""
+        return self.slowdown >= STRAGGLING_SLOWDOWN
+
+    @property
+    def replay_error(self) -> float:
+        """How far the replay with launch delays misses the recording, a share of it."""
+        recorded = float(self.recorded.mean())
+        return abs(_ratio(float(self.with_delays.mean()) - recorded, recorded))
+
+    @property
+    def discrepancy(self) -> float:
+        """The share of time that launch delays add, T(recorded) / T(original) - 1."""
+        return _ratio(float(self.recorded.mean()), float(self.original.mean())) - 1
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why not to rely on the numbers; empty where nothing speaks against them."""
+        doubts = []
+        if not self.slowdown >= SMALLEST_SLOWDOWN:
+            doubts.append(
+                f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
+                " durations do not fit it"
+            )
+        if not self.replay_error <= LARGEST_DISCREPANCY:
+            doubts.append(f"the replay with launch delays misses the recording by {self.replay_error:.1%}")
+        if not abs(self.discrepancy) <= LARGEST_DISCREPANCY:
+            doubts.append(
+                f"launch delays add {self.discrepancy:.1%} to the step: time that the stated dependencies leave"
+                " unexplained"
+            )
+        if self.gaps:
+            named = "; ".join(
+                f"rendezvous {gap.rendezvous} of {gap.group} lacks rank {', '.join(map(str, gap.missing[:8]))}"
+                + (" ..." if len(gap.missing) > 8 else "")
+                for gap in self.gaps[:_MOST_GAPS]
+            )
+            more = f" and {len(self.gaps) - _MOST_GAPS} more" if len(self.gaps) > _MOST_GAPS else ""
+            doubts.append(f"members were not recorded, so that nobody waits for them in the replay: {named}{more}")
+        if doubts and self.clamped:
+            doubts.append(f"{self.clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0)")
+        return doubts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; nan becomes null."""
+        content = {
+            "job": {"name": self.name, "ranks": self.ranks, "steps": len(self.steps), "ops": self.ops},
+            "slowdown": self.slowdown,
+            "waste": waste(self.slowdown) if self.slowdown else math.nan,
+            "straggling": self.straggling,
+            "step_time_s": {
+                name: float(times.mean())
+                for name, times in (("recorded", self.recorded), ("original", self.original), ("ideal", self.ideal))
+            },
+            "trust": {
+                "replay_error": self.replay_error,
+                "discrepancy": self.discrepancy,
+                "trustworthy": not self.doubts,
+                "reasons": self.doubts,
+            },
+            "gaps": [
+                {"rendezvous": gap.rendezvous, "group": gap.group, "missing": list(gap.missing)} for gap in self.gaps
+            ],
+            "by_label": {
+                ",".join(group.labels): [
+                    {
+                        "value": list(share.values) if len(share.values) > 1 else share.values[0],
+                        "ops": share.ops,
+                        "slowdown": share.slowdown,
+                        "added_s": share.added_s,
+                        "saved_s": share.removed_s,
+                    }
+                    for share in group.shares
+                ]
+                for group in self.labels_asked
+            },
+            "critical_path": {
+                "by_peer": [{"peer": peer, "recorded_s": seconds} for peer, seconds in self.critical_peers.items()],
+                "by_rank": [{"rank": rank, "recorded_s": seconds} for rank, seconds in self.critical_ranks.items()],
+                "delay_s": self.critical_delay_s,
+            },
+            "questions": [
+                {name: getattr(asked, name) for name in Question.__dataclass_fields__} for asked in self.questions_asked
+            ],
+        }
+        plain: dict[str, Any] = without_nan(content)
+        return plain
+
+    def to_json(self) -> str:
+        """`to_dict` as one JSON object."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else math.nan

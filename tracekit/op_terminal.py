@@ -1,0 +1,60 @@
+"""The report on a job of any shape, as a person reads it in a terminal.
+
+In: an `OpReport`. Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.analysis.attribution.attribution import waste
+from tracekit.op_report import OpReport
+from tracekit.terminal_tables import by_label, new_table, percent, questions, side_by_side
+from tracekit.text import printable, seconds, short
+
+_TOP = 8
+
+
+def print_op_report(report: OpReport, console: Console) -> None:
+    """Print the whole report."""
+    counts = {"rank": report.ranks, "step": len(report.steps), "op": report.ops}
+    sizes = "   " + ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items())
+    console.print(Text.assemble((short(report.name), "bold"), sizes))
+    console.print()
+    console.print(_verdict(report))
+    console.print()
+    if report.questions_asked:
+        console.print(questions(report.questions_asked, float(report.original.mean())))
+    panels: list[RenderableType] = [_critical_path(report), *map(by_label, report.labels_asked)]
+    console.print(side_by_side(panels, console))
+
+
+def _verdict(report: OpReport) -> Table:
+    original, ideal = float(report.original.mean()), float(report.ideal.mean())
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    if report.straggling:
+        verdict = Text.assemble(("STRAGGLER", "bold white on dark_red"), f"  S = {report.slowdown:.2f}: ")
+        verdict.append(f"{seconds(original - ideal)} of every {seconds(original)} step ({waste(report.slowdown):.1%})")
+    else:
+        verdict = Text.assemble(("NO STRAGGLER", "bold black on green"), f"  S = {report.slowdown:.2f}")
+    grid.add_row("Verdict", verdict)
+    times = f"recorded {seconds(float(report.recorded.mean()))}, original {seconds(original)}, ideal {seconds(ideal)}"
+    grid.add_row("Step time", times)
+    figures = f"replay error {report.replay_error:.2%}, launch delays add {report.discrepancy:.1%}"
+    trusted = Text("yes", "green") if not report.doubts else Text("NO", "bold red")
+    grid.add_row("Trust", Text.assemble(trusted, f"  {figures}", *(f"; {printable(doubt)}" for doubt in report.doubts)))
+    return grid
+
+
+def _critical_path(report: OpReport) -> Table:
+    """Of what, and of whom, the recorded step consists."""
+    recorded = float(report.recorded.mean())
+    table = new_table("On the critical path", "of a step", "share")
+    for peer, found in list(report.critical_peers.items())[:_TOP]:
+        table.add_row(Text(short(peer)), seconds(found), percent(found / recorded))
+    table.add_row("launch delays", seconds(report.critical_delay_s), percent(report.critical_delay_s / recorded))
+    for rank, found in list(report.critical_ranks.items())[:_TOP]:
+        table.add_row(f"rank {rank}", seconds(found), percent(found / recorded))
+    return table

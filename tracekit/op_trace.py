@@ -1,0 +1,79 @@
+"""The op trace: a job of any shape, one row per op, each with the ops it waits for.
+
+In: a polars frame or a Parquet file that any tool can write (docs/op-trace.md). Out: `OpTrace`. Its values are checked
+where the graph is made of it (`analysis/graph/rules/explicit.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tracekit.atomic_write import replacing
+from tracekit.errors import FormatError
+from tracekit.model import ProcessGroup
+from tracekit.text import encodable
+from tracekit.trace import METADATA_KEY, TRACE_FILE, read_columns, read_header
+
+#: Version of the file; 1 is the canonical Parquet of pipeline traces.
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OpTrace:
+    """One job: its ops, what their ranks' coordinates are called, and its process groups.
+
+    `ops`: a column each for `rank`, `start` and `duration` (seconds), and as far as there are any `step`, `kind`,
+    `name`, `peer`, `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words)
+    and labels. `axes`: labels that are coordinates of ranks, such as dp_rank. `metadata`: plain JSON data.
+    """
+
+    ops: pl.DataFrame
+    name: str
+    axes: tuple[str, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the op trace, in the place of none but another trace. Raises OutputError."""
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "axes": list(self.axes),
+            "groups": {group.name: list(group.ranks) for group in self.groups},
+            "metadata": dict(self.metadata),
+        }
+        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
+            self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+
+
+def is_op_trace(path: Path) -> bool:
+    """Whether a file is an op trace; False for whatever cannot be read."""
+    try:
+        return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == SCHEMA_VERSION
+    except FormatError:
+        return False
+
+
+def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
+    """Read an op trace. Raises FormatError where the file is none."""
+    header = read_header(path)
+    if header is None or header.get("schema_version") != SCHEMA_VERSION:
+        raise FormatError(f"{path}: no op trace (schema version {SCHEMA_VERSION}); see docs/op-trace.md")
+    try:
+        groups = {str(name): tuple(map(int, ranks)) for name, ranks in header.get("groups", {}).items()}
+        return OpTrace(
+            ops=read_columns(path),
+            name=encodable(str(header.get("name") or Path(os.fsdecode(path)).stem)),
+            axes=tuple(map(str, header.get("axes", ()))),
+            groups=tuple(ProcessGroup(name, tuple(sorted(ranks))) for name, ranks in groups.items()),
+            metadata=dict(header.get("metadata", {})),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{path}: damaged tracekit metadata ({error!r}); write the trace again") from None
