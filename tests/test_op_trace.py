@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracekit
+from tracekit.analysis.graph.rules import registry
 from tracekit.cli import commands
 from tracekit.errors import FormatError, TracekitError
 from tracekit.op_trace import OpTrace, read_op_trace
@@ -102,6 +103,40 @@ def test_a_bad_file_is_one_error_that_names_the_job_and_the_place(
     with pytest.raises(TracekitError, match=message) as caught:
         tracekit.load_ops(path).whatif()
     assert str(caught.value).startswith("odd: ")
+
+
+def test_streams_need_no_stated_dependencies(tmp_path: Path) -> None:
+    """Stream 0 of rank 0 runs 1 s and 2 s, one after the other; its stream 1 and rank 1 run beside it."""
+    ops = pl.DataFrame(
+        {
+            "rank": [0, 0, 0, 1],
+            "stream": [0, 0, 1, 0],
+            "kind": ["a", "b", "c", "a"],
+            "start": [5.0, 0.0, 0.0, 0.0],
+            "duration": [1.0, 2.0, 1.0, 1.0],
+        }
+    )
+    job = tracekit.OpJob(OpTrace(ops, "streams", rules=("streams",)))
+    assert list(job.graph.ops.to_networkx().edges(data="why")) == [(1, 0, "stream")]
+    assert job.whatif().original.tolist() == [3.0]
+
+
+def test_a_rule_of_its_own_is_one_function_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here: everything on rank 1 waits for the first op."""
+
+    def after_the_first(ops: pl.DataFrame) -> pl.DataFrame:
+        after = ops.with_row_index("after").filter(rank=1)["after"].cast(pl.Int64)
+        return pl.DataFrame({"before": [0] * len(after), "after": after, "why": ["event"] * len(after)})
+
+    monkeypatch.setitem(registry.RULES, "after-the-first", after_the_first)
+    ops = pl.DataFrame({"rank": [0, 1, 1], "kind": ["a", "a", "b"], "start": 0.0, "duration": [1.0, 2.0, 4.0]})
+    job = tracekit.OpJob(OpTrace(ops, "own", rules=("explicit", "after-the-first")))
+    assert job.whatif().original.tolist() == [5.0]
+
+
+def test_a_rule_that_is_not_known_is_refused() -> None:
+    with pytest.raises(TracekitError, match="odd: rule 'magic' is not known; expected some of explicit, streams"):
+        tracekit.OpJob(OpTrace(OPS, "odd", rules=("magic",))).whatif()
 
 
 @pytest.mark.parametrize("option", [["--layers", "1,1"], ["--csv", "tables"], ["--fail-on", "slowdown>2"]])

@@ -14,7 +14,7 @@ from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import label_values
-from tracekit.analysis.graph.rules.explicit import explicit_graph
+from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
@@ -42,7 +42,7 @@ class OpJob:
     def graph(self) -> FoldedGraph:
         """The job's op graph, laid out for replay. Raises TraceError, or GraphError where its ops contradict."""
         try:
-            return fold(explicit_graph(self.trace))
+            return fold(op_graph(self.trace))
         except TraceError as error:
             raise type(error)(f"{short(self.trace.name)}: {error}") from None
 

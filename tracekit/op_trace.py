@@ -31,12 +31,15 @@ class OpTrace:
 
     `ops`: a column each for `rank`, `start` and `duration` (seconds), and as far as there are any `step`, `kind`,
     `name`, `peer`, `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words)
-    and labels. `axes`: labels that are coordinates of ranks, such as dp_rank. `metadata`: plain JSON data.
+    and labels. `axes`: labels that are coordinates of ranks, such as dp_rank. `rules`: where dependencies come from,
+    `explicit` (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `metadata`:
+    plain JSON data.
     """
 
     ops: pl.DataFrame
     name: str
     axes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ("explicit",)
     groups: tuple[ProcessGroup, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -46,6 +49,7 @@ class OpTrace:
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
             "axes": list(self.axes),
+            "rules": list(self.rules),
             "groups": {group.name: list(group.ranks) for group in self.groups},
             "metadata": dict(self.metadata),
         }
@@ -72,6 +76,7 @@ def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
             ops=read_columns(path),
             name=encodable(str(header.get("name") or Path(os.fsdecode(path)).stem)),
             axes=tuple(map(str, header.get("axes", ()))),
+            rules=tuple(map(str, header.get("rules", ("explicit",)))),
             groups=tuple(ProcessGroup(name, tuple(sorted(ranks))) for name, ranks in groups.items()),
             metadata=dict(header.get("metadata", {})),
         )

@@ -179,6 +179,9 @@ class _Reader:
         named = next((name for name in ("peer", "kind", "name") if name in self.ops.columns), None)
         if named is None:
             raise TraceError("ops: which ops are comparable is not said; add a column 'peer', 'kind' or 'name'")
+        if self.ops[named].null_count():
+            row = int(self.ops[named].is_null().arg_max() or 0)
+            raise TraceError(f"ops: column {named!r}, row {row}: null; every op needs ops that it is comparable with")
         peer = self.label(named)
         if peer.names is None:
             peer = Label(*_numbered(self.text(named)))
@@ -338,23 +341,39 @@ def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[G
             at = int(differs.argmax())
             pair = f"{graph.describe(int(members[at]))} and {graph.describe(int(members[at + 1]))}"
             raise GraphError(f"{pair} {what.format(number[at])}")
-    if not groups:
-        return ()
+    return _members_not_recorded(graph, groups, members) if groups and len(members) else ()
+
+
+def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], members: Ints) -> tuple[Gap, ...]:
+    """Who of each rendezvous' group has no op in it. `members`: ops by rendezvous, then rank.
+
+    Raises TraceError where no group is named, GraphError for one that is not known and for ranks outside it.
+    """
     if "group" not in graph.labels:
         raise TraceError("ops: process groups are given, but no column 'group' says whose each rendezvous is")
-    known = {group.name: group for group in groups}
-    group_of = graph.labels["group"]
+    label, known = graph.labels["group"], {group.name: group for group in groups}
+    used = {int(code): str(label.value(int(code))) for code in np.unique(label.codes[members]) if code != UNLABELLED}
+    number, rank, code = graph.rendezvous[members], graph.rank[members], label.codes[members]
+    strange = ~np.isin(code, [one for one, name in used.items() if name in known])
+    if strange.any():
+        at = int(strange.argmax())
+        name = used.get(int(code[at]), "")
+        raise GraphError(f"{graph.describe(int(members[at]))}: its group {name!r:.40} is not among the groups")
+    width = 1 + max(int(rank.max()), *(max(group.ranks, default=0) for group in groups))
+    allowed = [one * width + member for one, name in used.items() for member in known[name].ranks]
+    outside = ~np.isin(code.astype(np.int64) * width + rank, allowed)
+    if outside.any():
+        at = int(outside.argmax())
+        name = used[int(code[at])]
+        raise GraphError(f"{graph.describe(int(members[at]))}: rank {rank[at]} is no member of group {name!r}")
+    _, first, counts = np.unique(number, return_index=True, return_counts=True)
+    sizes = np.zeros(1 + max(used), np.int64)
+    for one, name in used.items():
+        sizes[one] = len(known[name].ranks)
     gaps = []
-    first = np.flatnonzero(np.concatenate([[True], ~same])) if len(members) else np.empty(0, np.int64)
-    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(members)], strict=True):
-        code = int(group_of.codes[members[begin]])
-        name = str(group_of.value(code)) if code != UNLABELLED else ""
-        if name not in known:
-            raise GraphError(f"{graph.describe(int(members[begin]))}: its group {name!r:.40} is not among the groups")
-        there, expected = set(rank[begin:end].tolist()), set(known[name].ranks)
-        if strangers := sorted(there - expected):
-            at = begin + int(np.searchsorted(rank[begin:end], strangers[0]))
-            raise GraphError(f"{graph.describe(int(members[at]))}: rank {strangers[0]} is no member of group {name!r}")
-        if missing := tuple(sorted(expected - there)):
-            gaps.append(Gap(int(number[begin]), name, missing))
+    for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
+        if count < sizes[code[begin]]:
+            name = used[int(code[begin])]
+            missing = sorted(set(known[name].ranks) - set(rank[begin : begin + count].tolist()))
+            gaps.append(Gap(int(number[begin]), name, tuple(missing)))
     return tuple(gaps)

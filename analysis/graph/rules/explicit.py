@@ -1,29 +1,21 @@
-"""The rules of a trace that states its dependencies itself.
+"""Dependencies that the trace states itself.
 
-In: an `OpTrace`, each of whose ops lists those it waits for. Out: an `OpGraph`.
+In: the ops of an op trace, each of which lists those it waits for. Out: edges.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.errors import TraceError
-from tracekit.op_trace import OpTrace
 
-_EDGES = {"before": pl.Int64, "after": pl.Int64}
-
-
-def explicit_graph(trace: OpTrace) -> OpGraph:
-    """The graph that the trace states. Raises TraceError and GraphError, as `OpGraph.from_frames` does."""
-    stated = [name for name in ("waits_for", "why") if name in trace.ops.columns]
-    return OpGraph.from_frames(trace.ops.drop(stated), _edges(trace.ops), axes=trace.axes, groups=trace.groups)
+NO_EDGES = pl.DataFrame(schema={"before": pl.Int64, "after": pl.Int64, "why": pl.String})
 
 
-def _edges(ops: pl.DataFrame) -> pl.DataFrame:
-    """An edge for each entry of `waits_for`, with the entry of `why` beside it."""
+def explicit_edges(ops: pl.DataFrame) -> pl.DataFrame:
+    """An edge for each entry of `waits_for`, with the entry of `why` beside it. Raises TraceError where they differ."""
     if "waits_for" not in ops.columns:
-        return pl.DataFrame(schema=_EDGES)
+        return NO_EDGES
     lists = [name for name in ("waits_for", "why") if name in ops.columns]
     for name in lists:
         if not isinstance(ops[name].dtype, pl.List):
@@ -37,4 +29,12 @@ def _edges(ops: pl.DataFrame) -> pl.DataFrame:
                 f" {ops['waits_for'].list.len()[row]} ops in 'waits_for'; expected one for each"
             )
     edges = ops.select(pl.col(lists)).with_row_index("after").filter(pl.col("waits_for").list.len() > 0)
-    return edges.explode(lists).rename({"waits_for": "before"})
+    edges = edges.explode(lists).rename({"waits_for": "before"})
+    before = edges["before"]
+    if not before.dtype.is_integer() and before.dtype != pl.Null:
+        raise TraceError(f"ops: column 'waits_for' has lists of {before.dtype}; expected row numbers of the ops")
+    why = pl.col("why").cast(pl.String) if "why" in lists else pl.lit("rule")
+    try:
+        return edges.select(pl.col("before").cast(pl.Int64), pl.col("after").cast(pl.Int64), why=why)
+    except pl.exceptions.PolarsError:
+        raise TraceError(f"ops: column 'why' has lists of {edges['why'].dtype}; expected words") from None

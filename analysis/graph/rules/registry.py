@@ -1,0 +1,43 @@
+"""The dependency rules that an op trace can name, and the graph they make together.
+
+In: an `OpTrace`. Out: an `OpGraph`. A rule is a function from the ops to edges among them, in a module of its own; here
+it gets its name. Rules of pipeline traces are not among them: they state their edges once per lane (`megatron.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+
+from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.rules.explicit import NO_EDGES, explicit_edges
+from tracekit.analysis.graph.rules.streams import stream_edges
+from tracekit.errors import TraceError
+from tracekit.op_trace import OpTrace
+
+#: From the ops of a trace, in the order of its rows, to edges: `before` and `after` (row numbers, Int64) and `why`.
+DependencyRule = Callable[[pl.DataFrame], pl.DataFrame]
+
+RULES: dict[str, DependencyRule] = {
+    "explicit": explicit_edges,
+    "streams": stream_edges,
+}
+
+
+def op_graph(trace: OpTrace) -> OpGraph:
+    """The graph of an op trace, by the rules it names.
+
+    Raises TraceError for a rule that is not known or a value that cannot be, GraphError where ops contradict each
+    other.
+    """
+    if unknown := [name for name in trace.rules if name not in RULES]:
+        raise TraceError(f"rule {unknown[0]!r:.40} is not known; expected some of {', '.join(RULES)}")
+    edges = pl.concat([NO_EDGES, *(RULES[name](trace.ops) for name in trace.rules)])
+    stated = [name for name in ("waits_for", "why") if name in trace.ops.columns]
+    return OpGraph.from_frames(
+        trace.ops.drop(stated),
+        edges.unique(["before", "after"], keep="first", maintain_order=True),
+        axes=trace.axes,
+        groups=trace.groups,
+    )
