@@ -14,7 +14,7 @@ from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
-SECTIONS = ("core", "causes", "eventsim", "collect", "live", "device", "gpu", "nccl", "dashboard", "killed")
+SECTIONS = ("core", "graphs", "causes", "eventsim", "collect", "live", "device", "gpu", "nccl", "dashboard", "killed")
 #: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.
 MODULES = {"eventsim": "verdicts"}
 TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"

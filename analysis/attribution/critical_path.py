@@ -7,18 +7,20 @@ longest, across ranks wherever a collective or transfer waited for somebody else
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.compiled import CompiledGraph
-from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Value
+from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGraph, Value
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
+
+#: Room for the longest possible path of so many steps is made at once.
+_STEPS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,40 +70,54 @@ class CriticalPath:
 def critical_path(replay: GraphReplay, scenario: CostRule) -> CriticalPath:
     """The critical path of every step under `scenario`."""
     graph, timelines = replay.graph, replay.timelines(scenario)
-    walks = [_Walk(block.template, timeline) for block, timeline in zip(graph.blocks, timelines, strict=True)]
-    meeting = [_joined_rows(block.template) if graph.blocks_meet else {} for block in graph.blocks]
-    last = [timeline.end.max(axis=0) for timeline in timelines]
+    walks = [_Walk(block, timeline) for block, timeline in zip(graph.blocks, timelines, strict=True)]
+    if graph.blocks_meet:
+        return _assembled(graph, timelines, list(_across_blocks(graph, walks)))
     parts = []
+    for number, (block, walk) in enumerate(zip(graph.blocks, walks, strict=True)):
+        bounds = block.first_lane
+        for first in range(0, len(bounds) - 1, _STEPS_AT_ONCE):
+            some = bounds[first : first + _STEPS_AT_ONCE + 1]
+            lane = _last_lanes(walk.last, some)
+            counts, ops = walk.back(some, lane, walk.timeline.end[:, lane].argmax(axis=0), apart=False)
+            parts.append(_Part(np.repeat(block.step[some[:-1]], counts), number, ops))
+    return _assembled(graph, timelines, parts)
+
+
+def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Part]:
+    """The path of each step of a graph in whose steps lanes of several templates meet."""
     for step, places in enumerate(_lanes_of_steps(graph)):
-        block, lane = max(
-            ((number, first + int(last[number][first:end].argmax())) for number, first, end in places),
-            key=lambda at: last[at[0]][at[1]],
-        )
-        row = int(timelines[block].end[:, lane].argmax())
-        lanes_of = {number: (first, end) for number, first, end in places}
+        lanes_of = {number: np.array([first, last]) for number, first, last in places}
+        ends = {number: _last_lanes(walks[number].last, lanes)[0] for number, lanes in lanes_of.items()}
+        block = max(ends, key=lambda number: walks[number].last[ends[number]])
+        lane = int(ends[block])
+        row = int(walks[block].timeline.end[:, lane].argmax())
         while True:
             walk = walks[block]
-            ops = walk.back(row, lane, lanes_of[block], apart=graph.blocks_meet)
+            _, ops = walk.back(lanes_of[block], np.array([lane]), np.array([row]), apart=True)
+            here = np.full(len(ops.row), step, np.int32)
             if ops.late_row[-1] >= 0:
-                parts.append(_Part(step, block, ops))
+                yield _Part(here, block, ops)
                 break
             # A collective that lanes of several templates take part in: who of them all was there last?
             join = int(walk.template.join[walk.group_of_row[ops.row[-1]]])
-            late = max(
-                (
-                    (float(timelines[number].start[at, one]), number, int(at), one)
-                    for number, (first, end) in lanes_of.items()
-                    for at in meeting[number].get(join, ())
-                    for one in [first + int(timelines[number].start[at, first:end].argmax())]
-                ),
-            )
-            parts.append(_Part(step, block, ops, late[1:]))
-            waits = walks[late[1]].waits(late[2])
+            late = max(walks[number].latest(join, number, lanes) for number, lanes in lanes_of.items())
+            yield _Part(here, block, ops, late[1:])
+            _, block, late_row, lane = late
+            waits = walks[block].waits(late_row)
             if not len(waits):
                 break
-            block, lane = late[1], late[3]
-            row = int(waits[timelines[block].end[waits, lane].argmax()])
-    return _assembled(graph, timelines, parts)
+            row = int(waits[walks[block].timeline.end[waits, lane].argmax()])
+
+
+def _last_lanes(last: Floats, bounds: Ints) -> Ints:
+    """The lane of each step that ends last, [steps]; `last`: when each lane does."""
+    latest = np.maximum.reduceat(last[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
+    at_top = np.flatnonzero(last[bounds[0] : bounds[-1]] == np.repeat(latest, np.diff(bounds)))
+    step = np.searchsorted(bounds - bounds[0], at_top, side="right") - 1
+    _, first = np.unique(step, return_index=True)
+    lanes: Ints = at_top[first] + bounds[0]
+    return lanes
 
 
 def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
@@ -134,7 +150,7 @@ def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Ops:
-    """Ops of a path, last first, and who of each one's group arrived last, [ops] each."""
+    """Ops of paths, last first, and who of each one's group arrived last, [ops] each."""
 
     row: Ints
     lane: Ints
@@ -144,9 +160,12 @@ class _Ops:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of a path within one block. `late`: (block, row, lane) that arrived last at its last collective."""
+    """Paths, or a piece of one, within one block. `step`: of each op.
 
-    step: int
+    `late`: (block, row, lane) that arrived last at the last collective of the piece, where that is of another block.
+    """
+
+    step: Int32s
     block: int
     ops: _Ops
     late: tuple[int, int, int] | None = None
@@ -155,78 +174,75 @@ class _Part:
 class _Walk:
     """Walks the replayed timeline of one block."""
 
-    def __init__(self, template: CompiledGraph, timeline: Timeline) -> None:
-        self.template, self.timeline = template, timeline
-        groups = len(template.join)
-        self.group_of_row = np.empty(template.rows, np.int64)
-        self.group_of_row[template.order] = np.repeat(np.arange(groups), np.diff(template.first_of_group))
-        self.room = [np.empty(groups, np.int64) for _ in range(4)]
+    def __init__(self, block: LabelledBlock, timeline: Timeline) -> None:
+        self.template, self.timeline = block.template, timeline
+        self.last = timeline.end.max(axis=0)
+        groups = len(self.template.join)
+        self.group_of_row = np.empty(self.template.rows, np.int64)
+        self.group_of_row[self.template.order] = np.repeat(np.arange(groups), np.diff(self.template.first_of_group))
+        self.group_of_join = {int(join): group for group, join in enumerate(self.template.join) if join >= 0}
 
-    def back(self, row: int, lane: int, lanes: tuple[int, int], *, apart: bool) -> _Ops:
-        """The path from an op back to the step's start, or to a collective that other templates take part in."""
-        template = self.template
-        count = native.critical_path(
+    def back(self, first_lane: Ints, lane: Ints, row: Ints, *, apart: bool) -> tuple[Ints, _Ops]:
+        """The paths from ops back to the start of their steps, or to a collective that other templates take part in.
+
+        How many ops each has, and which.
+        """
+        template, counts = self.template, np.empty(len(row), np.int64)
+        room = [np.empty(len(row) * len(template.join), np.int64) for _ in range(4)]
+        found = native.critical_paths(
             template.first_wait, template.waits_for, template.order, template.first_of_group, self.group_of_row,
-            template.join, template.is_communication, self.timeline.start, self.timeline.end, *lanes, row, lane, apart,
-            *self.room,
+            template.join, template.is_communication, self.timeline.start, self.timeline.end, first_lane, row, lane,
+            np.array([apart]), counts, *room,
         )  # fmt: skip
-        return _Ops(*(part[:count].copy() for part in self.room))
+        return counts, _Ops(*(part[:found].copy() for part in room))
+
+    def latest(self, join: int, number: int, lanes: Ints) -> tuple[float, int, int, int]:
+        """Who of these lanes arrives last at a collective: when, `number`, row, lane."""
+        group = self.group_of_join.get(join)
+        if group is None:
+            return -np.inf, number, -1, -1
+        rows = self.template.order[self.template.first_of_group[group] : self.template.first_of_group[group + 1]]
+        start = self.timeline.start[rows, lanes[0] : lanes[1]]
+        at, lane = np.unravel_index(start.argmax(), start.shape)
+        return float(start[at, lane]), number, int(rows[at]), int(lanes[0] + lane)
 
     def waits(self, row: int) -> Ints:
         """The rows that a row waits for."""
         return self.template.waits_for[self.template.first_wait[row] : self.template.first_wait[row + 1]]
 
 
-def _joined_rows(template: CompiledGraph) -> dict[int, Ints]:
-    """The rows that take part in each collective of all lanes."""
-    return {
-        int(join): template.order[first:last]
-        for join, first, last in zip(
-            template.join, template.first_of_group[:-1], template.first_of_group[1:], strict=True
-        )
-        if join >= 0
-    }
-
-
 def _lanes_of_steps(graph: LabelledGraph) -> list[list[tuple[int, int, int]]]:
     """(block, first lane, lane after the last) of each step."""
     places: list[list[tuple[int, int, int]]] = [[] for _ in graph.steps]
     for number, block in enumerate(graph.blocks):
-        bounds = block.first_lane.tolist()
-        for first, last in pairwise(bounds):
+        for first, last in pairwise(block.first_lane.tolist()):
             places[block.step[first]].append((number, first, last))
     return places
 
 
 def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Sequence[_Part]) -> CriticalPath:
     """The path from its pieces, in the order of steps, each from its first op to its last."""
-    step, block, row, lane, begin, end = [], [], [], [], [], []
+    begin, end = [], []
     for part in parts:
         ops, timeline = part.ops, timelines[part.block]
-        count = len(ops.row)
-        begun = np.empty(count)
+        begun = np.empty(len(ops.row))
         inside = ops.late_row >= 0
         begun[inside] = timeline.start[ops.late_row[inside], ops.late_lane[inside]]
         if part.late is not None:
             begun[-1] = timelines[part.late[0]].start[part.late[1:]]
-        step.append(np.full(count, part.step, np.int32))
-        block.append(np.full(count, part.block, np.int32))
-        row.append(ops.row)
-        lane.append(ops.lane)
         begin.append(begun)
         end.append(timeline.end[ops.row, ops.lane])
-    steps = np.concatenate(step)
+    steps = np.concatenate([part.step for part in parts])
     order = np.lexsort((-np.arange(len(steps)), steps))
-    ends, begins = np.concatenate(end)[order], np.concatenate(begin)[order]
-    steps = steps[order]
+    ends, begins, steps = np.concatenate(end)[order], np.concatenate(begin)[order], steps[order]
     before = np.concatenate([[0.0], ends[:-1]])
     before[np.flatnonzero(np.diff(steps, prepend=-1))] = 0.0
     return CriticalPath(
         graph,
         steps,
-        np.concatenate(block)[order],
-        np.concatenate(row)[order],
-        np.concatenate(lane)[order],
+        np.concatenate([np.full(len(part.step), part.block, np.int32) for part in parts])[order],
+        np.concatenate([part.ops.row for part in parts])[order],
+        np.concatenate([part.ops.lane for part in parts])[order],
         ends - begins,
         begins - before,
     )

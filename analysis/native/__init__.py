@@ -9,7 +9,7 @@ compiled or cached at run time.
 from tracekit.analysis.native._native import (
     assign_slots,
     count_ops,
-    critical_path,
+    critical_paths,
     hash_streams,
     latest_ends,
     latest_joins,
@@ -26,7 +26,7 @@ from tracekit.analysis.native._native import (
 __all__ = [
     "assign_slots",
     "count_ops",
-    "critical_path",
+    "critical_paths",
     "hash_streams",
     "latest_ends",
     "latest_joins",

@@ -134,7 +134,7 @@ def launch_delays(
 ) -> int:
     """Turn recorded starts in `delay` into launch delays; what lies below `lowest` becomes 0; how many do."""
 
-def critical_path(
+def critical_paths(
     first_wait: _Int64s,
     waits_for: _Int64s,
     order: _Int64s,
@@ -144,21 +144,22 @@ def critical_path(
     is_communication: _Bools,
     start: _Floats,
     end: _Floats,
-    lane_first: int,
-    lane_last: int,
-    row: int,
-    lane: int,
-    apart: bool,
+    first_lane: _Int64s,
+    row: _Int64s,
+    lane: _Int64s,
+    apart: _Bools,
+    counts: _Int64s,
     rows: _Int64s,
     lanes: _Int64s,
     late_rows: _Int64s,
     late_lanes: _Int64s,
 ) -> int:
-    """Walk back from op (`row`, `lane`) over what each op waited for longest; how many ops are on the path.
+    """Walk back from ops (`row`, `lane`), [steps], over what each op waited for longest; how many ops the paths have.
 
-    `start`, `end`: of a replay, [rows, lanes], of which `lane_first` to `lane_last` are the step's. `rows`, `lanes`:
-    the ops of the path, last first; `late_rows`, `late_lanes`: who of its group arrived last, where the path goes on.
-    With `apart`, lanes of other graphs take part in the joins, and the path ends at one, with -1 for who arrived last.
+    `start`, `end`: of a replay, [rows, lanes]; `first_lane`: where the lanes of each step begin, [steps + 1].
+    `counts`: how many ops each path has, [steps]. `rows`, `lanes`: the ops of one path after the other, last op first;
+    `late_rows`, `late_lanes`: who of its group arrived last, where the path goes on. With `apart`, [1], lanes of other
+    graphs take part in the joins, and a path ends at one, with -1 for who arrived last.
     """
 
 def latest_ends(

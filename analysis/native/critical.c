@@ -1,4 +1,4 @@
-/* The critical path of a step: from its last op back over whatever each op had to wait for. */
+/* The critical paths of steps, each from its last op back over whatever each op had to wait for. */
 #include "kernels.h"
 
 typedef struct {
@@ -31,39 +31,49 @@ static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late
     return 1;
 }
 
-KERNEL(critical_path) {
-    ENTER("critical_path", "llllllbddnnnnn*l*l*l*l", 18);
-    const Step s = {
+/* Walks back from one op; how many ops are on the path. */
+static int64_t walk(const Step *s, int64_t row, int64_t lane, int64_t room, int64_t *rows, int64_t *lanes,
+                    int64_t *late_rows, int64_t *late_lanes) {
+    int64_t found = 0;
+    while (found < room) {
+        rows[found] = row;
+        lanes[found] = lane;
+        if (!latest_member(s, row, lane, &late_rows[found], &late_lanes[found])) {
+            late_rows[found] = late_lanes[found] = -1;
+            return found + 1;
+        }
+        const int64_t late_row = late_rows[found], first = s->first_wait[late_row], last = s->first_wait[late_row + 1];
+        lane = late_lanes[found++];
+        if (first == last) break;
+        row = s->waits_for[first];
+        for (int64_t wait = first + 1; wait < last; wait++)
+            if (s->end[s->waits_for[wait] * s->lanes + lane] > s->end[row * s->lanes + lane]) row = s->waits_for[wait];
+    }
+    return found;
+}
+
+KERNEL(critical_paths) {
+    ENTER("critical_paths", "llllllbddlllb*l*l*l*l*l", 18);
+    Step s = {
         .first_wait = INT64S(a[0]), .waits_for = INT64S(a[1]), .order = INT64S(a[2]), .first_of_group = INT64S(a[3]),
         .group_of_row = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
-        .start = REALS(a[7]), .end = REALS(a[8]), .lanes = AXIS(a[7], 1),
-        .lane_first = a[9].integer, .lane_last = a[10].integer, .apart = a[13].integer != 0,
+        .start = REALS(a[7]), .end = REALS(a[8]), .lanes = AXIS(a[7], 1), .apart = BYTES(a[12])[0],
     };
-    int64_t row = a[11].integer, lane = a[12].integer, count_found = 0;
-    int64_t *rows = INT64S(a[14]), *lanes = INT64S(a[15]), *late_rows = INT64S(a[16]), *late_lanes = INT64S(a[17]);
-    const int64_t room = AXIS(a[14], 0);
+    const int64_t *first_lane = INT64S(a[9]), *row = INT64S(a[10]), *lane = INT64S(a[11]);
+    int64_t *counts = INT64S(a[13]), *rows = INT64S(a[14]), *lanes = INT64S(a[15]);
+    int64_t *late_rows = INT64S(a[16]), *late_lanes = INT64S(a[17]);
+    const int64_t runs = AXIS(a[10], 0), room = AXIS(a[14], 0);
+    int64_t found = 0;
     Py_BEGIN_ALLOW_THREADS
-    while (count_found < room) {
-        int64_t late_row, late_lane;
-        rows[count_found] = row;
-        lanes[count_found] = lane;
-        if (!latest_member(&s, row, lane, &late_row, &late_lane)) {
-            late_rows[count_found] = late_lanes[count_found] = -1;
-            count_found++;
-            break;
-        }
-        late_rows[count_found] = late_row;
-        late_lanes[count_found] = late_lane;
-        count_found++;
-        const int64_t first = s.first_wait[late_row], last = s.first_wait[late_row + 1];
-        if (first == last) break;
-        row = s.waits_for[first];
-        lane = late_lane;
-        for (int64_t wait = first + 1; wait < last; wait++)
-            if (s.end[s.waits_for[wait] * s.lanes + lane] > s.end[row * s.lanes + lane]) row = s.waits_for[wait];
+    for (int64_t run = 0; run < runs; run++) {
+        s.lane_first = first_lane[run];
+        s.lane_last = first_lane[run + 1];
+        counts[run] = walk(&s, row[run], lane[run], room - found, rows + found, lanes + found, late_rows + found,
+                           late_lanes + found);
+        found += counts[run];
     }
     Py_END_ALLOW_THREADS
-    LEAVE(PyLong_FromLongLong(count_found));
+    LEAVE(PyLong_FromLongLong(found));
 }
 
 /*

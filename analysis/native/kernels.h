@@ -22,7 +22,7 @@ KERNEL(transfer_durations);
 KERNEL(launch_delays);
 
 /* critical.c */
-KERNEL(critical_path);
+KERNEL(critical_paths);
 KERNEL(latest_ends);
 
 /* replay.c */

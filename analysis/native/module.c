@@ -15,7 +15,7 @@ static PyMethodDef methods[] = {
     METHOD(latest_joins),
     METHOD(transfer_durations),
     METHOD(launch_delays),
-    METHOD(critical_path),
+    METHOD(critical_paths),
     METHOD(latest_ends),
     METHOD(replay),
     {NULL, NULL, 0, NULL},
