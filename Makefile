@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CHROMIUM := /usr/bin/chromium
-GET_CHROMIUM := apt-get install -y --no-install-recommends chromium fonts-dejavu-core
+CHROMIUM := /usr/bin/chromium-headless-shell
+GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core
 
 .PHONY: demo test check bench fuzz lock clean
 
