@@ -30,7 +30,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check $(CHROMIUM)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # A hundred times as many examples of every input, other ones each time: some hours.
 fuzz: $(VENV)/.dev

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 from werkzeug.serving import make_server
 
 from tests.handmade import run
@@ -95,6 +95,7 @@ def odd(odd_store: Path, serve: Callable[[Path], Serving]) -> Serving:
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.fail("no Chromium: apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         yield started
