@@ -57,7 +57,7 @@ def section() -> str:
         _fill(store)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
-                executable_path="/usr/bin/chromium",
+                executable_path="/usr/bin/chromium-headless-shell",
                 args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"],
             )
             parts = [

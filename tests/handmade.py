@@ -10,6 +10,8 @@ In the slow job stage 0 of DP rank 1 takes twice as long for every forward and b
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -19,9 +21,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import polars as pl
+import pytest
 
+from tracekit.cli import main
 from tracekit.model import Layout
 from tracekit.schema import SCHEMA
 from tracekit.trace import METADATA_KEY, Trace
@@ -174,11 +179,32 @@ def command(*arguments: str | bytes | Path) -> list[str | bytes | Path]:
     return [sys.executable, "-m", "tracekit.cli", *arguments]
 
 
-def run(*arguments: str | bytes | Path, **settings: Any) -> Ran:
-    """Run tracekit as its own process."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRACEKIT_STORE"}
-    environment |= {"COLUMNS": "80"} | settings.pop("env", {})
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """80 columns and no store but the default one, unless the test says otherwise."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRACEKIT_STORE"}
+    return inherited | {"COLUMNS": "80"} | dict(env)
+
+
+def run(*arguments: str | bytes | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ran:
+    """Run tracekit's `main` in this process, which has imported everything: the same lines and exit code."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.object(sys, "argv", ["tracekit", *map(os.fsdecode, arguments)]),
+        mock.patch.dict(os.environ, _environment(env or {}), clear=True),
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+    code = left.value.code
+    assert isinstance(code, int)
+    return Ran(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+def run_process(*arguments: str | bytes | Path, env: Mapping[str, str] | None = None, **settings: Any) -> Ran:
+    """Run tracekit as its own process, where the process is the point."""
     done = subprocess.run(
-        command(*arguments), capture_output=True, timeout=300, check=False, env=environment, **settings
+        command(*arguments), capture_output=True, timeout=300, check=False, env=_environment(env or {}), **settings
     )
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,7 +1,7 @@
 """Bad input: one clear message that says what, where and what to do, the right exit code, nothing half-written.
 
-Every kind of bad input is a row of a table. Rows of PROCESSES run the real command; rows of LOADED only differ in
-what the door says, so they call the library.
+Every kind of bad input is a row of a table. Rows of COMMANDS run the command; rows of LOADED only differ in what the
+door says, so they call the library.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.handmade import (
     healthy_frame,
     published_columns,
     run,
+    run_process,
     slow_frame,
     slow_trace,
     write_canonical,
@@ -141,7 +142,7 @@ class Row:
     says: tuple[str, ...]
 
 
-PROCESSES = (
+COMMANDS = (
     Row("no such file", lambda _: ["gone.parquet"], ("gone.parquet", "No such file", "check path")),
     Row("empty file", write("empty.parquet", b""), ("empty.parquet", "is empty", "expected a Parquet trace")),
     Row("truncated Parquet", truncated, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
@@ -209,8 +210,8 @@ PROCESSES = (
 )
 
 
-@pytest.mark.parametrize("row", PROCESSES, ids=lambda row: row.name)
-def test_the_command_says_what_is_wrong_and_leaves_nothing(row: Row, tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
+def test_the_command_says_what_is_wrong_and_leaves_nothing(row: Row, tmp_path: Path, capfd: Any) -> None:
     arguments = row.make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     ran = run("whatif", *arguments, "--json", cwd=tmp_path)
@@ -220,6 +221,7 @@ def test_the_command_says_what_is_wrong_and_leaves_nothing(row: Row, tmp_path: P
     for part in row.says:
         assert part in ran.message
     assert sorted(tmp_path.rglob("*")) == before
+    assert capfd.readouterr() == ("", "")  # nor did a library write past Python's streams
 
 
 LOADED = (
@@ -388,7 +390,7 @@ def test_a_clock_off_by_more_than_a_transfer_is_set_right_and_said(tmp_path: Pat
 
 def test_a_path_that_is_not_utf8_works(slow_file: Path) -> None:
     slow_file.rename(os.fsdecode(os.fsencode(slow_file.parent) + b"/\xff.parquet"))
-    found = run("whatif", b"\xff.parquet", "--csv", b"\xfe", "--parquet", b"\xfd.parquet", cwd=slow_file.parent)
+    found = run_process("whatif", b"\xff.parquet", "--csv", b"\xfe", "--parquet", b"\xfd.parquet", cwd=slow_file.parent)
     assert found.code == 0
     assert sorted(os.fsencode(path.name) for path in slow_file.parent.iterdir()) == [
         b"\xfd.parquet",
@@ -544,7 +546,7 @@ def test_a_disk_that_fills_up_leaves_no_half_file(arguments: tuple[str, ...], at
     def little_space() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 
-    ran = run(*arguments, cwd=slow_file.parent, preexec_fn=little_space)
+    ran = run_process(*arguments, cwd=slow_file.parent, preexec_fn=little_space)
     assert ran.code == 2
     assert at_fault in ran.message
     assert "cannot be written: File too large" in ran.message
@@ -589,6 +591,6 @@ def test_a_stream_closed_from_the_start_changes_no_exit_code(stream: int, slow_f
 
 
 def test_a_terminal_without_unicode_shows_escapes(slow_file: Path) -> None:
-    ran = run("whatif", slow_file, env={"PYTHONIOENCODING": "ascii"})
+    ran = run_process("whatif", slow_file, env={"PYTHONIOENCODING": "ascii"})
     assert ran.code == 0
     assert "\\u2588" in ran.out

@@ -28,6 +28,7 @@ from tests.handmade import (
     healthy_frame,
     published_columns,
     run,
+    run_process,
     slow_frame,
     slow_trace,
     without_progress,
@@ -202,7 +203,7 @@ def test_fail_on_exits_with_3_where_the_condition_holds(slow: str) -> None:
 
 
 def test_fail_on_still_prints_the_report_and_leaves_the_process_with_3(slow: str) -> None:
-    ran = run("whatif", slow, "--fail-on", "slowdown>1.1")
+    ran = run_process("whatif", slow, "--fail-on", "slowdown>1.1")
     assert ran.code == 3
     assert "STRAGGLER" in ran.out
 

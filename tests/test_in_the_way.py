@@ -1,7 +1,7 @@
 """Nothing but a file of the same kind that tracekit wrote is ever replaced, whatever command writes.
 
-Each writing command meets each thing in the way as a real process: one message, and not a byte, a time or a type has
-changed. What files count as foreign is asked of the library, kind by kind.
+Each writing command meets each thing in the way: one message, and not a byte, a time or a type has changed. What files
+count as foreign is asked of the library, kind by kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from tests.handmade import run, slow_frame, slow_trace
+from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.errors import FormatError, OutputError, StoreError
 from tracekit.job import Job, load
 from tracekit.store import Incoming, Store
@@ -157,7 +157,7 @@ def test_a_device_is_refused_and_nothing_is_written_to_it(writing: str, terminal
 
 def test_standard_output_is_refused(work: Path) -> None:
     """A link of the kernel's to a pipe that has no path."""
-    ran = run("synth", "--out", "/dev/stdout")
+    ran = run_process("synth", "--out", "/dev/stdout")
     assert (ran.code, ran.out) == (2, "")
     assert ran.message == ("tracekit: /dev/stdout: is a pipe; only a regular file is written, choose another place")
 

@@ -1,10 +1,8 @@
 """Runs training scripts under `tracekit collect`, as a user does: real processes, gloo, torchrun."""
 
-import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.collectors.shared_runs import ALONE, RUNS
 from tracekit.analysis.graph.lanes import place_lanes
 from tracekit.model import KINDS, P2P
 from tracekit.trace import Trace, read_parquet
@@ -47,11 +46,16 @@ class Collected:
 
 @dataclass
 class Run:
-    """One run of `several.py`: exit codes and output of its ranks, and what `collect` made of it, if it was there."""
+    """One run of `several.py`: exit codes and output of its ranks, and what `collect` made of it, if it was there.
+
+    `closing`: the lines of `collect` about this run at its end. `segments`: where those of all runs are.
+    """
 
     exit_codes: list[int]
     said: str
     complained: str
+    closing: list[str]
+    segments: Path
     attempt: dict | None = None
 
     @property
@@ -97,44 +101,39 @@ def plain(command: list[str], directory: Path, **variables) -> subprocess.Comple
     )
 
 
-def several(directory: Path, ranks: int, runs: dict[str, str], *, under_collect: bool = True) -> dict[str, Run]:
-    """Run scripts one after the other on ranks that start once (`several.py`), each an attempt under `collect` or not.
+def several(
+    directory: Path, runs: dict[str, str], *options: str, under_collect: bool = True, **variables
+) -> dict[str, Run]:
+    """Run scripts one after the other in forks of one process (`several.py`), each an attempt under `collect` or not.
 
-    `runs`: a name for each -> `NAME=value ... script.py argument ...`.
+    `runs`: a name for each -> `NAME=value ... script.py argument ...`, with RANKS=2 for a run of two ranks.
     """
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in runs]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        arguments = [
-            f"MASTER_PORT={probe.getsockname()[1]} {run}" for probe, run in zip(probes, runs.values(), strict=True)
-        ]
-    alone = [sys.executable, "-W", "error::UserWarning", str(SCRIPTS / "several.py")]
-    command = alone if ranks == 1 else torchrun(ranks, "several.py")
+    command = python("several.py", *runs.values())
     if under_collect:
-        collected = collect(directory, [*command, *arguments])
+        kept = ["--segments", str(directory / "segments")]
+        collected = collect(directory, command, *kept, *options, **variables)
         process, attempts = collected.process, {one["attempt"]: one for one in collected.summary["attempts"]}
     else:
-        process, attempts = plain([*command, *arguments], directory), {}
+        process, attempts = plain(command, directory, **variables), {}
     assert process.returncode == 0, process.stderr
-    return {name: _run(directory, at, ranks, attempts.get(at)) for at, name in enumerate(runs)}
+    return {name: _run(directory, at, attempts.get(at), process.stderr) for at, name in enumerate(runs)}
 
 
-def _run(directory: Path, number: int, ranks: int, attempt: dict | None) -> Run:
-    def read(suffix: str) -> list[str]:
-        return [(directory / f"{number}-{rank}.{suffix}").read_text() for rank in range(ranks)]
+def _run(directory: Path, number: int, attempt: dict | None, closing: str) -> Run:
+    codes = {int(path.stem.split("-")[1]): int(path.read_text()) for path in directory.glob(f"{number}-*.exit")}
 
-    return Run([int(code) for code in read("exit")], "".join(read("out")), "".join(read("err")), attempt)
+    def read(suffix: str) -> str:
+        return "".join((directory / f"{number}-{rank}.{suffix}").read_text() for rank in sorted(codes))
+
+    title = f"attempt {number}: "
+    closed = [line.replace(title, "") for line in closing.splitlines() if title in line]
+    exit_codes = [codes[rank] for rank in sorted(codes)]
+    return Run(exit_codes, read("out"), read("err"), closed, directory / "segments", attempt)
 
 
 def weights(said: str) -> set[str]:
     """Checksums of the weights by rank; ranks share one stdout, so that lines run into each other."""
     return set(re.findall(r"rank \d+ weights [0-9a-f]{64}", said.replace("rank", "\nrank")))
-
-
-def digests(said: str) -> set[str]:
-    """The checksums alone."""
-    return {line.split()[-1] for line in weights(said)}
 
 
 def contradictions(trace: Trace) -> list[str]:
@@ -160,12 +159,19 @@ def contradictions(trace: Trace) -> list[str]:
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory) -> Collected:
-    """DP 2 x PP 2 under collect, rank 3 slowed by 6 ms in each forward."""
+    """DP 2 x PP 2 under collect and torchrun, rank 3 slowed by 6 ms in each forward."""
     directory = tmp_path_factory.mktemp("pipeline")
     return collect(directory, torchrun(4, "dp2_pp2.py"), SLOW_RANK=3, SLOW_MS=6)
 
 
 @pytest.fixture(scope="session")
-def pipeline_alone(tmp_path_factory) -> set[str]:
-    """What the same job trains to by itself: checksums."""
-    return digests(plain(torchrun(4, "dp2_pp2.py"), tmp_path_factory.mktemp("alone")).stdout)
+def runs(tmp_path_factory) -> dict[str, Run]:
+    """The runs that many tests look at, under collect."""
+    directory = tmp_path_factory.mktemp("runs")
+    return several(directory, RUNS)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory) -> dict[str, Run]:
+    """Those whose results are compared with what they give without collect."""
+    return several(tmp_path_factory.mktemp("alone"), {name: RUNS[name] for name in ALONE}, under_collect=False)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import collect, environment, python, torchrun
+from tests.collectors.conftest import environment, several
+from tests.handmade import run
 from tracekit.model import OpKind
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
@@ -26,8 +27,20 @@ def nvml(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory, nvml):
-    return collect(tmp_path_factory.mktemp("gpu"), python("fake_gpu.py"), LD_LIBRARY_PATH=nvml)
+def played(tmp_path_factory, nvml):
+    """Jobs on a played GPU with its library."""
+    jobs = {
+        "one": "fake_gpu.py",
+        "two": "RANKS=2 STEPS=24 fake_gpu.py",
+        "fails": "STEPS=30 FAILS_AT=20 fake_gpu.py",
+        "captures": "STEPS=28 CAPTURES_AT=13 fake_gpu.py",
+    }
+    return several(tmp_path_factory.mktemp("gpu"), jobs, LD_LIBRARY_PATH=nvml)
+
+
+@pytest.fixture(scope="module")
+def job(played):
+    return played["one"]
 
 
 def durations(collected, kind):
@@ -36,7 +49,7 @@ def durations(collected, kind):
 
 def test_ops_last_as_long_as_their_kernels_whenever_they_were_launched(job):
     """Not as long as the host took to launch them; a busy host can only leave gaps in some of them."""
-    assert job.process.returncode == 0
+    assert job.exit_codes == [0]
     for kind, expected in (
         (OpKind.FORWARD_COMPUTE, 12 * MS),  # with its loss
         (OpKind.BACKWARD_COMPUTE, 18 * MS),
@@ -86,9 +99,7 @@ def test_the_metadata_names_the_gpu_and_how_it_fared(job):
 
 
 def test_info_names_the_gpus_in_a_line(job):
-    shown = subprocess.run(
-        [sys.executable, "-m", "tracekit.cli", "info", str(job.out)], capture_output=True, text=True, check=True
-    ).stdout
+    shown = run("info", job.attempt["out"]).out
     assert "1 x Fake H200 on 1 host(s)" in " ".join(shown.split())
 
 
@@ -104,46 +115,46 @@ def test_throttled_gpus_are_named_with_their_reasons():
 def test_no_hook_fails_so_nobody_waited_for_the_device(job):
     """Every call that waits raises on the played GPU, also in a hook."""
     assert job.attempt["ranks"][0]["failures"] == {}
-    assert "CUDA events failed" not in job.process.stderr
+    assert "CUDA events failed" not in job.complained
 
 
-def test_without_the_library_there_are_facts_and_no_word(tmp_path):
-    collected = collect(tmp_path, python("fake_gpu.py"), STEPS=8)
-    gpu = collected.trace.metadata["gpus"]["0"]
+def test_without_the_library_there_are_facts_and_no_word(runs):
+    ran = runs["gpu-without-nvml"]
+    gpu = ran.trace.metadata["gpus"]["0"]
     assert (gpu["model"], gpu["samples"], gpu["sm_mhz"]) == ("Fake H200", 0, None)
     assert "driver" not in gpu
-    assert "nvidia-ml" not in collected.process.stderr
+    assert "nvidia-ml" not in ran.complained
 
 
-def test_ranks_of_a_data_parallel_job_have_a_clock_each(tmp_path):
+def test_ranks_of_a_data_parallel_job_have_a_clock_each(played):
     """Buckets are marked in the reducer's thread and end in gloo's; the layout is found as without a GPU."""
-    collected = collect(tmp_path, torchrun(2, "fake_gpu.py"), STEPS=24)
-    assert collected.process.returncode == 0, collected.process.stderr
-    trace = collected.trace
+    ran = played["two"]
+    assert ran.exit_codes == [0, 0], ran.complained
+    trace = ran.trace
     assert (trace.layout.dp, len(trace.steps)) == (2, 23)
     assert set(trace.metadata["device_clock"]["ranks"]) == {"0", "1"}
-    assert [rank["failures"] for rank in collected.attempt["ranks"]] == [{}, {}]
+    assert [rank["failures"] for rank in ran.attempt["ranks"]] == [{}, {}]
     reductions = trace.ops.filter(trace.ops["kind"] == str(OpKind.ALL_REDUCE))
     assert reductions.group_by("rank", "step").len().height == 2 * 23
-    assert durations(collected, OpKind.BACKWARD_COMPUTE).min() > 17 * MS
+    assert durations(ran, OpKind.BACKWARD_COMPUTE).min() > 17 * MS
 
 
-def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(tmp_path):
-    collected = collect(tmp_path, python("fake_gpu.py"), STEPS=30, FAILS_AT=20)
-    assert collected.process.returncode == 0
-    assert "trained" in collected.process.stdout
-    assert collected.process.stderr.count("CUDA events failed (CudaError: an illegal memory access") == 1
-    trace = collected.trace
+def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(played):
+    ran = played["fails"]
+    assert ran.exit_codes == [0]
+    assert "trained" in ran.said
+    assert ran.complained.count("CUDA events failed (CudaError: an illegal memory access") == 1
+    trace = ran.trace
     assert 8 <= trace.steps[-1] < 20
     assert trace.metadata["device_clock"]["left_out_rank_steps"] >= 10
-    assert durations(collected, OpKind.BACKWARD_COMPUTE).min() > 17 * MS
+    assert durations(ran, OpKind.BACKWARD_COMPUTE).min() > 17 * MS
 
 
-def test_a_step_in_which_a_graph_is_captured_is_left_out(tmp_path):
-    collected = collect(tmp_path, python("fake_gpu.py"), STEPS=28, CAPTURES_AT=13)
-    assert 13 not in collected.trace.steps
-    assert {12, 14, 27} <= set(collected.trace.steps)
-    assert collected.process.stderr.count("tracekit: rank") == 0
+def test_a_step_in_which_a_graph_is_captured_is_left_out(played):
+    ran = played["captures"]
+    assert 13 not in ran.trace.steps
+    assert {12, 14, 27} <= set(ran.trace.steps)
+    assert ran.complained.count("tracekit: rank") == 0
 
 
 SAMPLER = """

@@ -6,65 +6,16 @@ import sys
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import CLOCK_TICK_S, SCRIPTS, collect, contradictions, python, several, torchrun
+from tests.collectors.conftest import CLOCK_TICK_S, SCRIPTS, collect, contradictions, python, several
+from tests.collectors.shared_runs import PAUSES, STYLES
 from tracekit.model import OpKind, Worker
 
 pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
 
-PAUSES = {
-    f"{where}{'-in-closure' * closure}": f"PAUSE=gc WHERE={where} {'CLOSURE=1 ' * closure}paused.py"
-    for closure in (False, True)
-    for where in ("before", "middle", "after", "between")
-}
-#: Runs of two ranks, of four, and of one process.
-TWO = {
-    "fsdp": "fsdp_alone.py",
-    "fsdp-slow": "STEPS=4 SLOW_RANK=1 SLOW_MS=20 fsdp_alone.py",
-    "uneven": "plain_pipeline.py",
-    "sharded": "sharded_optimizer.py",
-    "functional": "functional.py",
-    "slept": "PAUSE=sleep WHERE=middle paused.py",
-    "met": "MEET=1 PAUSE=sleep WHERE=between paused.py",
-    **PAUSES,
-}
-FOUR = {"ddp": "ddp_accumulation.py", "fsdp-pipeline": "fsdp_interleaved.py", "megatron": "megatron_like.py"}
-STYLES = (
-    *("plain", "scaler", "compile", "compile-in-place", "checkpointing", "fork", "spawn", "spans", "set-step", "eval"),
-    *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
-)
-LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-many")}
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return several(tmp_path_factory.mktemp("two"), 2, TWO)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return several(tmp_path_factory.mktemp("four"), 4, FOUR)
-
-
-@pytest.fixture(scope="module")
-def loops(tmp_path_factory):
-    return several(tmp_path_factory.mktemp("loops"), 1, LOOPS)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The runs whose results are compared with what they give without collect."""
-    directories = {ranks: tmp_path_factory.mktemp(f"alone-{ranks}") for ranks in (1, 2, 4)}
-    return {
-        **several(directories[1], 1, {name: LOOPS[name] for name in ("plain", "compile-many")}, under_collect=False),
-        **several(directories[2], 2, {name: TWO[name] for name in ("fsdp", "uneven", "sharded")}, under_collect=False),
-        **several(directories[4], 4, {name: FOUR[name] for name in ("ddp", "fsdp-pipeline")}, under_collect=False),
-    }
-
-
-@pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline"])
-def test_a_job_trains_to_the_same_bits_as_alone(two, four, alone, name):
-    run = {**two, **four}[name]
+@pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "pipeline"])
+def test_a_job_trains_to_the_same_bits_as_alone(runs, alone, name):
+    run = runs[name]
     assert set(run.exit_codes) == {0}, run.complained
     assert run.weights == alone[name].weights
     assert len(run.weights) >= 2
@@ -79,11 +30,11 @@ def counts(trace) -> dict[str, int]:
     }
 
 
-def test_ddp_with_gradient_accumulation(four):
+def test_ddp_with_gradient_accumulation(runs):
     """Four data-parallel ranks, two microbatches, the buckets of a step one reduction behind the second backward."""
-    trace = four["ddp"].trace
+    trace = runs["ddp"].trace
     assert (trace.layout.dp, trace.layout.pp) == (4, 1)
-    assert four["ddp"].attempt["layout_source"] == "gradient groups"
+    assert runs["ddp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == {
         OpKind.FORWARD_COMPUTE: 2,
         OpKind.BACKWARD_COMPUTE: 2,
@@ -93,9 +44,9 @@ def test_ddp_with_gradient_accumulation(four):
     assert contradictions(trace) == []
 
 
-def test_fsdp2_with_interleaved_pipeline(four):
+def test_fsdp2_with_interleaved_pipeline(runs):
     """Two chunks per rank. What each gathers is its own; the chunk that is done first scatters among the backwards."""
-    trace = four["fsdp-pipeline"].trace
+    trace = runs["fsdp-pipeline"].trace
     assert (trace.layout.dp, trace.layout.pp, trace.layout.vpp) == (2, 2, 2)
     seen = counts(trace)
     assert seen[OpKind.FORWARD_COMPUTE] == seen[OpKind.BACKWARD_COMPUTE] == 8
@@ -121,24 +72,24 @@ FSDP_STEP = {
 }
 
 
-def test_fsdp2_without_a_pipeline(two):
+def test_fsdp2_without_a_pipeline(runs):
     """Two data-parallel ranks, gradients of two layers scattered; what computes wait for is apart from them."""
-    trace = two["fsdp"].trace
+    trace = runs["fsdp"].trace
     assert (trace.layout.dp, trace.layout.pp) == (2, 1)
-    assert two["fsdp"].attempt["layout_source"] == "gradient groups"
+    assert runs["fsdp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == FSDP_STEP
     assert trace.metadata["collect"]["nested"] == {"all_gather_single@default_pg": 2 * 5 * 4}
 
 
-def test_the_time_of_a_slow_rank_is_its_own(two):
+def test_the_time_of_a_slow_rank_is_its_own(runs):
     """Its two layers sleep 20 ms each in every forward: its forward lasts as long, cut in two by the gathering."""
-    forwards = two["fsdp-slow"].trace.ops.filter(rank=1, kind=OpKind.FORWARD_COMPUTE)
+    forwards = runs["fsdp-slow"].trace.ops.filter(rank=1, kind=OpKind.FORWARD_COMPUTE)
     assert forwards.group_by("step").agg(pl.col("duration").sum())["duration"].min() >= 0.04
 
 
-def test_a_pipeline_without_a_data_loader(two):
+def test_a_pipeline_without_a_data_loader(runs):
     """Where a step begins with a transfer, that is the transfer of this step; stages may differ in their layers."""
-    trace = two["uneven"].trace
+    trace = runs["uneven"].trace
     assert (trace.layout.dp, trace.layout.pp) == (1, 2)
     assert trace.metadata["collect"]["unmatched_p2p"] == 0
     received = trace.ops.filter(kind=OpKind.FORWARD_RECV)
@@ -146,12 +97,12 @@ def test_a_pipeline_without_a_data_loader(two):
     assert contradictions(trace) == []
 
 
-def test_a_sharded_optimizer(two):
+def test_a_sharded_optimizer(runs):
     """It steps another inside its own step, then sends the weights around: one optimizer, nothing of the next step.
 
     Warnings about how the user calls DistributedDataParallel name the user's line.
     """
-    trace = two["sharded"].trace
+    trace = runs["sharded"].trace
     assert counts(trace) == {
         OpKind.FORWARD_COMPUTE: 1,
         OpKind.BACKWARD_COMPUTE: 1,
@@ -159,17 +110,17 @@ def test_a_sharded_optimizer(two):
         OpKind.OPTIMIZER: 1,
     }
     assert "broadcast@default_pg" in trace.metadata["collect"]["other"]
-    assert "hooks_comm.py" not in two["sharded"].complained
+    assert "hooks_comm.py" not in runs["sharded"].complained
 
 
-def test_megatron_is_recognised(four):
+def test_megatron_is_recognised(runs):
     """Its parallel state places the ranks, its timers become ops; it need not be a dependency of tracekit.
 
     What a hook saw inside a timer counts once (forwards, optimizer), fused transfers come apart, and other timers are
     kept under their names.
     """
-    trace = four["megatron"].trace
-    assert four["megatron"].attempt["layout_source"] == "Megatron parallel state"
+    trace = runs["megatron"].trace
+    assert runs["megatron"].attempt["layout_source"] == "Megatron parallel state"
     assert (trace.layout.dp, trace.layout.pp, trace.layout.tp) == (2, 2, 1)
     assert trace.worker_ranks() == {Worker(0, 0): 0, Worker(1, 0): 1, Worker(0, 1): 2, Worker(1, 1): 3}
     assert trace.steps.tolist() == [1, 2, 3, 4]
@@ -202,16 +153,16 @@ def test_ranks_that_the_script_spawns_itself(tmp_path):
     assert len(collected.weights) == 2
 
 
-def test_functional_collectives(two):
+def test_functional_collectives(runs):
     """Seen from their start to the wait for their result; one that nobody waits for is counted, not guessed."""
-    assert counts(two["functional"].trace) == {
+    assert counts(runs["functional-collectives"].trace) == {
         OpKind.FORWARD_COMPUTE: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.ALL_REDUCE: 2,
         OpKind.OPTIMIZER: 1,
         OpKind.PARAMS_ALL_GATHER: 1,
     }
-    assert two["functional"].attempt["ranks"][0]["unfinished"] == 3
+    assert runs["functional-collectives"].attempt["ranks"][0]["unfinished"] == 3
 
 
 #: The ops of a step of `paused.py` in order, without the host work of the loop before it.
@@ -228,12 +179,12 @@ def in_order(trace, rank: int) -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize("name", PAUSES)
-def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(two, name):
+def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs, name):
     """Rank 1 collects in each step, at one place, which is the pause's; rank 0 has the ops it would have alone.
 
     Its reduction ends behind the collection before rank 1's. The collection finalizes what takes 30 ms.
     """
-    run = two[name]
+    run = runs[name]
     assert set(run.exit_codes) == {0}, run.complained
     trace, where = run.trace, name.split("-")[0]
     paused = [*STEP]
@@ -250,9 +201,9 @@ def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(two, 
     assert contradictions(trace) == [] or where == "after"
 
 
-def test_what_a_script_sleeps_before_its_backward_is_host_time_of_that_rank(two):
+def test_what_a_script_sleeps_before_its_backward_is_host_time_of_that_rank(runs):
     """From the first step on, between forward and backward; a busy machine makes nobody sleep."""
-    trace = two["slept"].trace
+    trace = runs["slept"].trace
     ops = trace.ops.with_columns(pl.col("kind").cast(pl.String)).sort("rank", "step", "start")
     placed = ops.with_columns(
         before=pl.col("kind").shift(1).over("rank", "step"), behind=pl.col("kind").shift(-1).over("rank", "step")
@@ -264,9 +215,9 @@ def test_what_a_script_sleeps_before_its_backward_is_host_time_of_that_rank(two)
     assert trace.metadata["collect"]["other"]["asleep before backward"]["host_delays"] == 4
 
 
-def test_who_waits_at_a_meeting_between_steps_waits_in_it(two):
+def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
     """Rank 1 sleeps 30 ms between steps, rank 0 waits for it in a broadcast: that is an op, and no time of the host."""
-    trace = two["met"].trace
+    trace = runs["met"].trace
     assert counts(trace)[OpKind.FORWARD_COLLECTIVES] == 1
     slept = trace.ops.filter(rank=1, kind=OpKind.HOST_DELAY).group_by("step").agg(pl.col("duration").sum())
     assert slept["duration"].min() >= 0.03
@@ -281,12 +232,9 @@ def test_who_waits_at_a_meeting_between_steps_waits_in_it(two):
     assert outside.filter(inside).is_empty()
 
 
-@pytest.mark.parametrize(
-    "launch", [["-m", "loop"], ["-c", "import runpy; runpy.run_module('loop', run_name='__main__')"]]
-)
-def test_other_ways_to_start_a_process(tmp_path, launch):
-    """A module, and code on the command line, as some launchers do; RANK and the like may be set."""
-    command = [sys.executable, *launch, "plain"]
+def test_code_on_the_command_line_is_recorded(tmp_path):
+    """As some launchers start a process; RANK and the like may be set."""
+    command = [sys.executable, "-c", "import runpy; runpy.run_module('loop', run_name='__main__')", "plain"]
     variables = {"PYTHONPATH": SCRIPTS, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
     collected = collect(tmp_path, command, **variables)
     assert collected.process.returncode == 0, collected.process.stderr
@@ -294,12 +242,12 @@ def test_other_ways_to_start_a_process(tmp_path, launch):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_single_process_loops(loops, alone, style):
+def test_single_process_loops(runs, alone, style):
     """One forward, backward, optimizer step and batch per step, whatever the loop's style.
 
     The compiled styles use fullgraph=True: an additional graph break would be an error.
     """
-    run = loops[style]
+    run = runs[style]
     assert run.exit_codes == [0], run.complained
     assert run.attempt["ranks"][0]["failures"] == {}
     assert run.said == alone["plain"].said
@@ -320,33 +268,29 @@ def test_single_process_loops(loops, alone, style):
         assert trace.metadata["collect"]["other"]["tokenize"]["host_delays"] == 5
 
 
-def test_modules_are_compiled_as_often_as_alone(loops, alone):
+def test_modules_are_compiled_as_often_as_alone(runs, alone):
     """Many modules, compiled in a step in which the roots of the loop are looked for, do not share what is compiled."""
     assert alone["compile-many"].said.startswith("compiled ")
-    assert loops["compile-many"].said == alone["compile-many"].said
+    assert runs["compile-many"].said == alone["compile-many"].said
 
 
-def test_misuse_of_spans_costs_the_training_nothing(loops, alone):
+def test_misuse_of_spans_costs_the_training_nothing(runs, alone):
     """A step that is no number is one warning; names without end are one name from some point on."""
-    assert loops["misuse"].said == alone["plain"].said
-    assert "the hook set-step failed (TypeError" in loops["misuse"].complained
-    assert "(more names)" in loops["misuse"].trace.metadata["collect"]["other"]
-    (failed,) = loops["misuse"].trace.metadata["failed_hooks"]
+    assert runs["misuse"].said == alone["plain"].said
+    assert "the hook set-step failed (TypeError" in runs["misuse"].complained
+    assert "(more names)" in runs["misuse"].trace.metadata["collect"]["other"]
+    (failed,) = runs["misuse"].trace.metadata["failed_hooks"]
     assert (failed["hook"], failed["ranks"]) == ("set-step", [0])
 
 
-def test_steps_and_every_choose_what_is_recorded(tmp_path):
-    """--steps 2:9 --every 3 keeps the steps 2, 5 and 8."""
-    collected = collect(tmp_path, python("loop.py", "plain"), "--steps", "2:9", "--every", "3", STEPS=12)
-    assert list(collected.trace.steps) == [2, 5, 8]
-
-
-def test_sampling_keeps_all_ranks_on_the_same_steps(tmp_path):
-    """Hooks go out and come back on the same step everywhere."""
-    collected = collect(tmp_path, torchrun(4, "dp2_pp2.py"), "--every", "4", STEPS=10, DEVICE_MS=1)
-    assert list(collected.trace.steps) == [1, 5, 9]
-    assert collected.trace.coverage().complete
-    assert contradictions(collected.trace) == []
+def test_steps_and_every_choose_what_all_ranks_record(tmp_path):
+    """--steps 2:9 --every 3 keeps the steps 2, 5 and 8: hooks go out and come back on the same step everywhere."""
+    jobs = {"loop": "STEPS=12 loop.py plain", "pipeline": "RANKS=4 STEPS=12 DEVICE_MS=0 dp2_pp2.py"}
+    for run in several(tmp_path, jobs, "--steps", "2:9", "--every", "3").values():
+        assert set(run.exit_codes) == {0}, run.complained
+        assert list(run.trace.steps) == [2, 5, 8]
+        assert run.trace.coverage().complete
+        assert contradictions(run.trace) == []
 
 
 def test_overhead_is_measured(tmp_path):

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 from werkzeug.serving import make_server
 
 from tests.handmade import run
 from tracekit.dashboards.web.app import make_app
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = Path("/usr/bin/chromium-headless-shell")
+#: What takes longer than this, also on a busy machine, is taken for lost.
+PATIENCE_MS = 60_000
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -92,7 +94,8 @@ def odd(odd_store: Path, serve: Callable[[Path], Serving]) -> Serving:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
-        pytest.fail("no Chromium: apt-get install -y --no-install-recommends chromium fonts-dejavu-core")
+        pytest.fail("no Chromium: apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         yield started
@@ -109,17 +112,26 @@ def browser_noise() -> list[str]:
 def visit(browser: Browser, serving: Serving, browser_noise: list[str]) -> Iterator[Callable[..., Page]]:
     """Opens a page of the dashboard in a fresh browser profile and waits until it is there.
 
-    At the end of the test the console must have stayed silent and nothing may have been asked of another host.
+    `within`: a page that goes there instead. At the end of the test the console must have stayed silent and nothing may
+    have been asked of another host.
     """
     faults = browser_noise
     contexts = []
 
-    def open_page(path: str, *, theme: str = "light", width: int = 1280, base: str = serving.url) -> Page:
+    def open_page(
+        path: str, *, theme: str = "light", width: int = 1280, base: str = serving.url, within: Page | None = None
+    ) -> Page:
+        page = within or new_page(theme, width, base)
+        page.goto(base + path)
+        page.wait_for_selector("#page > *")
+        return page
+
+    def new_page(theme: str, width: int, base: str) -> Page:
         context = browser.new_context(viewport=ViewportSize(width=width, height=900), timezone_id="Asia/Tokyo")
         contexts.append(context)
         context.add_cookies([{"name": "theme", "value": theme, "url": base}])
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda said: _console(said, faults))
         page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
         page.on(
@@ -130,8 +142,6 @@ def visit(browser: Browser, serving: Serving, browser_noise: list[str]) -> Itera
                 else faults.append(f"request to another host: {request.url}")
             ),
         )
-        page.goto(base + path)
-        page.wait_for_selector("#page > *")
         return page
 
     yield open_page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from tracekit.trace import Trace, read_parquet
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "sample_traces"
-REFERENCE = ROOT.parent / "shared" / "reference"
+REFERENCE = Path(os.environ.get("TRACEKIT_PUBLISHED", ""))
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=11)
 
 
@@ -80,7 +81,7 @@ class TestCorpus:
         assert [held_out.misplaced[kind] for kind in located] == [0] * len(located), "\n".join(held_out.notes)
 
 
-@pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"the published traces are not there: {REFERENCE}")
+@pytest.mark.published
 class TestPublished:
     def found(self, name):
         trace = read_published(REFERENCE / f"trace-{name}.parquet", REFERENCE / f"meta-{name}.yaml")

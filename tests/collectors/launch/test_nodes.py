@@ -18,23 +18,25 @@ SCRIPT = str(SCRIPTS / "ddp_accumulation.py")
 
 
 def run_nodes(directory, segments, how):
-    """Two nodes of one rank each, node n with the folder segments[n]; what each `collect` said, and its summary."""
+    """Two nodes of one rank each, node n with the folder segments[n]; what each `collect` said, and its summary.
+
+    `how`: "torchrun", which has the nodes find each other, or "by rank", as Slurm starts one process per rank.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    rendezvous = {
-        "static": ["--master-addr", "127.0.0.1", "--master-port", str(port)],
-        "c10d": ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "nodes"],
-    }[how]
+    torchrun = [*("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "nodes")]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
     nodes = []
     for node, folder in enumerate(segments):
         collect = [sys.executable, "-m", "tracekit.collectors", "--segments", folder, "--no-store", "--json"]
-        run = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1"]
+        start = [*torchrun, "--node-rank", str(node)] if how == "torchrun" else []
+        place = {"RANK": node, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         nodes.append(
             subprocess.Popen(
-                [*collect, "--out", f"node{node}.parquet", "--", sys.executable, *run, *rendezvous, SCRIPT],
+                [*collect, "--out", f"node{node}.parquet", "--", sys.executable, *start, SCRIPT],
                 cwd=directory,
-                env=environment(),
+                env=environment() if how == "torchrun" else environment(**place),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -45,10 +47,9 @@ def run_nodes(directory, segments, how):
     return [(json.loads(out.splitlines()[-1]), err) for out, err in outputs]
 
 
-@pytest.mark.parametrize("how", ["static", "c10d"])
-def test_two_nodes_share_the_segments_folder(tmp_path, how):
+def test_two_nodes_share_the_segments_folder(tmp_path):
     """Both nodes' ranks are in one trace; the node that started first writes it."""
-    ran = run_nodes(tmp_path, ("shared", "shared"), how)
+    ran = run_nodes(tmp_path, ("shared", "shared"), "torchrun")
     assert sorted(summary["merged_elsewhere"] for summary, _ in ran) == [False, True]
     (written,) = tmp_path.glob("node*.parquet")
     trace = read_parquet(written)
@@ -59,7 +60,7 @@ def test_two_nodes_share_the_segments_folder(tmp_path, how):
 
 def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     """Each node warns that it lacks the other's rank; copied into one folder they are one trace."""
-    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), "static")):
+    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), "by rank")):
         assert summary["attempts"][0]["missing_ranks"] == [1 - node]
         assert f"1 ranks reported nothing: {1 - node}; the trace lacks them" in said
     shutil.copytree(tmp_path / "two", tmp_path / "one", dirs_exist_ok=True)

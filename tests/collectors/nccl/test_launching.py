@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import collect, torchrun
+from tests.collectors.conftest import several
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.build import build_plugin
@@ -155,71 +154,64 @@ def test_what_was_joined_is_said(tmp_path):
     assert lost.startswith("NCCL's rings lost 6 events to newer ones and 0 to missing lanes; record fewer steps")
 
 
-def test_a_job_without_nccl_is_recorded_and_told(tmp_path):
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Two ranks without NCCL, one that plays it, and two that play it together; every second step is recorded."""
+    directory = tmp_path_factory.mktemp("nccl")
+    jobs = {
+        "without": "RANKS=2 ddp_accumulation.py",
+        "one": "plays_nccl_alone.py",
+        "two": "RANKS=2 plays_nccl.py",
+    }
+    variables = {"XDG_CACHE_HOME": directory / "cache", "PYTHONPATH": ROOT, "TRACEKIT_NCCL_SLOTS": 64}
+    return several(directory, jobs, "--nccl", "--every", "2", **variables)
+
+
+def test_a_job_without_nccl_is_recorded_and_told(jobs):
     """A CPU job with gloo: the trace is there, and the user knows that NCCL told nothing."""
-    result = collect(tmp_path, torchrun(2, "ddp_accumulation.py"), "--nccl", XDG_CACHE_HOME=tmp_path / "cache")
-    assert result.process.returncode == 0
-    assert len(result.trace.steps) == 7
-    (line,) = result.attempt["nccl"]
+    ran = jobs["without"]
+    assert ran.trace.steps.tolist() == [1, 3, 5, 7]
+    (line,) = ran.attempt["nccl"]
     assert line.startswith("no NCCL ring appeared on any of 2 ranks: the job communicates with cpu:gloo")
-    assert f"tracekit: {line}" in result.process.stderr
-    assert "nccl" not in result.trace.metadata
+    assert f"tracekit: {line}" in ran.closing
+    assert "nccl" not in ran.trace.metadata
 
 
-STEPS_UNDER_NCCL = """
-import os, sys
-sys.path.insert(0, {root!r})
-from tests.collectors.nccl.harness import Nccl
-import torch
-
-nccl = Nccl(os.environ["NCCL_PROFILER_PLUGIN"], 6)
-context = nccl.init(7, 2, 0)
-model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-for step in range(6):
-    optimizer.zero_grad()
-    model(torch.ones(2)).sum().backward()
-    if nccl.mask.value:
-        nccl.collective(context, step)
-    optimizer.step()
-nccl.finalize(context)
-"""
-
-
-def test_steps_that_are_not_recorded_switch_nccl_off(tmp_path):
+def test_steps_that_are_not_recorded_switch_nccl_off(jobs):
     """A process plays NCCL inside a real training loop: every second step has events, each with its step."""
-    script = tmp_path / "train.py"
-    script.write_text(STEPS_UNDER_NCCL.format(root=str(ROOT)))
-    options = ["--nccl", "coll", "--every", "2", "--segments", str(tmp_path / "segments")]
-    result = collect(tmp_path, [sys.executable, str(script)], *options, XDG_CACHE_HOME=tmp_path / "cache")
-    assert result.process.returncode == 0, result.process.stderr
-    (path,) = (tmp_path / "segments" / "attempt-000").glob("*.ring")
+    ran = jobs["one"]
+    assert ran.exit_codes == [0], ran.complained
+    (path,) = (ran.segments / "attempt-001").glob("*.ring")
     assert path.with_suffix(".slots").exists()  # the launcher saved them
     assert operations(read_ring(path)).select("step", "sequence").rows() == [(0, 0), (1, 1), (3, 3), (5, 5)]
-    assert result.trace.metadata["nccl"]["ranks_without_ring"] == []
-    assert read_any(tmp_path / "segments").metadata["nccl"] == result.trace.metadata["nccl"]
+    assert ran.trace.metadata["nccl"]["ranks_without_ring"] == []
 
 
-def test_a_job_that_plays_nccl_gets_its_kernels_times(tmp_path):
+def test_kept_segments_give_the_same_times_of_nccl(jobs):
+    """The importer takes the last attempt of a run."""
+    kept = read_any(jobs["two"].segments)
+    assert kept.metadata["nccl"] == jobs["two"].trace.metadata["nccl"]
+    assert kept.ops.equals(jobs["two"].trace.ops)
+
+
+def test_a_job_that_plays_nccl_gets_its_kernels_times(jobs):
     """From the hooks, the step's switch, the rings of two processes and the launcher that empties them to the trace:
     every reduction of every second step lasts as long as its kernel, and begins where it began.
     """
-    variables = {"XDG_CACHE_HOME": tmp_path / "cache", "PYTHONPATH": ROOT, "TRACEKIT_NCCL_SLOTS": 64}
-    result = collect(tmp_path, torchrun(2, "plays_nccl.py"), "--nccl", "--every", "2", **variables)
-    assert result.process.returncode == 0, result.process.stderr
-    told = [json.loads(line) for line in re.findall(r"\{\"rank\".*?\]\]\}", result.process.stdout)]
-    report = result.trace.metadata["nccl"]
+    ran = jobs["two"]
+    assert ran.exit_codes == [0, 0], ran.complained
+    told = [json.loads(line) for line in re.findall(r"\{\"rank\".*?\]\]\}", ran.said)]
+    report = ran.trace.metadata["nccl"]
     assert (report["timed"], report["untimed"], report["size_differs"]) == (2 * 3 * 4, 0, 0)
     assert report["unmatched_records"] == report["unmatched_operations"] == {}
     assert report["overwritten"] == report["dropped"] == 0
-    reductions = result.trace.ops.filter(pl.col("kind") == "all-reduce").sort("rank", "step", "seq")
+    reductions = ran.trace.ops.filter(pl.col("kind") == "all-reduce").sort("rank", "step", "seq")
     assert reductions["step"].unique().sort().to_list() == [1, 3, 5, 7]
     assert reductions["duration"].to_list() == pytest.approx([700e-6] * 24, abs=1e-6)
     for one in told:
         found = reductions.filter(pl.col("rank") == one["rank"])
-        starts = [start + result.trace.step_starts[step] for step, start in found.select("step", "start").rows()]
-        began = [begin / 1e9 for step, begin in one["kernels"] if step in result.trace.step_starts]
+        starts = [start + ran.trace.step_starts[step] for step, start in found.select("step", "start").rows()]
+        began = [begin / 1e9 for step, begin in one["kernels"] if step in ran.trace.step_starts]
         uncertainty_s = report["clocks"][str(one["rank"])]["uncertainty_ns"] / 1e9
         gaps = [after - before for before, after in pairwise(starts)]
         assert gaps == pytest.approx([after - before for before, after in pairwise(began)], abs=uncertainty_s + 1e-6)

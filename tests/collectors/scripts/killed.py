@@ -1,12 +1,11 @@
-"""Two ranks record spans as fast as they can, each writing down how many; then rank 1 kills itself.
+"""Two ranks record spans as fast as they can, each writing down how many in COUNTED-<rank>; then rank 1 kills itself.
 
-torchrun ends rank 0 with SIGTERM. HANDLER=1: rank 0 has its own handler, which says so and leaves with 9.
+Its launcher ends rank 0 with SIGTERM. HANDLER=1: rank 0 has its own handler, which says so and leaves with 9.
 """
 
 import os
 import signal
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ if "HANDLER" in os.environ:
     signal.signal(signal.SIGTERM, leave)
 else:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-counted = os.open(Path(os.environ["COUNTED"]) / str(rank), os.O_CREAT | os.O_WRONLY)
+counted = os.open(f"{os.environ['COUNTED']}-{rank}", os.O_CREAT | os.O_WRONLY)
 os.pwrite(counted, b"0", 0)
 number = 0
 dist.barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -18,12 +19,19 @@ from tracekit.job import Job
 LONG_S = 60.0  # far more than a hand-made job takes: an answer ends the wait
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Results:
-    slow_trace().write_parquet(tmp_path / "slow.parquet")
-    ran = run("import", tmp_path / "slow.parquet", "--store", tmp_path / "jobs.duckdb")
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the slow job."""
+    folder = tmp_path_factory.mktemp("analysed")
+    slow_trace().write_parquet(folder / "slow.parquet")
+    ran = run("import", folder / "slow.parquet", "--store", folder / "jobs.duckdb")
     assert ran.code == 0, ran.err
-    return Results(tmp_path / "jobs.duckdb")
+    return folder / "jobs.duckdb"
+
+
+@pytest.fixture
+def results(analysed: Path, tmp_path: Path) -> Results:
+    return Results(Path(shutil.copy(analysed, tmp_path)))
 
 
 @pytest.fixture

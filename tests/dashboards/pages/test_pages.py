@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page
 
 from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import run, slow_trace
 from tracekit.job import Job
 from tracekit.store import Incoming, Store
@@ -24,13 +25,12 @@ Serve = Callable[[Path], Serving]
 
 def whatif(store: Path, job: str) -> dict[str, Any]:
     ran = run("whatif", "--store", store, "--job", job, "--json")
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    report: dict[str, Any] = json.loads(ran.out)
+    return report
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit, theme: str) -> None:
-    page = visit("/", theme=theme)
+def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit) -> None:
+    page = visit("/", theme="dark")
     page.wait_for_selector(".ag-row a")
     names = page.locator(".ag-cell[col-id=shown]").all_inner_texts()
     assert names[0] == "slow-worker"
@@ -99,12 +99,12 @@ def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, do
 
 
 @pytest.mark.parametrize("path", ["/workers", "/time", "/attribution"])
-def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(visit: Visit, doubtful: Serving, path: str) -> None:
-    said = visit(f"{path}?job=doubtful", base=doubtful.url).locator("p.verdict").all_inner_texts()
+def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(doubtful: Serving, path: str) -> None:
+    pages = Pages(doubtful.store)
+    said = ["\n".join(lines(one)) for one in found(pages.page(path, job="doubtful"), "P", "verdict")]
     assert said
     assert all(words.startswith(("Not trustworthy: ", "The trace does not")) for words in said)
-    trusted = visit(f"{path}?job=good", base=doubtful.url)
-    assert "Not trustworthy: " not in trusted.inner_text("#page")
+    assert "Not trustworthy: " not in pages.text(path, job="good")
 
 
 def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, serve: Serve, serving: Serving) -> None:
@@ -115,10 +115,9 @@ def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, 
         page.wait_for_url("**q=python")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving, theme: str) -> None:
+def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving) -> None:
     found = whatif(serving.store, "slow-worker")
-    page = visit("/job?job=slow-worker", theme=theme)
+    page = visit("/job?job=slow-worker", theme="dark")
     text = page.inner_text("#page")
     assert f"S = {found['slowdown']:.3f}" in page.inner_text(".job-title")
     sentence = found["verdict"]["sentence"]
@@ -142,8 +141,9 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_badges_can_be_read(visit: Visit, theme: str) -> None:
+    page = None
     for job in ("slow-worker", "healthy"):
-        page = visit(f"/job?job={job}", theme=theme)
+        page = visit(f"/job?job={job}", theme=theme, within=page)
         found = page.locator(".badge").evaluate_all(
             "all => all.map(one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor])"
         )

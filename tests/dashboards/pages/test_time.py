@@ -36,10 +36,9 @@ def open_time(visit: Visit, address: str, **more: Any) -> Page:
     return page
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1920)])
-def test_lines_and_map_show_the_steps_of_the_report(visit: Visit, serving: Serving, theme: str, width: int) -> None:
+def test_lines_and_map_show_the_steps_of_the_report(visit: Visit, serving: Serving) -> None:
     rows = whatif(serving.store, "python-gc")["by_step"]
-    page = open_time(visit, "/time?job=python-gc", theme=theme, width=width)
+    page = open_time(visit, "/time?job=python-gc", theme="dark", width=1920)
     lines = dict(page.evaluate(READ_LINES, "time-times"))
     for name in ("recorded", "original", "ideal"):
         assert lines[name] == pytest.approx([row[f"{name}_s"] for row in rows])
@@ -69,8 +68,9 @@ def test_a_click_on_the_map_opens_the_timeline_of_that_worker_in_that_step(visit
 
 
 def test_the_rows_are_the_slowest_workers_or_all_of_them(visit: Visit, odd: Serving) -> None:
-    assert len(open_time(visit, "/time?job=wide", base=odd.url).evaluate(READ_MAP)) == 40
-    assert len(open_time(visit, "/time?job=wide&rows=all", base=odd.url).evaluate(READ_MAP)) == 48
+    page = open_time(visit, "/time?job=wide", base=odd.url)
+    assert len(page.evaluate(READ_MAP)) == 40
+    assert len(open_time(visit, "/time?job=wide&rows=all", base=odd.url, within=page).evaluate(READ_MAP)) == 48
 
 
 def test_the_choice_of_rows_is_a_view_with_an_address(visit: Visit, serving: Serving) -> None:
@@ -89,19 +89,12 @@ def test_the_choice_of_rows_is_a_view_with_an_address(visit: Visit, serving: Ser
     wait_for_state(again, job="slow-worker")
 
 
-@pytest.mark.parametrize("junk", ["<script>alert(1)</script>", "../../etc/passwd", "ALL"])
-def test_junk_in_the_address_is_said(visit: Visit, junk: str) -> None:
-    page = open_time(visit, f"/time?job=slow-worker&rows={junk}")
-    assert f"{junk!r} is no choice of rows" in page.inner_text("#page")
-    assert page.locator("#page script").count() == 0
-
-
-@pytest.mark.parametrize("job", ["single", "missing"])
-def test_odd_jobs_have_a_page(visit: Visit, odd: Serving, job: str) -> None:
-    rows = whatif(odd.store, job)["by_step"]
-    page = open_time(visit, f"/time?job={job}", base=odd.url)
-    (_, slowdown), *_ = page.evaluate(READ_LINES, "time-slowdown")
-    assert slowdown == pytest.approx([row["slowdown"] for row in rows])
+def test_odd_jobs_have_a_page(visit: Visit, odd: Serving) -> None:
+    page = None
+    for job in ("single", "missing"):
+        page = open_time(visit, f"/time?job={job}", base=odd.url, within=page)
+        (_, slowdown), *_ = page.evaluate(READ_LINES, "time-slowdown")
+        assert slowdown == pytest.approx([row["slowdown"] for row in whatif(odd.store, job)["by_step"]])
 
 
 def test_the_moment_of_a_step_is_beside_its_number(visit: Visit, serving: Serving) -> None:

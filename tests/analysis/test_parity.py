@@ -1,0 +1,59 @@
+"""The figures of two small jobs are those of a brute-force replay, stored with the traces (`brute_force.py`)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import tracekit
+from tests.analysis.brute_force import FOLDER, JOBS, BruteForce
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.trace import read_parquet
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def job(request: pytest.FixtureRequest) -> tuple[Attribution, dict[str, Any]]:
+    report = tracekit.load(FOLDER / f"{request.param}.parquet").whatif()
+    return report.attribution, json.loads((FOLDER / f"{request.param}.json").read_text())
+
+
+def close(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9, abs=1e-9)
+
+
+def test_step_times(job: tuple[Attribution, dict[str, Any]]) -> None:
+    found, stored = job
+    for name in ("recorded", "original", "ideal"):
+        times = getattr(found, name)
+        assert {str(step): close(time) for step, time in zip(found.steps, times, strict=True)} == stored[name]
+
+
+def test_slowdowns(job: tuple[Attribution, dict[str, Any]]) -> None:
+    found, stored = job
+    assert found.slowdown == close(stored["slowdown"])
+    for ours, name in ((found.stage_slowdown, "by_stage"), (found.dp_rank_slowdown, "by_dp_rank")):
+        assert {str(at): close(value) for at, value in enumerate(ours)} == stored[name]
+    workers = {f"{dp},{pp}": close(value) for (dp, pp), value in _cells(found.worker_slowdown)}
+    assert workers == stored["by_worker"]
+    assert {kind: close(found.kind_slowdown[kind]) for kind in stored["by_compute_kind"]} == stored["by_compute_kind"]
+
+
+def _cells(table: Any) -> list[tuple[tuple[int, int], float]]:
+    return [((dp, pp), table[dp, pp]) for dp in range(table.shape[0]) for pp in range(table.shape[1])]
+
+
+@pytest.mark.parametrize("figure", ["m_w", "m_s"])
+def test_removal_and_addition(job: tuple[Attribution, dict[str, Any]], figure: str) -> None:
+    found, stored = job
+    ours = getattr(found, figure)
+    assert (ours.added_s, ours.removed_s) == (close(stored[figure]["added_s"]), close(stored[figure]["removed_s"]))
+
+
+def test_the_numbers_are_those_of_the_brute_force_today() -> None:
+    """What is stored was not typed: the smaller job's is made again."""
+    stored = json.loads((FOLDER / "slow-worker.json").read_text())
+    del stored["made_by"]
+    again = json.loads(json.dumps(BruteForce(read_parquet(FOLDER / "slow-worker.parquet")).figures()))
+    assert again == {name: pytest.approx(value, rel=1e-12) for name, value in stored.items()}

@@ -1,0 +1,46 @@
+"""The runs that many tests look at: name -> `NAME=value ... script.py argument ...`, as `several.py` takes them."""
+
+PAUSES = {
+    f"{where}{'-in-closure' * closure}": f"RANKS=2 PAUSE=gc WHERE={where} {'CLOSURE=1 ' * closure}paused.py"
+    for closure in (False, True)
+    for where in ("before", "middle", "after", "between")
+}
+#: Single-process training loops.
+STYLES = (
+    *("plain", "scaler", "compile", "compile-in-place", "checkpointing", "fork", "spawn", "spans", "set-step", "eval"),
+    *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
+)
+LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-many")}
+#: Jobs of several ranks.
+SHAPES = {
+    "fsdp": "RANKS=2 fsdp_alone.py",
+    "fsdp-slow": "RANKS=2 STEPS=4 SLOW_RANK=1 SLOW_MS=20 fsdp_alone.py",
+    "uneven": "RANKS=2 plain_pipeline.py",
+    "sharded": "RANKS=2 sharded_optimizer.py",
+    "functional-collectives": "RANKS=2 functional.py",
+    "slept": "RANKS=2 PAUSE=sleep WHERE=middle paused.py",
+    "met": "RANKS=2 MEET=1 PAUSE=sleep WHERE=between paused.py",
+    "ddp": "RANKS=4 ddp_accumulation.py",
+    "fsdp-pipeline": "RANKS=4 fsdp_interleaved.py",
+    "megatron": "RANKS=4 megatron_like.py",
+    "pipeline": "RANKS=4 dp2_pp2.py",
+}
+#: What goes wrong in a training process, or is made to.
+FAULTS = {
+    **{
+        f"rank-2-{crash}s": f"RANKS=4 STEPS=10 CRASH_STEP=7 CRASH_RANK=2 CRASH={crash} dp2_pp2.py"
+        for crash in ("raise", "kill")
+    },
+    "killed": "RANKS=2 COUNTED=killed killed.py",
+    "killed-handler": "RANKS=2 COUNTED=killed-handler HANDLER=1 killed.py",
+    "hooks-broken": "SABOTAGE=hooks loop.py plain",
+    "hooks-broken-pipeline": "RANKS=4 SABOTAGE=hooks dp2_pp2.py",
+    "renamed": "SABOTAGE=renamed loop.py plain",
+    "driverless": "RANKS=2 SABOTAGE=driverless ddp_accumulation.py",
+    "full-disk": "SABOTAGE=disk loop.py plain",
+    "silent": "RANKS=2 one_rank_silent.py",
+    "gpu-without-nvml": "STEPS=8 fake_gpu.py",
+}
+RUNS = {**SHAPES, **PAUSES, **LOOPS, **FAULTS}
+#: Those whose results must be what they are without collect.
+ALONE = ("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "pipeline", "plain", "compile-many")
