@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.dashboards.data.spans import StepOps, step_ops
 from tracekit.dashboards.data.worker_map import WorkerMap
 from tracekit.errors import NotStoredError, StoreError, TracekitError
@@ -42,15 +42,6 @@ AHEAD_AT_ONCE = 8
 
 _Result = TypeVar("_Result")
 _Identity = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSteps:
-    """Exact S of each worker in each step: `slowdown` [steps, dp_ranks, stages]."""
-
-    steps: npt.NDArray[np.int64]
-    dp_ranks: npt.NDArray[np.int64]
-    slowdown: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

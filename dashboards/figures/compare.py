@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tracekit.dashboards.data.comparisons import CostChange, Side
+from tracekit.analysis.attribution.compare import CostChange, Side
 from tracekit.dashboards.data.worker_map import blocks_that_fit, pool
 from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.ui.theme import Theme, scale

@@ -17,7 +17,7 @@ import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.data.comparisons import (
+from tracekit.analysis.attribution.compare import (
     causes_of_jobs,
     causes_of_parts,
     first_split,
@@ -154,7 +154,10 @@ def _content(stored: Stored, view: View) -> list[Component]:
                 note("Choose another job, or compare this one before and after a step."),
             )
         ]
-    before, after = (whole(each, results().worker_steps(each.name)) for each in (other, stored))
+    before, after = (
+        whole(each.name, of_job, results().worker_steps(each.name))
+        for each, of_job in ((other, other.report), (stored, report))
+    )
     swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))
     return [
         verdict_panel(before, after, swap),
@@ -170,7 +173,7 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
         step = int(split)
     except ValueError:
         raise SelectionError(f"step {split!r:.40} is no step number; expected one such as 100") from None
-    before, after = parts(stored, results().worker_steps(stored.name), step)
+    before, after = parts(stored.name, report, results().worker_steps(stored.name), step)
     said = [
         note(
             "Both parts are measured against the ideal of the whole job. What op kinds and stages cost is stored for"

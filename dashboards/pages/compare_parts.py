@@ -13,15 +13,14 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.data.comparisons import (
+from tracekit.analysis.attribution.compare import (
     CauseChange,
-    Change,
     Outcome,
     Side,
-    change_of_means,
     cost_changes,
     verdict,
 )
+from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
 from tracekit.dashboards.ui.components import badge, figure_panel, figure_parts, href, inline_csv, note, panel, term
 from tracekit.dashboards.ui.context import viewer
@@ -58,32 +57,32 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
 
 def _figures(before: Side, after: Side) -> Component:
     """Every figure before and after, with the interval of its change where steps give one."""
-    slowdown = change_of_means(before.slowdown_by_step(), after.slowdown_by_step())
+    slowdown = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
     lost = before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day
     ideal = float(before.ideal_s.mean()), float(after.ideal_s.mean())
     rows = [
-        _row([term("recorded"), " step time"], change_of_means(before.recorded_s, after.recorded_s), seconds),
-        _row([term("original"), " step time"], change_of_means(before.original_s, after.original_s), seconds),
-        _row([term("ideal"), " step time"], Change(*ideal, None, None), seconds),
+        _row([term("recorded"), " step time"], difference_of_means(before.recorded_s, after.recorded_s), seconds),
+        _row([term("original"), " step time"], difference_of_means(before.original_s, after.original_s), seconds),
+        _row([term("ideal"), " step time"], MeanDifference(*ideal, None, None), seconds),
     ]
     rows += [
         _row([term("S")], slowdown, lambda value: f"{value:.3f}"),
         _row(
             [term("waste")],
-            Change(before.waste, after.waste, None, None),
+            MeanDifference(before.waste, after.waste, None, None),
             lambda value: f"{value:.1%}",
             share=False,
             points=True,
         ),
         _row(
             ["GPU-hours ", term("lost to stragglers"), " a day"],
-            Change(*lost, None, None),
+            MeanDifference(*lost, None, None),
             lambda value: f"{value:,.1f}",
             share=False,
         ),
         _row(
             ["Steps"],
-            Change(len(before.steps), len(after.steps), None, None),
+            MeanDifference(len(before.steps), len(after.steps), None, None),
             lambda value: f"{value:,.0f}",
             share=False,
         ),
@@ -99,7 +98,7 @@ def _figures(before: Side, after: Side) -> Component:
 
 
 def _row(
-    title: list[Any], change: Change, show: Callable[[float], str], *, share: bool = True, points: bool = False
+    title: list[Any], change: MeanDifference, show: Callable[[float], str], *, share: bool = True, points: bool = False
 ) -> Component:
     """`share`: the change is said in percent too. `points`: the values are percentages, their change is in points."""
     sign = "+" if change.difference > 0 else ""

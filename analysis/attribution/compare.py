@@ -1,12 +1,12 @@
 """Two jobs, or two parts of one, held against each other: did the change help, and how sure is that?
 
-In: what the store has of them. Out: two `Side`s and what differs, with intervals over the steps. Nothing is replayed.
+In: their reports as plain data (docs/report-schema.md) and exact S of their workers in each step. Out: two `Side`s and
+what differs, with intervals over the steps. Nothing is replayed.
 Parts of one job are told apart by step; both are measured against the ideal of the whole job.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,19 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.dashboards.data.queries import Stored, WorkerSteps
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.errors import SelectionError
 from tracekit.text import seconds
 
-Floats = npt.NDArray[np.float64]
-
-#: Of the intervals.
-CONFIDENCE = 0.95
 #: Jobs whose ops a step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
-#: Memory of one step in the next above which the interval would lose all meaning.
-LONGEST_MEMORY = 0.95
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
+
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSteps:
+    """Exact S of each worker in each step: `slowdown` [steps, dp_ranks, stages]."""
+
+    steps: npt.NDArray[np.int64]
+    dp_ranks: npt.NDArray[np.int64]
+    slowdown: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -73,32 +80,8 @@ class Side:
     def slowdown_by_step(self) -> Floats:
         """What each step contributes to S: their mean is S, their scatter is that of a ratio of means."""
         slowdown = self.slowdown
-        return slowdown + (self.original_s - slowdown * self.ideal_s) / self.ideal_s.mean()
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A mean before and after, and the 95 % interval of the difference; no interval where a side has one step."""
-
-    before: float
-    after: float
-    low: float | None
-    high: float | None
-
-    @property
-    def difference(self) -> float:
-        """After minus before."""
-        return self.after - self.before
-
-    @property
-    def share(self) -> float:
-        """The difference as a share of before; 0 where that is 0."""
-        return self.difference / self.before if self.before else 0.0
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        of_steps: Floats = slowdown + (self.original_s - slowdown * self.ideal_s) / self.ideal_s.mean()
+        return of_steps
 
 
 class Outcome(StrEnum):
@@ -123,17 +106,17 @@ class Verdict:
 class CauseChange:
     """Causes of the one and of the other side; `staying`: pairs of the same cause at the same place."""
 
-    gone: tuple[Mapping[str, Any], ...]
-    new: tuple[Mapping[str, Any], ...]
-    staying: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
+    gone: tuple[Report, ...]
+    new: tuple[Report, ...]
+    staying: tuple[tuple[Report, Report], ...]
 
 
-def whole(stored: Stored, workers: WorkerSteps) -> Side:
+def whole(name: str, report: Report, workers: WorkerSteps) -> Side:
     """All steps of a job."""
-    return _side(stored, workers, np.ones(len(workers.steps), np.bool_), stored.name)
+    return _side(name, report, workers, np.ones(len(workers.steps), np.bool_), name)
 
 
-def parts(stored: Stored, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
+def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
     """The steps before step `first_after`, and those from it on. Raises SelectionError where a part has no step."""
     later = workers.steps >= first_after
     if later.all() or not later.any():
@@ -143,8 +126,8 @@ def parts(stored: Stored, workers: WorkerSteps, first_after: int) -> tuple[Side,
             f" step from {first + 1} to {last}"
         )
     return (
-        _side(stored, workers, ~later, _steps_in_words(workers.steps[~later])),
-        _side(stored, workers, later, _steps_in_words(workers.steps[later])),
+        _side(name, report, workers, ~later, _steps_in_words(workers.steps[~later])),
+        _side(name, report, workers, later, _steps_in_words(workers.steps[later])),
     )
 
 
@@ -152,13 +135,11 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
-def _side(stored: Stored, workers: WorkerSteps, chosen: npt.NDArray[np.bool_], title: str) -> Side:
-    report = stored.report
-    assert report is not None, "only analysed jobs are compared"
+def _side(name: str, report: Report, workers: WorkerSteps, chosen: npt.NDArray[np.bool_], title: str) -> Side:
     rows = [row for row, wanted in zip(report["by_step"], chosen, strict=True) if wanted]
     ideal = np.array([row["ideal_s"] for row in rows])
     return Side(
-        job=stored.name,
+        job=name,
         title=title,
         layout=report["job"]["layout"],
         ops_per_step=report["job"]["ops"] / report["job"]["steps"],
@@ -172,58 +153,16 @@ def _side(stored: Stored, workers: WorkerSteps, chosen: npt.NDArray[np.bool_], t
     )
 
 
-def change_of_means(before: Floats, after: Floats) -> Change:
-    """The difference of two means with Welch's t-interval; steps that resemble their neighbours count for less."""
-    means = float(before.mean()), float(after.mean())
-    if min(len(before), len(after)) < 2:
-        return Change(*means, None, None)
-    sizes = [independent_steps(side) for side in (before, after)]
-    errors = [float(side.var(ddof=1)) / size for side, size in zip((before, after), sizes, strict=True)]
-    total = sum(errors)
-    if total == 0:
-        return Change(*means, means[1] - means[0], means[1] - means[0])
-    freedom = total**2 / sum(error**2 / (size - 1) for error, size in zip(errors, sizes, strict=True))
-    reach = t_quantile(freedom) * math.sqrt(total)
-    difference = means[1] - means[0]
-    return Change(*means, difference - reach, difference + reach)
-
-
-def independent_steps(series: Floats) -> float:
-    """How many independent steps tell as much: n (1 - r) / (1 + r), r the correlation of a step with the next, at
-    least 2.
-    """
-    deviation = series - series.mean()
-    variance = float((deviation**2).sum())
-    if len(series) < 3 or variance == 0:
-        return float(len(series))
-    memory = float((deviation[1:] * deviation[:-1]).sum()) / variance
-    memory = min(max(memory, 0.0), LONGEST_MEMORY)
-    return max(2.0, len(series) * (1 - memory) / (1 + memory))
-
-
-def t_quantile(freedom: float) -> float:
-    """Half the width of the central 95 % of Student's t with these degrees of freedom.
-
-    With t = sqrt(freedom) tan(u) the density becomes cos(u) ** (freedom - 1), which is summed up.
-    """
-    freedom = min(freedom, 10_000.0)  # beyond that it is the normal distribution
-    angle = np.linspace(0, math.pi / 2, 200_001)
-    density = np.cos(angle) ** (freedom - 1)
-    density[-1] = density[-1] if freedom > 1 else density[-2]
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(float(np.interp(CONFIDENCE * mass[-1], mass, angle)))
-
-
 def verdict(before: Side, after: Side) -> Verdict:
     """Did the change help? By the recorded step time where the layouts are equal, else by S."""
     same_layout = dict(before.layout) == dict(after.layout)
     if same_layout:
-        change = change_of_means(before.recorded_s, after.recorded_s)
+        change = difference_of_means(before.recorded_s, after.recorded_s)
         then, now, size = seconds(change.after), seconds(change.before), seconds(abs(change.difference))
         what = f"a recorded step takes {then} instead of {now}, {size} ({abs(change.share):.1%})"
         lead, words, spread = "", ("less", "more"), _between(change, seconds)
     else:
-        change = change_of_means(before.slowdown_by_step(), after.slowdown_by_step())
+        change = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
         what = f"S is {change.after:.3f} instead of {change.before:.3f}, {abs(change.difference):.3f}"
         lead, words = "The layouts differ, so step times do not compare. By S: ", ("lower", "higher")
         spread = _between(change, lambda value: f"{value:+.3f}")
@@ -235,7 +174,7 @@ def verdict(before: Side, after: Side) -> Verdict:
     return Verdict(outcome, lead + sentence, _notes(before, after))
 
 
-def _outcome(change: Change, what: str, words: tuple[str, str], how: str) -> tuple[Outcome, str]:
+def _outcome(change: MeanDifference, what: str, words: tuple[str, str], how: str) -> tuple[Outcome, str]:
     word = words[0] if change.difference <= 0 else words[1]
     if change.low is None:
         return Outcome.UNKNOWN, f"Unknown: {what} {word}, but one side has a single step, which has no uncertainty."
@@ -246,7 +185,7 @@ def _outcome(change: Change, what: str, words: tuple[str, str], how: str) -> tup
     return Outcome.WORSE, f"No, it got worse: {what} {word} ({how})."
 
 
-def _between(change: Change, show: Any) -> str:
+def _between(change: MeanDifference, show: Any) -> str:
     if change.low is None or change.high is None:
         return "no interval"
     return f"95 % interval of the change {show(change.low)} to {show(change.high)}"
@@ -272,7 +211,7 @@ def _distrusted(before: Side, after: Side) -> str:
     return f"S is not to be trusted on the side {sides}: the replay does not explain the recording." if sides else ""
 
 
-def causes_of_jobs(before: Mapping[str, Any], after: Mapping[str, Any]) -> CauseChange:
+def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     """Causes gone, new and staying between two reports: the same one has the same kind and place."""
     old, new = ({(each["kind"], each["where_text"]): each for each in _real(report)} for report in (before, after))
     return CauseChange(
@@ -282,7 +221,7 @@ def causes_of_jobs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Cause
     )
 
 
-def causes_of_parts(report: Mapping[str, Any], before: Side, after: Side, first_after: int) -> CauseChange:
+def causes_of_parts(report: Report, before: Side, after: Side, first_after: int) -> CauseChange:
     """Causes of one job by when they held: only before the step, only from it on, or without a date (`staying`).
 
     A cause that changed at the step began there where the job got slower, and ended there where it got faster.
@@ -301,7 +240,7 @@ def causes_of_parts(report: Mapping[str, Any], before: Side, after: Side, first_
     return CauseChange(tuple(gone), tuple(new), tuple(staying))
 
 
-def _real(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _real(report: Report) -> list[Report]:
     return [cause for cause in report["causes"] if cause["kind"] not in ("healthy", "unexplained")]
 
 
@@ -319,9 +258,7 @@ class CostChange:
         return (self.after_s or 0.0) - (self.before_s or 0.0)
 
 
-def cost_changes(
-    before: Mapping[str, Any], after: Mapping[str, Any], table: str, column: str
-) -> tuple[CostChange, ...]:
+def cost_changes(before: Report, after: Report, table: str, column: str) -> tuple[CostChange, ...]:
     """Per row of a table of the two reports (`by_kind`, `by_pp_rank`), in the order of the reports."""
     costs = [
         {
@@ -337,7 +274,7 @@ def cost_changes(
     return tuple(CostChange(name, costs[0].get(name), costs[1].get(name)) for name in names)
 
 
-def first_split(report: Mapping[str, Any]) -> int | None:
+def first_split(report: Report) -> int | None:
     """The step from which on the job, or its costliest cause that began late, is different; None if none is."""
     since = [report["patterns"]["time"]["since_step"], *(cause["since_step"] for cause in report["causes"])]
     first = report["by_step"][0]["step"]

@@ -1,0 +1,98 @@
+"""Did the change help? Sides, verdicts and causes, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.handmade import LAYOUT
+from tests.sides import cause, side
+from tracekit.analysis.attribution.compare import Outcome, causes_of_jobs, causes_of_parts, cost_changes, verdict
+
+
+def test_what_the_steps_contribute_to_s_averages_to_s() -> None:
+    # S = (3 + 5) / (2 + 2) = 2; contributions 2 + (3 - 4) / 2 and 2 + (5 - 4) / 2
+    made = side([3, 5], ideal=[2, 2])
+    assert made.slowdown == 2
+    assert made.slowdown_by_step() == pytest.approx([1.5, 2.5])
+    assert made.waste == 0.5
+    assert made.lost_gpu_hours_per_day == 0.5 * 4 * 24
+
+
+def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
+    found = verdict(side([2.0, 2.01, 1.99, 2.0]), side([1.0, 1.01, 0.99, 1.0]))
+    assert found.outcome is Outcome.BETTER
+    assert found.sentence.startswith(
+        "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95 % interval of the"
+    )
+    assert "Welch's t over 4 and 4 steps" in found.sentence
+    assert found.notes == ()
+
+
+def test_a_change_for_the_worse_and_one_within_the_scatter_are_told_apart() -> None:
+    steady, scattered = side([1.0, 1.01, 0.99]), side([0.5, 1.6, 1.0])
+    assert verdict(steady, side([2.0, 2.01, 1.99])).outcome is Outcome.WORSE
+    assert verdict(steady, scattered).outcome is Outcome.NO_DIFFERENCE
+    assert verdict(side([1.0]), steady).outcome is Outcome.UNKNOWN
+
+
+def test_other_layouts_are_compared_by_s_and_that_is_said() -> None:
+    before = side([3.0, 3.1, 2.9], ideal=[2, 2, 2])
+    after = side([2.4, 2.42, 2.38], ideal=[2, 2, 2], layout={**LAYOUT.to_dict(), "dp": 4, "world_size": 8})
+    found = verdict(before, after)
+    assert found.sentence.startswith(
+        "The layouts differ, so step times do not compare. By S: Yes, it helped: S is 1.200"
+    )
+    assert found.notes == ("Layouts: dp 2 x pp 2 on 4 GPUs before, dp 4 x pp 2 on 8 GPUs after.",)
+
+
+def test_other_work_and_distrusted_sides_are_said() -> None:
+    found = verdict(side([1.0, 1.1]), side([1.0, 1.1], ops_per_step=96.0, trustworthy=False))
+    assert "A step has 48 ops before and 96 after" in found.notes[0]
+    assert "not to be trusted on the side after" in found.notes[1]
+
+
+def test_causes_are_the_same_where_kind_and_place_are() -> None:
+    healthy = {"causes": [cause("healthy", "whole job")]}
+    old = {"causes": [cause("bad-worker", "worker (1,2)"), cause("python-gc", "whole job")]}
+    new = {"causes": [cause("python-gc", "whole job"), cause("bad-worker", "worker (0,0)")]}
+    change = causes_of_jobs(old, new)
+    assert [each["where_text"] for each in change.gone] == ["worker (1,2)"]
+    assert [each["where_text"] for each in change.new] == ["worker (0,0)"]
+    assert [was["kind"] for was, _ in change.staying] == ["python-gc"]
+    assert len(causes_of_jobs(old, healthy).gone) == 2
+    assert causes_of_jobs(healthy, old).staying == ()
+
+
+def test_causes_of_one_job_are_parted_by_when_they_held() -> None:
+    report = {
+        "causes": [
+            cause("slow-steps", "early", since=3, steps=(3, 4)),
+            cause("slow-steps", "late", since=12, steps=(12,)),
+            cause("slow-steps", "both", since=3, steps=(3, 12)),
+            cause("bad-worker", "changed", since=10),
+            cause("python-gc", "whole job"),
+        ]
+    }
+    slower = causes_of_parts(report, side([1.0]), side([2.0]), 10)
+    assert [each["where_text"] for each in slower.gone] == ["early"]
+    assert [each["where_text"] for each in slower.new] == ["late", "changed"]
+    assert [was["where_text"] for was, _ in slower.staying] == ["both", "whole job"]
+    faster = causes_of_parts(report, side([2.0]), side([1.0]), 10)
+    assert [each["where_text"] for each in faster.gone] == ["early", "changed"]
+
+
+def test_what_kinds_and_stages_cost_alone_is_their_s_above_1_times_the_ideal_step() -> None:
+    before = {
+        "step_time_s": {"ideal": 2.0},
+        "by_kind": [{"kind": "gc", "slowdown": 1.5}, {"kind": "optimizer", "slowdown": 1.0}],
+        "by_pp_rank": [{"pp_rank": 0, "slowdown": 1.25}],
+    }
+    after = {
+        "step_time_s": {"ideal": 4.0},
+        "by_kind": [{"kind": "optimizer", "slowdown": 1.125}],
+        "by_pp_rank": [{"pp_rank": 0, "slowdown": 1.0}, {"pp_rank": 1, "slowdown": 1.5}],
+    }
+    kinds = [(each.name, each.before_s, each.after_s) for each in cost_changes(before, after, "by_kind", "kind")]
+    assert kinds == [("gc", 1.0, None), ("optimizer", 0.0, 0.5)]
+    stages = cost_changes(before, after, "by_pp_rank", "pp_rank")
+    assert [(each.name, each.difference_s) for each in stages] == [("0", -0.5), ("1", 2.0)]

@@ -1,0 +1,34 @@
+"""Hand-made sides of a comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.handmade import LAYOUT
+from tracekit.analysis.attribution.compare import Side
+
+
+def side(recorded: list[float], *, ideal: list[float] | None = None, **more: Any) -> Side:
+    """A side whose original steps are the recorded ones."""
+    given_ideal = [1.0] * len(recorded) if ideal is None else ideal
+    made = Side(
+        job="made",
+        title="made",
+        layout=LAYOUT.to_dict(),
+        ops_per_step=48.0,
+        trustworthy=True,
+        steps=np.arange(len(recorded)),
+        recorded_s=np.array(recorded),
+        original_s=np.array(recorded),
+        ideal_s=np.array(given_ideal),
+        dp_ranks=np.arange(2),
+        workers=np.ones((2, 2)),
+    )
+    return replace(made, **more)
+
+
+def cause(kind: str, where: str, since: int | None = None, steps: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"kind": kind, "where_text": where, "since_step": since, "where": {"steps": list(steps)}}
