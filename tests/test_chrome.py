@@ -65,6 +65,35 @@ def test_every_op_is_one_slice_in_each_timeline(content: dict[str, Any]) -> None
         assert sum(name.startswith(f"{timeline}: ") for name, *_ in keys) == 2 * OPS_PER_STEP
 
 
+def test_arrows_follow_the_critical_path_of_each_timeline(content: dict[str, Any]) -> None:
+    """Each leaves where a slice ends and arrives within another one that does not end before; in the recording they
+    pass through the slow worker's backwards.
+    """
+    arrows = [event for event in content["traceEvents"] if event["name"] == "critical path"]
+    by_id = {event["id"]: event for event in arrows if event["ph"] == "f"}
+    ends = {(one["pid"], one["tid"], round(one["ts"] + one["dur"], 3)) for one in slices(content)}
+    spans = [(one["pid"], one["tid"], one["ts"], one["ts"] + one["dur"]) for one in slices(content)]
+    assert len(arrows) == 2 * len(by_id)
+    names = process_names(content)
+    for leaving in (event for event in arrows if event["ph"] == "s"):
+        arriving = by_id[leaving["id"]]
+        assert (leaving["pid"], leaving["tid"], round(leaving["ts"], 3)) in ends
+        assert arriving["ts"] >= leaving["ts"] - 1e-3
+        assert any(
+            (pid, tid) == (arriving["pid"], arriving["tid"]) and first - 1e-3 <= arriving["ts"] <= last + 1e-3
+            for pid, tid, first, last in spans
+        )
+    for timeline in TIMELINES:
+        assert any(names[event["pid"]].startswith(timeline) for event in arrows)
+    backward = slice_of(content, "recorded: dp 1 pp 0", "backward-compute", 2, 1)
+    assert any(
+        (event["pid"], event["tid"]) == (backward["pid"], backward["tid"])
+        and event["ts"] == pytest.approx(backward["ts"] + backward["dur"])
+        for event in arrows
+        if event["ph"] == "s"
+    )
+
+
 def test_times_are_those_worked_out_by_hand(content: dict[str, Any]) -> None:
     """Microseconds. The second backward of worker (1,0): 10.25 to 14.25 s as it ran, 9.75 to 12.25 s in the ideal job.
 

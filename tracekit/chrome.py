@@ -2,7 +2,8 @@
 
 In: frames of ops (step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration), one per replay. Out: a
 `.json.gz` file: one process per replay and worker, one thread per stream, one slice per op with all its columns as
-args. Steps follow each other; a step begins at the same time in every replay, so that they can be compared.
+args, and arrows along the critical path. Steps follow each other; a step begins at the same time in every replay, so
+that they can be compared.
 `collectors/importers/exported_timeline.py` reads the recorded timeline back.
 """
 
@@ -54,10 +55,14 @@ STREAMS: dict[OpKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One named timeline of all workers, such as "recorded" or "ideal"."""
+    """One named timeline of all workers, such as "recorded" or "ideal".
+
+    `critical_path`: step, dp_rank, pp_rank, kind and seq of the ops on it, in order.
+    """
 
     name: str
     ops: pl.DataFrame
+    critical_path: pl.DataFrame | None = None
 
 
 def write_chrome(
@@ -88,9 +93,14 @@ def write_chrome(
         file.write(f'{_BEGINNING}{VERSION}, {json.dumps(other)[1:]}, "traceEvents": [\n')
         file.write(SEPARATOR.join(_track_names(timelines, ranks)))
         for number, timeline in enumerate(timelines):
-            for lines in _slices(timeline.ops.join(starts, on="step", maintain_order="left"), number, tuple(ranks)):
+            ops = timeline.ops.join(starts, on="step", maintain_order="left")
+            for lines in _slices(_placed(ops, number, tuple(ranks))):
                 file.write(SEPARATOR)
                 file.write(lines)
+            if timeline.critical_path is not None and timeline.critical_path.height > 1:
+                on_path = timeline.critical_path.join(ops, on=timeline.critical_path.columns, maintain_order="left")
+                file.write(SEPARATOR)
+                file.write(_arrows(_placed(on_path, number, tuple(ranks))))
             slices += timeline.ops.height
         file.write(END)
     return slices
@@ -131,8 +141,8 @@ def _track_names(timelines: tuple[Timeline, ...], ranks: Mapping[Worker, int]) -
                 )
 
 
-def _slices(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> Iterator[str]:
-    """JSON lines, a chunk of rows at a time, formatted by polars."""
+def _placed(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> pl.DataFrame:
+    """The ops of timeline `number` with `pid`, `tid`, `ts` and `dur` (microseconds) of their slices."""
     streams = list(dict.fromkeys(STREAMS.values()))
     thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
     cells = pl.DataFrame(
@@ -140,16 +150,41 @@ def _slices(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> Iter
         {name: ops.schema[name] for name in ("dp_rank", "pp_rank")},
         orient="row",
     ).with_row_index("position")
-    ops = ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left")
-
-    line = pl.struct(
-        ph=pl.lit("X"),
-        name=pl.col("kind").cast(pl.String),
+    return ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left").with_columns(
         pid=pl.col("position") + (number * len(workers) + 1),
         tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
         ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
         dur=(pl.col("duration") * 1e6).round(6),
+    )
+
+
+def _slices(ops: pl.DataFrame) -> Iterator[str]:
+    """JSON lines of placed ops, a chunk of rows at a time, formatted by polars."""
+    line = pl.struct(
+        "pid", "tid", "ts", "dur",
+        ph=pl.lit("X"),
+        name=pl.col("kind").cast(pl.String),
         args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
-    ).struct.json_encode()
+    ).struct.json_encode()  # fmt: skip
     for part in ops.iter_slices(_ROWS_AT_ONCE):
         yield part.select(line.alias("line"))["line"].str.join(SEPARATOR)[0]
+
+
+def _arrows(path: pl.DataFrame) -> str:
+    """JSON lines of arrows from each op of the critical path to the next one of its step.
+
+    An arrow leaves at the end of a slice, and arrives when that ends, or when the next slice begins if that is later.
+    """
+    end = pl.col("ts") + pl.col("dur")
+    following = [pl.col(name).shift(-1).over("step").alias(f"next_{name}") for name in ("pid", "tid", "ts", "dur")]
+    pairs = path.with_columns(*following).drop_nulls("next_pid").with_row_index("id")
+    arrival = pl.max_horizontal("next_ts", pl.min_horizontal(end, pl.col("next_ts") + pl.col("next_dur")))
+    called, number = pl.lit("critical path"), pl.col("id") + pl.col("pid") * 2**20
+    leaves = pl.struct("pid", "tid", ph=pl.lit("s"), ts=end.round(6), name=called, cat=called, id=number)
+    arrives = pl.struct(
+        ph=pl.lit("f"), bp=pl.lit("e"), pid=pl.col("next_pid"), tid=pl.col("next_tid"), ts=arrival.round(6),
+        name=called, cat=called, id=number,
+    )  # fmt: skip
+    lines = pairs.select(pl.concat_list(leaves.struct.json_encode(), arrives.struct.json_encode()).alias("line"))
+    joined: str = lines.explode("line")["line"].str.join(SEPARATOR)[0]
+    return joined

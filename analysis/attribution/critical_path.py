@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGraph, Value
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
+from tracekit.schema import KIND_TYPE
 
 #: Room for the longest possible path of so many steps is made at once.
 _STEPS_AT_ONCE = 256
@@ -118,6 +121,28 @@ def _last_lanes(last: Floats, bounds: Ints) -> Ints:
     _, first = np.unique(step, return_index=True)
     lanes: Ints = at_top[first] + bounds[0]
     return lanes
+
+
+def critical_ops(replay: JobReplay, scenario: CostRule) -> pl.DataFrame:
+    """The critical path of a pipeline job as a frame: step, dp_rank, pp_rank, kind and seq of its ops, in order."""
+    path, graph = critical_path(replay, scenario), replay.graph
+    frames = []
+    for number, block in enumerate(graph.blocks):
+        here = np.flatnonzero(path.block == number)
+        row, lane, template = path.row[here], path.lane[here], block.template
+        frames.append(
+            pl.DataFrame(
+                {
+                    "place": here,
+                    "step": graph.steps[path.step[here]],
+                    "dp_rank": block.dp_rank[lane],
+                    "pp_rank": template.pp_rank[row],
+                    "kind": pl.Series(template.kind[row]).cat.to(KIND_TYPE),
+                    "seq": template.seq[row],
+                }
+            )
+        )
+    return pl.concat(frames).sort("place").drop("place")
 
 
 def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
