@@ -36,11 +36,12 @@ class Label:
 
     def where(self, values: Collection[Value]) -> Mask:
         """Which ops have one of these values; broadcasts to [rows, lanes]."""
-        if self.names is None:
-            chosen = [value for value in values if isinstance(value, int) and value != UNLABELLED]
-        else:
-            chosen = [code for code, name in enumerate(self.names) if name in values]
-        return np.isin(self.codes, chosen)
+        if self.names is not None:
+            table = np.array([name in values for name in self.names] + [False])  # the last for UNLABELLED, -1
+            chosen: Mask = table[self.codes]
+            return chosen
+        numbers = [value for value in values if isinstance(value, int) and value != UNLABELLED]
+        return np.isin(self.codes, numbers) if len(numbers) != 1 else self.codes == numbers[0]
 
     def between(self, first: int, last: int) -> Mask:
         """Which ops have a value from `first` to `last`, both included; broadcasts to [rows, lanes]."""
