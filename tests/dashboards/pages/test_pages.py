@@ -108,7 +108,7 @@ def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(doubtful: Se
 
 
 def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, serve: Serve, serving: Serving) -> None:
-    for server in (serve(serving.store), serving, serve(serving.store)):
+    for server in (serve(serving.store), serving):
         page = visit("/", base=server.url)
         page.wait_for_selector(".ag-row a")
         page.fill("#fleet-q", "python")
