@@ -1,6 +1,5 @@
 """What the documents say is true: commands run, output is as shown, links lead somewhere."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,23 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.handmade import run
 from tracekit.cli import commands
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md")])
-
-
-def run(arguments, folder):
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": "", "TRACEKIT_STORE": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "tracekit.cli", *arguments],
-        check=False,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
 
 
 def words(line):
@@ -45,10 +33,10 @@ def test_every_command_of_the_readme_runs_and_prints_what_is_shown(workplace):
     for block in blocks:
         for shown in re.split(r"^(?=\$ )", block, flags=re.MULTILINE)[1:]:
             command, _, output = shown.partition("\n")
-            result = run(words(command), workplace)
-            assert result.returncode == 0, f"{command}\n{result.stderr}"
+            ran = run(*words(command), cwd=workplace)
+            assert ran.code == 0, f"{command}\n{ran.err}"
             if output.strip():
-                assert [line.rstrip() for line in result.stdout.rstrip().splitlines()] == output.rstrip().splitlines()
+                assert [line.rstrip() for line in ran.out.rstrip().splitlines()] == output.rstrip().splitlines()
 
 
 def test_the_example_of_an_op_trace_runs_and_says_what_slows_it(workplace):

@@ -14,6 +14,7 @@ LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-man
 #: Jobs of several ranks.
 SHAPES = {
     "fsdp": "RANKS=2 fsdp_alone.py",
+    "spawned": "fsdp_alone.py spawn",
     "fsdp-slow": "RANKS=2 STEPS=4 SLOW_RANK=1 SLOW_MS=20 fsdp_alone.py",
     "uneven": "RANKS=2 plain_pipeline.py",
     "sharded": "RANKS=2 sharded_optimizer.py",

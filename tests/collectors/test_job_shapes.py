@@ -1,6 +1,5 @@
 """Jobs of other shapes: every one is recorded whole, and trains to the same bits as alone."""
 
-import socket
 import sys
 
 import polars as pl
@@ -139,18 +138,15 @@ def test_megatron_is_recognised(runs):
     assert {"forward-backward", "all-grads-sync", "interval-time"} <= set(trace.metadata["collect"]["other"])
 
 
-def test_ranks_that_the_script_spawns_itself(tmp_path):
+def test_ranks_that_the_script_spawns_itself(runs):
     """torch.multiprocessing instead of torchrun: both ranks are recorded, the process that spawns them is not."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    collected = collect(tmp_path, python("fsdp_alone.py", port))
-    assert collected.process.returncode == 0, collected.process.stderr
-    assert [rank["closed"] for rank in collected.attempt["ranks"]] == [True, True]
-    assert not collected.attempt["missing_ranks"]
-    assert collected.trace.coverage().complete
-    assert counts(collected.trace) == FSDP_STEP
-    assert len(collected.weights) == 2
+    run = runs["spawned"]
+    assert run.exit_codes == [0], run.complained
+    assert [rank["closed"] for rank in run.attempt["ranks"]] == [True, True]
+    assert not run.attempt["missing_ranks"]
+    assert run.trace.coverage().complete
+    assert counts(run.trace) == FSDP_STEP
+    assert len(run.weights) == 2
 
 
 def test_functional_collectives(runs):

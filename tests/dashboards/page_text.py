@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dash
 from dash.development.base_component import Component
+from plotly.utils import PlotlyJSONEncoder
 
 from tracekit.dashboards.ui.context import EXTENSION, Service
 from tracekit.dashboards.web.app import make_app
@@ -43,6 +45,18 @@ def lines(component: Any) -> list[str]:
     """The text of a component, a line for each block."""
     text = "".join(_parts(component))
     return [" ".join(line.split()) for line in text.split("\n") if line.strip()]
+
+
+def sent(component: Any) -> str:
+    """All that the server sends of a component: also what stands in fields, tables and attributes."""
+    return " ".join(map(str, _values(json.loads(json.dumps(component, cls=PlotlyJSONEncoder)))))
+
+
+def _values(part: Any) -> list[Any]:
+    if isinstance(part, dict | list):
+        inner = part.values() if isinstance(part, dict) else part
+        return [value for one in inner for value in _values(one)]
+    return [part]
 
 
 def found(component: Any, kind: str, style: str = "") -> Iterator[Component]:

@@ -1,10 +1,11 @@
-"""FSDP2 without a pipeline. With a port: this process starts its two ranks itself.
+"""FSDP2 without a pipeline. With `spawn`: this process starts its two ranks itself.
 
 A pause in each layer stands for the time of an accelerator; SLOW_RANK and SLOW_MS make one rank's longer.
 """
 
 import hashlib
 import os
+import socket
 import sys
 import time
 
@@ -53,8 +54,11 @@ def spawned(rank, port):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        torch.multiprocessing.spawn(spawned, args=(sys.argv[1],), nprocs=2)
+    if len(sys.argv) > 1:  # spawn: the ranks are processes of this one
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        torch.multiprocessing.spawn(spawned, args=(port,), nprocs=2)
     else:
         main()
         dist.destroy_process_group()

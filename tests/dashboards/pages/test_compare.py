@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tests.sides import side
 from tracekit.analysis.attribution.compare import parts, whole
@@ -103,14 +104,14 @@ def test_two_jobs_show_the_numbers_of_their_reports(visit: Visit, pairs: Path) -
     assert "Yes, it helped: a recorded step takes 11.25 s instead of 15.50 s, 4.25 s (27.4%) less" in text
     assert "Before: slow <i>one</i>" in text
     cells = page.locator("#compare-content table.plain").first.locator("td").all_inner_texts()
-    for found, at in ((before, 0), (after, 1)):
-        times = found["step_time_s"]
+    for report, at in ((before, 0), (after, 1)):
+        times = report["step_time_s"]
         assert cells[at] == seconds(times["recorded"])
         assert cells[4 + at] == seconds(times["original"])
         assert cells[8 + at] == seconds(times["ideal"])
-        assert cells[12 + at] == f"{found['slowdown']:.3f}"
-        assert cells[16 + at] == f"{found['waste']:.1%}"
-        assert cells[20 + at] == f"{found['wasted_gpu_hours_per_day']:,.1f}"
+        assert cells[12 + at] == f"{report['slowdown']:.3f}"
+        assert cells[16 + at] == f"{report['waste']:.1%}"
+        assert cells[20 + at] == f"{report['wasted_gpu_hours_per_day']:,.1f}"
     page.wait_for_selector(".heatmaplayer image >> nth=1", state="attached")
     assert page.locator(".js-plotly-plot").count() == 6
 
@@ -145,23 +146,22 @@ def test_another_job_is_chosen_in_the_page_and_stays_in_the_address(visit: Visit
     expect(page.locator("h1")).to_have_text("healthy")
 
 
-def test_the_causes_that_went_away_are_named(visit: Visit, pairs: Path) -> None:
-    page = visit(address("healthy", **{"with": "slow-worker"}))
-    gone = page.locator(".thirds > div").nth(0).inner_text()
+def test_the_causes_that_went_away_are_named(sample_store: Path) -> None:
+    (thirds,) = found(Pages(sample_store).page("/compare", job="healthy", **{"with": "slow-worker"}), "Div", "thirds")
+    gone, new, _ = map("\n".join, map(lines, thirds.children))
     assert "Worker computes slower than its peers, worker (1,2)" in gone
-    assert "No cause is new." in page.locator(".thirds > div").nth(1).inner_text()
+    assert "No cause is new." in new
 
 
-def test_jobs_of_other_layouts_are_compared_by_s(visit: Visit, serving: Serving) -> None:
-    page = visit(address("slow-worker", **{"with": "collected"}))
-    text = page.inner_text("#compare-content")
+def test_jobs_of_other_layouts_are_compared_by_s(sample_store: Path) -> None:
+    text = Pages(sample_store).text("/compare", job="slow-worker", **{"with": "collected"})
     assert "The layouts differ, so step times do not compare. By S:" in text
     assert "The two jobs have different workers" in text
 
 
-def test_a_job_compared_with_itself_shows_no_difference(visit: Visit) -> None:
-    page = visit(address("slow-worker", **{"with": "slow-worker"}))
-    assert "No difference: this is the job compared with itself." in page.inner_text("#compare-content")
+def test_a_job_compared_with_itself_shows_no_difference(sample_store: Path) -> None:
+    text = Pages(sample_store).text("/compare", job="slow-worker", **{"with": "slow-worker"})
+    assert "No difference: this is the job compared with itself." in text
 
 
 def test_a_store_that_disappears_under_an_open_page_is_said_in_words(visit: Visit, serving: Serving) -> None:

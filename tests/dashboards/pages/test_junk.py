@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Page
-from plotly.utils import PlotlyJSONEncoder
 
-from tests.dashboards.page_text import Pages
+from tests.dashboards.page_text import Pages, sent
 from tracekit.dashboards.data.whatif_query import WhatifQuery
 
 Visit = Callable[..., Page]
@@ -70,21 +67,9 @@ def pages(sample_store: Path) -> Pages:
     return pages
 
 
-def everything(page: Any) -> str:
-    """All texts that a page sends, also those at its fields."""
-    return " ".join(map(str, _texts(json.loads(json.dumps(page, cls=PlotlyJSONEncoder)))))
-
-
-def _texts(sent: Any) -> list[Any]:
-    if isinstance(sent, dict | list):
-        inner = sent.values() if isinstance(sent, dict) else sent
-        return [text for one in inner for text in _texts(one)]
-    return [sent]
-
-
 @pytest.mark.parametrize(("path", "state", "said"), JUNK, ids=lambda value: str(value)[:60])
 def test_junk_in_the_address_is_answered_in_words(pages: Pages, path: str, state: dict[str, str], said: str) -> None:
-    text = everything(pages.page(path, **{"job": JOB, **state}))
+    text = sent(pages.page(path, **{"job": JOB, **state}))
     assert said in text
     assert "Traceback" not in text
     assert "Something broke" not in text

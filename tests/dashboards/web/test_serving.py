@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.security import generate_password_hash
 
 from tests.dashboards.conftest import SAMPLES, Serving
+from tests.dashboards.page_text import Pages, sent
 from tests.handmade import run, run_process, slow_trace
 from tracekit.dashboards.web.app import make_app
 from tracekit.dashboards.web.auth import Passwords, ProxyHeader, read_auth
@@ -284,10 +285,10 @@ class TestBrokenAndHostile:
         assert "<b>source</b>" in page.inner_text("#page")
         assert page.locator("#page script, #page img[src=x]").count() == 0
 
-    def test_an_unknown_job_is_said_on_the_page(self, visit: Visit) -> None:
-        page = visit("/job?job=nobody")
-        assert "no job named 'nobody' in this store; the page Fleet lists" in page.inner_text("#page")
-        assert "did you mean 'slow-worker'?" in visit("/job?job=slow-workr", within=page).inner_text("#page")
+    def test_an_unknown_job_is_said_on_the_page(self, sample_store: Path) -> None:
+        pages = Pages(sample_store)
+        assert "no job named 'nobody' in this store; the page Fleet lists" in pages.text("/job", job="nobody")
+        assert "did you mean 'slow-worker'?" in pages.text("/job", job="slow-workr")
 
     def test_names_in_the_address_that_no_page_knows_change_nothing(self, visit: Visit) -> None:
         text = visit("/attribution?job=slow-worker&stored=1&report=1&self=1").inner_text("#page")
@@ -320,20 +321,19 @@ class TestBrokenAndHostile:
         page.get_by_text("All jobs").click()
         page.wait_for_selector(".ag-row")
 
-    def test_without_a_job_the_newest_is_shown_and_said(self, visit: Visit) -> None:
-        assert "this is the newest one, slow-worker" in visit("/job").inner_text("#page")
+    def test_without_a_job_the_newest_is_shown_and_said(self, sample_store: Path) -> None:
+        assert "this is the newest one, slow-worker" in Pages(sample_store).text("/job")
 
-    def test_a_job_that_was_not_analysed_says_why(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+    def test_a_job_that_was_not_analysed_says_why(self, tmp_path: Path) -> None:
         trace = slow_trace((0,))
         Store(tmp_path / "s.duckdb").add([Incoming(trace, "job", "x", Unanalysed("a send without its recv"))])
-        base = serve(tmp_path / "s.duckdb").url
-        page = visit("/job?job=job", base=base)
-        assert "a send without its recv" in page.inner_text("#page")
-        assert "a send without its recv" in visit("/", base=base, within=page).inner_text("#page")
+        pages = Pages(tmp_path / "s.duckdb")
+        assert "a send without its recv" in pages.text("/job", job="job")
+        assert "a send without its recv" in sent(pages.page("/"))
 
-    def test_an_empty_store_says_how_to_fill_it(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+    def test_an_empty_store_says_how_to_fill_it(self, tmp_path: Path) -> None:
         Store(tmp_path / "s.duckdb").add([])
-        assert "tracekit import" in visit("/", base=serve(tmp_path / "s.duckdb").url).inner_text("#page")
+        assert "tracekit import" in Pages(tmp_path / "s.duckdb").text("/")
 
     def test_a_store_that_is_replaced_shows_at_the_next_look(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
         store = Store(tmp_path / "s.duckdb")
