@@ -70,12 +70,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second."""
+    """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second.
+
+    `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
+    """
 
     worker: Worker
     offset_s: float
     error_s: float
     drift: float
+    jump_s: float
+    jump_step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +313,8 @@ class Report:
                         "offset_s": row.offset_s,
                         "error_s": row.error_s,
                         "drift": row.drift,
+                        "jump_s": row.jump_s,
+                        "jump_step": row.jump_step,
                     }
                     for row in self.clocks.offsets
                 ],

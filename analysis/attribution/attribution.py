@@ -130,6 +130,7 @@ class Attribution:
     slowdown_as_recorded: float | None
     hidden_slowdown: float | None
     incomplete_steps: int
+    clock_doubts: tuple[str, ...]
 
     @property
     def original_s(self) -> float:
@@ -227,7 +228,7 @@ class Attribution:
 
     def _doubts(self) -> list[str]:
         """Why the verdict could be another one, had more been recorded."""
-        doubts = []
+        doubts = list(self.clock_doubts)
         if self.slowdown < SMALLEST_SLOWDOWN:
             doubts.append(
                 f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
@@ -339,6 +340,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
         hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
         incomplete_steps=len(_incomplete_steps(replay)),
+        clock_doubts=replay.clocks.doubts,
     )
 
 

@@ -57,20 +57,19 @@ class JobReplay:
 
         The published method takes the clocks as they are. Raises GraphError where the ops do not fit together.
         """
+        graph = DependencyGraph.from_trace(trace)
         if method is Method.PUBLISHED:
-            graph = DependencyGraph.from_trace(trace)
-            return cls(graph, measure_durations(graph, method), Clocks.right(graph.layout.pp, len(graph.dp_ranks)))
-        replay = cls._with_clocks_set(DependencyGraph.from_trace(trace, reconstruct=True), trace)
-        if not replay.graph.reconstructed:
-            return replay
-        return replace(replay, as_recorded=cls._with_clocks_set(DependencyGraph.from_trace(trace), trace))
-
-    @classmethod
-    def _with_clocks_set(cls, graph: DependencyGraph, trace: Trace) -> JobReplay:
+            return cls(graph, measure_durations(graph, method), Clocks.right(graph))
         clocks = measure_clocks(graph, trace.step_starts)
         if clocks.any_off:
-            graph = with_clocks_set(graph, clocks, trace.step_starts)
-        return cls(graph, measure_durations(graph), clocks)
+            trace = with_clocks_set(trace, graph, clocks)
+            graph = DependencyGraph.from_trace(trace)
+        replay = cls(graph, measure_durations(graph), clocks)
+        if not graph.gaps:
+            return replay
+        # A missing member ends when its peers did: on clocks that are right.
+        graph = DependencyGraph.from_trace(trace, reconstruct=True)
+        return cls(graph, measure_durations(graph), clocks, as_recorded=replay)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
