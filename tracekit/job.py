@@ -105,6 +105,7 @@ class Job:
             ops=self.trace.ops.height,
             coverage=self.trace.coverage(),
             dropped_lanes=graph.dropped_lanes,
+            left_out_steps=self.replay.left_out_steps,
             ranks=self.trace.worker_ranks(),
             hosts=self._hosts(),
             attribution=found,

@@ -112,6 +112,7 @@ class Report:
     ops: int
     coverage: Coverage
     dropped_lanes: tuple[tuple[int, int], ...]
+    left_out_steps: tuple[int, ...]
     ranks: Mapping[Worker, int]
     hosts: Mapping[int, str]
     attribution: Attribution
@@ -348,6 +349,7 @@ class Report:
                 ],
                 "slowdown_as_recorded": found.slowdown_as_recorded,
                 "hidden_slowdown": found.hidden_slowdown,
+                "left_out_steps": list(self.left_out_steps),
                 "dropped": [{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
             },
             "step_time_s": {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s},

@@ -262,7 +262,9 @@ def _coverage(report: Report) -> str:
             f"left out {len(report.dropped_lanes)} DP-rank-steps that lack a stage (DP rank"
             f" {', '.join(map(str, ranks[:6]))}{' ...' if len(ranks) > 6 else ''})"
         )
-    if parts:
+    if steps := report.left_out_steps:
+        parts.append(f"left out {len(steps)} steps that some DP ranks lack")
+    elif parts:
         parts.append("waiting for untraced workers shows as slow communication")
     if gaps := report.attribution.gaps:
         done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"

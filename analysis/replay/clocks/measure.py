@@ -64,7 +64,7 @@ class Clocks:
     first step number after that, -1 where it was not. `error_s`: standard error of the offset, nan for a worker that no
     op ties to another, or where nothing is suspicious. `linked`: workers whose clocks can be compared share a number.
     `doubts`: why offsets may be others. `steps`, `ahead_s`: all of that in each step, [steps] and [steps, stages,
-    dp_ranks].
+    dp_ranks]. `early_s`: how long before their zero steps would begin then, which is taken off, too.
     """
 
     offset_s: Floats
@@ -76,6 +76,7 @@ class Clocks:
     doubts: tuple[str, ...]
     steps: Int32s
     ahead_s: Floats
+    early_s: float = 0.0
 
     @property
     def any_off(self) -> bool:
@@ -137,6 +138,7 @@ def with_clocks_set(trace: Trace, graph: DependencyGraph, clocks: Clocks) -> Tra
     of_step = np.minimum(np.searchsorted(clocks.steps, step), len(clocks.steps) - 1)
     ahead = clocks.ahead_s[of_step[step_positions(ops["step"].to_numpy(), step)], ops["pp_rank"].to_numpy(), dp_index]
     ahead[dp_ranks[dp_index] != dp_rank] = 0.0
+    ahead -= clocks.early_s
     return replace(trace, ops=ops.with_columns(start=pl.col("start") - pl.Series(ahead)))
 
 
@@ -184,7 +186,13 @@ class _Measurement:
             doubts=self._doubts(courses, off, heard),
             steps=self.graph.steps,
             ahead_s=self._everywhere(ahead),
+            early_s=self._early_s(ahead),
         )
+
+    def _early_s(self, ahead: Floats) -> float:
+        """How long before zero steps would begin: the clock that their zero was read off is ahead, too."""
+        begins = float(np.nanmedian(np.nanmin(self._firsts - ahead, axis=1)))
+        return max(-begins, 0.0) if -begins > self.floor_s else 0.0
 
     def _everywhere(self, values: np.ndarray, rest: float = 0) -> np.ndarray:
         """Values of the workers that were looked at, [..., workers], as [..., stages, dp_ranks]; `rest` for others."""
