@@ -23,6 +23,7 @@ from benchmarks.measure import table
 from tracekit import Layout, Trace, load
 from tracekit.analysis.attribution.attribution import Attribution, attribute
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.errors import TracekitError
 from tracekit.model import OpKind
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
 from tracekit.synth.job import Cause
@@ -161,9 +162,14 @@ def _outcome(name: str, kind: str, trace: Trace, before: Attribution, rng: np.ra
     expected = before.slowdown
     if kind == "offset and a gap":
         gap = _without_a_member(trace, clocks)
-        wrong, expected = recorded_with(gap, clocks), attribute(JobReplay.from_trace(gap)).slowdown
-    found = attribute(JobReplay.from_trace(wrong))
-    return Outcome(name, kind, clocks, expected, found.slowdown, found.trust.trustworthy, before.trust.trustworthy)
+        before = attribute(JobReplay.from_trace(gap))
+        wrong, expected = recorded_with(gap, clocks), before.slowdown
+    trusted_before = before.trust.trustworthy
+    try:
+        found = attribute(JobReplay.from_trace(wrong))
+    except TracekitError:  # no verdict at all
+        return Outcome(name, kind, clocks, expected, np.nan, trusted=False, trusted_before=trusted_before)
+    return Outcome(name, kind, clocks, expected, found.slowdown, found.trust.trustworthy, trusted_before)
 
 
 def recorded_with(trace: Trace, clocks: Sequence[Wrong]) -> Trace:

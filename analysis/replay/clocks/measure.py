@@ -50,6 +50,8 @@ MOST_RUNS, FEWEST_RUNS, MOST_VALUES = 48, 8, 100_000
 RUN_ERRORS = 8.0
 #: DP ranks about which nothing is suspicious are compared with the others in this number.
 FEWEST_OTHERS = 32
+#: Where more than this share of the clocks is off, the others need not be right.
+MAJORITY = 0.5
 #: Clocks are compared with so many others to find the most common time, and named in a message.
 MOST_CANDIDATES = 256
 MOST_NAMED = 3
@@ -64,7 +66,8 @@ class Clocks:
     first step number after that, -1 where it was not. `error_s`: standard error of the offset, nan for a worker that no
     op ties to another, or where nothing is suspicious. `linked`: workers whose clocks can be compared share a number.
     `doubts`: why offsets may be others. `steps`, `ahead_s`: all of that in each step, [steps] and [steps, stages,
-    dp_ranks]. `early_s`: how long before their zero steps would begin then, which is taken off, too.
+    dp_ranks]. `early_s`: how long before their zero steps would begin then, where
+    most clocks are off; taken off, too.
     """
 
     offset_s: Floats
@@ -186,11 +189,11 @@ class _Measurement:
             doubts=self._doubts(courses, off, heard),
             steps=self.graph.steps,
             ahead_s=self._everywhere(ahead),
-            early_s=self._early_s(ahead),
+            early_s=self._early_s(ahead) if off.mean() > MAJORITY else 0.0,
         )
 
     def _early_s(self, ahead: Floats) -> float:
-        """How long before zero steps would begin: the clock that their zero was read off is ahead, too."""
+        """How long before zero steps would begin: not even the clocks that were taken for right are."""
         begins = float(np.nanmedian(np.nanmin(self._firsts - ahead, axis=1)))
         return max(-begins, 0.0) if -begins > self.floor_s else 0.0
 
