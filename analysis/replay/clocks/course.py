@@ -91,13 +91,19 @@ def scatter(samples: Floats) -> float:
     """The spread of single samples about their course, whatever it is, for the clock in the middle; [runs, ...]."""
     if len(samples) < 2:
         return 0.0
-    changes = np.abs(np.diff(samples, axis=0))
+    changes = _changes(samples)
     return float(MAD_TO_SIGMA * median(changes, tuple(range(changes.ndim))) / np.sqrt(2))
 
 
 def _scatter(samples: Floats) -> Floats:
     """The same for each clock, [clocks]."""
-    return np.asarray(MAD_TO_SIGMA * np.median(np.abs(np.diff(samples, axis=0)), axis=0) / np.sqrt(2))
+    return np.asarray(MAD_TO_SIGMA * median(_changes(samples), (0,)) / np.sqrt(2))
+
+
+def _changes(samples: Floats) -> Floats:
+    """By how much samples change from run to run beyond what a drift changes them, [runs - 1, ...]."""
+    changes = np.diff(samples, axis=0)
+    return np.abs(changes - median(changes, (0,)))
 
 
 def _line(samples: Floats, times: Floats) -> tuple[Floats, Floats]:

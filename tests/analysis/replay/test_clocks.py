@@ -188,6 +188,13 @@ def test_drifts_of_several_clocks(slow_worker):
     assert slowdown_of(wrong) == pytest.approx(slowdown_of(slow_worker), rel=0.005)
 
 
+def test_a_drift_is_no_scatter():
+    """Eight steps: the drift moves the clock by as much from each step to the next as it does from any other."""
+    right = trace_of(layout=Layout(dp=4), steps=8)
+    clocks = JobReplay.from_trace(shifted(right, (1, 0), -0.17, drift=0.004)).clocks
+    assert clocks.drift[0, 1] == pytest.approx(0.004, rel=0.02)
+
+
 @pytest.mark.parametrize("jump_s", [0.003, -0.2])
 def test_a_clock_that_is_set_in_mid_trace(slow_worker, jump_s):
     at = int(slow_worker.steps[7])
