@@ -14,15 +14,17 @@ from benchmarks.measure import machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
-SECTIONS = ("core", "graphs", "causes", "eventsim", "collect", "live", "device", "gpu", "nccl", "dashboard", "killed")
+SECTIONS = (
+    "core", "graphs", "causes", "eventsim", "clocks", "collect", "live", "device", "gpu", "nccl", "dashboard", "killed",
+)  # fmt: skip
 #: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.
 MODULES = {"eventsim": "verdicts"}
 TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["eventsim"] and len(sys.argv) > 2:
-        import_module("benchmarks.verdicts").main(sys.argv[2:])
+    if sys.argv[1:2] in (["eventsim"], ["clocks"]) and len(sys.argv) > 2:
+        import_module(f"benchmarks.{MODULES.get(sys.argv[1], sys.argv[1])}").main(sys.argv[2:])
         return
     wanted = sys.argv[1:] or SECTIONS
     if unknown := set(wanted) - set(SECTIONS):

@@ -115,6 +115,54 @@ def test_steps_that_last_longer_than_they_are_apart_give_the_unit_away() -> None
     assert "--unit ms" in told
 
 
+def test_steps_that_last_far_shorter_than_they_are_apart_give_the_unit_away() -> None:
+    """Seconds stated to be milliseconds: the step of a large job could be that of a tiny one."""
+    ops = job(0.02, send_s=5e-4, collective_s=2e-3)
+    trace(ops, unit="s", step_starts={0: 1.7e9, 1: 1.7e9 + 0.4})
+    told = message(ops.with_columns(TIMES / 1e3), step_starts={0: 1.7e9, 1: 1.7e9 + 0.4})
+    assert "a step beside the time until the next one lasts 0.00" in told
+    assert "multiply them" in told
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e6])
+@pytest.mark.parametrize(
+    ("part", "whose"),
+    [
+        (pl.col("rank") == 3, "rank 3: all work takes about"),
+        (pl.col("pp_rank") == 2, "ranks 8, 9, 10, 11: all work takes about"),
+        (pl.col("step") >= 109, "steps such as 109, 201: all work takes about"),
+    ],
+    ids=["a rank", "a stage", "a part of the steps"],
+)
+def test_a_part_in_another_unit_is_named(part: pl.Expr, whose: str, factor: float) -> None:
+    whole = sample("healthy")
+    ops = whole.ops.with_columns(pl.when(part).then(TIMES * factor).otherwise(TIMES).name.keep())
+    told = message(ops, whole.layout)
+    assert whose in told
+    assert f"divide their start and duration by {factor:,.0f}" in told
+    trace(ops, whole.layout, unit="s")
+
+
+def test_a_rank_that_is_a_hundred_times_slower_is_no_other_unit() -> None:
+    whole = sample("healthy")
+    slow = (pl.col("rank") == 3) & (pl.col("kind") == "forward-compute")
+    trace(
+        whole.ops.with_columns(duration=pl.when(slow).then(pl.col("duration") * 100).otherwise("duration")),
+        whole.layout,
+    )
+
+
+@pytest.mark.parametrize("zero", [40_000.0, 900_000.0])
+def test_starts_that_lost_digits_are_not_trusted(zero: float) -> None:
+    """A monotonic clock kept as float32: 4 ms at 40,000 s, 62.5 ms at 900,000 s."""
+    whole = sample("healthy")
+    starts = {step: zero + start - min(whole.step_starts.values()) for step, start in whole.step_starts.items()}
+    ops = on_clock(whole, starts).with_columns(start=pl.col("start").cast(pl.Float32).cast(pl.Float64))
+    trust = Job(trace(ops, whole.layout)).attribution.trust
+    assert not trust.trustworthy
+    assert any("digits of the starts were lost" in reason for reason in trust.reasons)
+
+
 def test_whole_numbers_are_no_seconds() -> None:
     """No clock gives whole seconds: integers that could just be seconds are taken for milliseconds."""
     ops = job(5e-3, collective_s=2e-3).with_columns((TIMES * 1e3).round())
@@ -131,7 +179,7 @@ def test_seconds_that_are_stated_are_believed_from_then_on(tmp_path: Path) -> No
 
 def test_a_unit_that_is_stated_wrongly_is_said_so() -> None:
     told = message(job(0.02).with_columns(TIMES * 1e3), unit="ns")
-    assert "milliseconds, not the nanoseconds that were stated: say so with --unit ms" in told
+    assert "milliseconds, not the nanoseconds that were stated: pass --unit ms" in told
     with pytest.raises(TraceError, match="unknown unit 'min'; expected one of s, ms, us, ns"):
         trace(job(0.02), unit="min")
 
@@ -219,7 +267,7 @@ def test_a_monotonic_clock_is_seen_by_its_running_on() -> None:
 @pytest.mark.parametrize(("unit", "per_second"), [("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
 def test_clock_times_in_another_unit_are_named(unit: str, per_second: float) -> None:
     ops = slow_frame((0, 1, 2)).with_columns(start=(pl.col("start") + 1.7e9) * per_second)
-    assert f"say so with --unit {unit} " in message(ops)
+    assert f"pass --unit {unit} " in message(ops)
 
 
 def test_the_start_of_a_step_is_a_time() -> None:

@@ -106,6 +106,7 @@ class Job:
             ops=self.trace.ops.height,
             coverage=self.trace.coverage(),
             dropped_lanes=graph.dropped_lanes,
+            left_out_steps=self.replay.left_out_steps,
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
@@ -134,21 +135,19 @@ class Job:
         from tracekit.report import ClockOffset, ClockReport
 
         clocks, graph = self.replay.clocks, self.replay.graph
-        off = (clocks.offset_s != 0) | (clocks.drift != 0)
         offsets = [
             ClockOffset(
                 Worker(graph.dp_ranks[int(dp_index)], int(stage)),
                 float(clocks.offset_s[stage, dp_index]),
                 float(clocks.error_s[stage, dp_index]),
                 float(clocks.drift[stage, dp_index]),
+                float(clocks.jump_s[stage, dp_index]),
+                int(clocks.jump_step[stage, dp_index]) if clocks.jump_s[stage, dp_index] else None,
             )
-            for stage, dp_index in zip(*off.nonzero(), strict=True)
+            for stage, dp_index in zip(*clocks.off.nonzero(), strict=True)
         ]
-        untied = []
-        if Method(self.method) is Method.TRACEKIT:
-            untied += ["the clocks of DP ranks"] if len(graph.dp_ranks) > 1 and not clocks.dp_ranks_tied else []
-            untied += ["the clocks of stages"] if graph.layout.pp > 1 and not clocks.stages_tied else []
-        return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), " and ".join(untied) or None)
+        untied = clocks.untied(graph.dp_ranks) if Method(self.method) is Method.TRACEKIT else None
+        return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
 
     def _published(self) -> PublishedView | None:
         """What the published method says of the job, None where it cannot differ."""

@@ -62,8 +62,13 @@ USUAL = (
 #: Decades beyond the usual that raise an alarm: four times. Whole seconds, which no clock gives, need less. Who says
 #: the unit is believed up to forty times, and any time where it is seconds.
 ALARM, ALARM_OF_INTEGERS, ALARM_OF_STATED = 0.6, 0.3, 1.6
-#: A step that lasts far longer than this many times what passes until the next one begins is in another unit.
-LONGEST_OVERLAP = 30.0
+#: A step lasts between these many times what passes until the next one begins: pauses may be long, overlaps are short.
+SHORTEST_STEP, LONGEST_OVERLAP = 0.02, 30.0
+#: What every worker does about equally long, whatever its stage: no rank (no step) of a job takes this many decades
+#: longer for all of it.
+SAME_WORK = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER})
+OTHER_UNIT = 2.4
+MOST_NAMED = 4
 #: No op and no step takes that long, seconds.
 LONGEST_S = 1e8
 #: How much is looked at.
@@ -79,18 +84,19 @@ class _Found:
     typical: float
     low: float
     high: float
+    is_ratio: bool = False
 
     def beyond(self, factor: float = 1.0) -> float:
         """Decades outside the usual range, were all times multiplied by `factor`."""
         return max(
-            math.log10(self.low) - math.log10(self.typical) - math.log10(factor) if self.low else 0.0,
+            math.log10(self.low) - math.log10(self.typical) - math.log10(factor),
             math.log10(self.value) + math.log10(factor) - math.log10(self.high),
             0.0,
         )
 
     def __str__(self) -> str:
-        if not self.low:
-            return f"{self.what} lasts {self.value:.3g} times as long (usual: up to {self.high:.3g})"
+        if self.is_ratio:
+            return f"{self.what} lasts {self.value:.3g} times as long (usual: {self.low:.3g} to {self.high:.3g})"
         shown = self.value if self.value > self.high else self.typical
         return f"{self.what} takes {_time(shown)} (usual: {_time(self.low)} to {_time(self.high)})"
 
@@ -103,7 +109,10 @@ def check_magnitudes(
     `ops`: canonical columns. `stated`: the unit they came in, if somebody said so. `integers`: they came as integers.
     """
     if stated is not Unit.S:
-        _check_usual(ops, step_starts, source, stated, integers=integers)
+        few = _few_steps(ops)
+        _check_same_unit(few, source)
+        found = [*_statistics(few), *_overlap(ops, step_starts)]
+        _check_usual(found, source, stated, integers=integers)
     for name in ("start", "duration"):
         least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
         if max(-least, most) > LONGEST_S:
@@ -112,11 +121,8 @@ def check_magnitudes(
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 
 
-def _check_usual(
-    ops: pl.DataFrame, step_starts: Mapping[int, float], source: Source, stated: Unit | None, *, integers: bool
-) -> None:
+def _check_usual(found: list[_Found], source: Source, stated: Unit | None, *, integers: bool) -> None:
     """Raise TraceError where the statistics are far from usual and another unit would bring them back."""
-    found = [*_statistics(ops), *_overlap(ops, step_starts)]
     now = sum(one.beyond() for one in found)
     alarm = ALARM_OF_STATED if stated else ALARM_OF_INTEGERS if integers else ALARM
     if now < alarm:
@@ -133,31 +139,21 @@ def _check_usual(
 def _advice(factor: float, stated: Unit | None) -> str:
     """What unit it looks like, and what to do. `factor`: what would make the times usual."""
     told = Unit.S if stated is None else stated
-    sure = "if they are seconds, say so with --unit s"
     for unit in Unit:
         if math.isclose(unit.per_second * factor, told.per_second, rel_tol=1e-6):
             taken = f" taken for {told.word}" if stated is None else f", not the {told.word} that were stated"
             return (
-                f"the times look like {unit.word}{taken}: say so with --unit {unit} (unit={str(unit)!r} in Python);"
-                f" {sure}"
+                f"the times look like {unit.word}{taken}: pass --unit {unit} (unit={str(unit)!r} in Python), or"
+                " --unit s if they are seconds"
             )
     return (
         f"the times look as if seconds had been divided by {factor:.0e}, or another unit been converted twice: multiply"
-        f" them; {sure}"
+        f" them, or pass --unit s if they are seconds"
     )
 
 
-def _statistics(ops: pl.DataFrame) -> list[_Found]:
-    """Every statistic of `USUAL` that the trace has."""
-    steps = distinct_steps(ops["step"].to_numpy())
-    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
-    times = ops.select("step", "kind", "duration")
-    here = pl.concat(
-        [
-            times.filter(ops["step"] == int(steps[at])).filter(pl.col("duration") > 0)
-            for at in np.unique(np.linspace(0, len(steps) - 1, few).astype(np.int64))
-        ]
-    )
+def _statistics(here: pl.DataFrame) -> list[_Found]:
+    """Every statistic of `USUAL` that ops of a few steps have."""
     quickest = here.group_by("step", "kind").agg(pl.col("duration").min())
     some = here.gather_every(max(1, here.height // MOST_MEDIAN))
     found = []
@@ -175,6 +171,42 @@ def _statistics(ops: pl.DataFrame) -> list[_Found]:
     return found
 
 
+def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
+    """The ops that take time of a few steps, evenly spaced."""
+    steps = distinct_steps(ops["step"].to_numpy())
+    few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
+    times = ops.select("step", "rank", "kind", "duration")
+    return pl.concat(
+        [
+            times.filter(ops["step"] == int(steps[at])).filter(pl.col("duration") > 0)
+            for at in np.unique(np.linspace(0, len(steps) - 1, few).astype(np.int64))
+        ]
+    )
+
+
+def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
+    """Raise TraceError where some ranks, or some steps, take a thousand times as long as others for the same work."""
+    here = few.filter(pl.col("kind").cast(pl.String).is_in([str(kind) for kind in SAME_WORK]))
+    for part in ("rank", "step"):
+        usual = here.group_by(part, "kind").agg(pl.col("duration").median())
+        over = usual.with_columns(over=(pl.col("duration") / pl.col("duration").min().over("kind")).log10())
+        longer = over.group_by(part).agg(pl.col("over").min()).filter(pl.col("over") >= OTHER_UNIT).sort(part)
+        if longer.is_empty() or longer.height == usual[part].n_unique():
+            continue
+        factor = 1000 ** max(1, round(float(longer["over"].median()) / 3))  # type: ignore[arg-type]
+        raise TraceError(
+            f"{source}: {_named(part, longer[part].to_list())}: all work takes about {factor:,} times as long as"
+            f" {'on' if part == 'rank' else 'in'} the other {part}s: these times are in another unit; divide their"
+            f" start and duration by {factor:,}, or pass --unit s if they are right"
+        )
+
+
+def _named(part: str, numbers: list[int]) -> str:
+    """Some ranks or steps by number. Of the steps, only some were looked at."""
+    shown = ", ".join(map(str, numbers[:MOST_NAMED])) + (" ..." if len(numbers) > MOST_NAMED else "")
+    return f"steps such as {shown}" if part == "step" else f"{part}{'s' if len(numbers) > 1 else ''} {shown}"
+
+
 def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Found]:
     """How long a step lasts beside what passes until the next begins; nothing where that is not known."""
     starts = sorted((step, start) for step, start in step_starts.items() if math.isfinite(start))
@@ -190,7 +222,9 @@ def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Found
     if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
         return []
     ratio = length / float(np.median(apart))
-    return [_Found("a step beside the time until the next one", ratio, ratio, 0.0, LONGEST_OVERLAP)]
+    return [
+        _Found("a step beside the time until the next one", ratio, ratio, SHORTEST_STEP, LONGEST_OVERLAP, is_ratio=True)
+    ]
 
 
 def _time(value: float) -> str:

@@ -74,12 +74,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second."""
+    """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second.
+
+    `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
+    """
 
     worker: Worker
     offset_s: float
     error_s: float
     drift: float
+    jump_s: float
+    jump_step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class Report:
     ops: int
     coverage: Coverage
     dropped_lanes: tuple[tuple[int, int], ...]
+    left_out_steps: tuple[int, ...]
     ranks: Mapping[Worker, int]
     hosts: Mapping[int, str]
     attribution: Attribution
@@ -364,6 +370,8 @@ class Report:
                         "offset_s": row.offset_s,
                         "error_s": row.error_s,
                         "drift": row.drift,
+                        "jump_s": row.jump_s,
+                        "jump_step": row.jump_step,
                     }
                     for row in self.clocks.offsets
                 ],
@@ -397,6 +405,7 @@ class Report:
                 ],
                 "slowdown_as_recorded": found.slowdown_as_recorded,
                 "hidden_slowdown": found.hidden_slowdown,
+                "left_out_steps": list(self.left_out_steps),
                 "dropped": [{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
             },
             "step_time_s": {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s},

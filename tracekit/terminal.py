@@ -24,7 +24,7 @@ from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
 from tracekit.model import Worker
-from tracekit.report import Report
+from tracekit.report import ClockOffset, Report
 from tracekit.store import StoredJob
 from tracekit.terminal_tables import by_label, new_table, percent, questions, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, printable, seconds, short
@@ -185,18 +185,24 @@ def _verdict(report: Report) -> RenderableType:
 def _clocks(report: Report) -> str:
     """Which clocks were off and set right, or that some could not be compared; empty where neither."""
     clocks = report.clocks
-    off = [row for row in clocks.offsets if abs(row.offset_s) >= SMALLEST_OFFSET_S]
-    parts = [
-        f"{row.worker} {'ahead' if row.offset_s > 0 else 'behind'} by {seconds(abs(row.offset_s))}"
-        f" \u00b1 {seconds(row.error_s)}"
-        for row in off[:_TOP]
-    ]
+    off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
+    parts = [_clock(row) for row in off[:_TOP]]
     if parts:
         more = f" and {len(off) - _TOP} more" if len(off) > _TOP else ""
         return f"worker{'s' if len(off) > 1 else ''} {', '.join(parts)}{more}: taken out of all figures"
     if clocks.untied:
         return f"{clocks.untied} cannot be compared: no op ends at once on several of them"
     return ""
+
+
+def _clock(row: ClockOffset) -> str:
+    """How one clock was off."""
+    if row.jump_step is not None:
+        way = "forward" if row.jump_s > 0 else "back"
+        return f"{row.worker} set {way} by {seconds(abs(row.jump_s))} at step {row.jump_step}"
+    way = "ahead" if row.offset_s > 0 else "behind"
+    drift = f", drifting by {row.drift * 1e6:+.0f} us/s" if row.drift else ""
+    return f"{row.worker} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
 
 
 def _method(report: Report) -> str:
@@ -248,7 +254,9 @@ def _coverage(report: Report) -> str:
             f"left out {len(report.dropped_lanes)} DP-rank-steps that lack a stage (DP rank"
             f" {', '.join(map(str, ranks[:6]))}{' ...' if len(ranks) > 6 else ''})"
         )
-    if parts:
+    if steps := report.left_out_steps:
+        parts.append(f"left out {len(steps)} steps that some DP ranks lack")
+    elif parts:
         parts.append("waiting for untraced workers shows as slow communication")
     if gaps := report.attribution.gaps:
         done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"

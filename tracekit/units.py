@@ -159,5 +159,5 @@ def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Sour
             told = f"--unit {unit} makes of it" if stated else "as seconds that is"
             raise TraceError(
                 f"{source}: {source.column('start')}, row {row}: {start[row]!r}; {told} no time since 1970, but as"
-                f" {other.word} it is one; say so with --unit {other} (unit={str(other)!r} in Python)"
+                f" {other.word} it is one; pass --unit {other} (unit={str(other)!r} in Python)"
             )

@@ -16,6 +16,7 @@ import numpy as np
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
+from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
@@ -23,6 +24,7 @@ from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action,
 from tracekit.analysis.whatif.selection import Selection, dp_rank, kind, labelled, stage, worker
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
+from tracekit.text import seconds
 from tracekit.trace import traced_dp_ranks
 
 #: S from here on is straggling.
@@ -112,7 +114,8 @@ class Attribution:
     `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
     where nothing was reconstructed. `hidden_slowdown`: S if all that collectives take was waiting for DP ranks that are
     not in the trace, None where none is missing. `incomplete_steps`: how many steps lack DP ranks. `ops`: how many ops
-    are in the graph.
+    are in the graph. `clock_doubts`: why clocks may be off otherwise than said. `coarse_starts_s`: the resolution of
+    the recorded starts, seconds, where it is too coarse, else None.
     """
 
     steps: Int32s
@@ -145,6 +148,8 @@ class Attribution:
     slowdown_as_recorded: float | None
     hidden_slowdown: float | None
     incomplete_steps: int
+    clock_doubts: tuple[str, ...]
+    coarse_starts_s: float | None
 
     @property
     def original_s(self) -> float:
@@ -242,7 +247,12 @@ class Attribution:
 
     def _doubts(self) -> list[str]:
         """Why the verdict could be another one, had more been recorded."""
-        doubts = []
+        doubts = list(self.clock_doubts)
+        if self.coarse_starts_s is not None:
+            doubts.append(
+                f"starts are multiples of {seconds(self.coarse_starts_s)} and durations are not: digits of the starts"
+                " were lost (a float32 column?); convert them as float64"
+            )
         if self.slowdown < SMALLEST_SLOWDOWN:
             doubts.append(
                 f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
@@ -360,6 +370,8 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
         hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
         incomplete_steps=len(_incomplete_steps(replay)),
+        clock_doubts=replay.clocks.doubts,
+        coarse_starts_s=coarse_starts_s(graph),
     )
 
 

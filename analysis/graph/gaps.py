@@ -89,8 +89,8 @@ def missing_ops(
         if not count.any():
             continue
         expected = np.where(there[:, :, None], count, 0).max(axis=1, keepdims=True)
-        if kind is OpKind.OPTIMIZER_CLIP_MAIN_GRAD:  # joins all stages, too
-            expected = np.where(count.any(axis=(0, 1)), expected.max(axis=2, keepdims=True), expected)
+        joined = _joined_stages(kind, stages)
+        expected[:, :, joined] = expected[:, :, joined].max(axis=2, keepdims=True)
         lacks = np.where(there[:, :, None], expected - count, 0)
         cells = np.argwhere(lacks > 0)
         often = lacks[tuple(cells.T)]
@@ -106,6 +106,13 @@ def missing_ops(
         kind=table[:, 3].astype(np.uint8),
         seq=table[:, 4].astype(np.int32),
     )
+
+
+def _joined_stages(kind: OpKind, stages: int) -> list[int]:
+    """The stages that a collective joins: one of which nobody recorded it took part all the same."""
+    if kind is OpKind.OPTIMIZER_CLIP_MAIN_GRAD:
+        return list(range(stages))
+    return [0, stages - 1] if kind is OpKind.EMBEDDING_GRADS_ALL_REDUCE else [0]
 
 
 def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
@@ -127,10 +134,13 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
     one = ["step", "kind", "seq"]
     of_stage = shared.group_by(*one, "pp_rank").agg(*times, pl.col("chunk").first())
     of_all = shared.group_by(one).agg(*times)
+    # The embedding's gradients are summed over the first and the last stage of one DP rank, not over DP ranks.
+    of_lane = shared.filter(pl.col("kind") == OpKind.EMBEDDING_GRADS_ALL_REDUCE).group_by(*one, "dp_rank").agg(*times)
     filled = (
         wanted.join(of_stage, on=[*one, "pp_rank"], how="left")
         .join(of_all, on=one, how="left", suffix="_of_all")
-        .with_columns(pl.col(name).fill_null(pl.col(f"{name}_of_all")) for name in ("start", "end"))
+        .join(of_lane, on=[*one, "dp_rank"], how="left", suffix="_of_lane")
+        .with_columns(pl.coalesce(f"{name}_of_lane", name, f"{name}_of_all").alias(name) for name in ("start", "end"))
         .with_columns(duration=pl.col("end") - pl.col("start"), microbatch=pl.lit(None, pl.Int32))
     )
     ops = pl.concat([trace.ops, filled.select(list(SCHEMA)).cast(dict(SCHEMA))])  # type: ignore[arg-type]

@@ -180,6 +180,17 @@ def latest_ends(
     `cost`, `delay`: [rows, lanes]; `step_end`: when each lane's step ends, [lanes].
     """
 
+def proximal_step(
+    value: _Floats,
+    low: _Floats,
+    high: _Floats,
+    step: float,
+    scale: float,
+    multiplier: _Floats,
+    target: _Floats,
+) -> None:
+    """The proximal step of the distance of each `value` to its bounds, in place: `multiplier` and `target`."""
+
 def replay(
     order: _Int64s,
     first_of_group: _Int64s,

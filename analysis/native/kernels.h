@@ -25,6 +25,9 @@ KERNEL(launch_delays);
 KERNEL(critical_paths);
 KERNEL(latest_ends);
 
+/* proximal.c */
+KERNEL(proximal_step);
+
 /* replay.c */
 KERNEL(replay);
 

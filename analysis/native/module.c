@@ -17,6 +17,7 @@ static PyMethodDef methods[] = {
     METHOD(launch_delays),
     METHOD(critical_paths),
     METHOD(latest_ends),
+    METHOD(proximal_step),
     METHOD(replay),
     {NULL, NULL, 0, NULL},
 };

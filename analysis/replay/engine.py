@@ -19,18 +19,22 @@ from tracekit.analysis.replay.method import Method
 from tracekit.errors import SelectionError
 from tracekit.trace import Trace
 
+#: So many steps of all DP ranks price a job, and the others are left out; of a short trace half of them do.
+ENOUGH_STEPS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class JobReplay(GraphReplay):
     """The graph of a pipeline job and what each op costs.
 
     `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
-    of collectives, None where nothing was reconstructed.
+    of collectives, None where nothing was reconstructed. `left_out_steps`: steps that DP ranks of the job lack.
     """
 
     graph: DependencyGraph
     clocks: Clocks
     as_recorded: JobReplay | None = None
+    left_out_steps: tuple[int, ...] = ()
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
@@ -38,20 +42,24 @@ class JobReplay(GraphReplay):
 
         The published method takes the clocks as they are. Raises GraphError where the ops do not fit together.
         """
+        graph = DependencyGraph.from_trace(trace)
         if method is Method.PUBLISHED:
-            graph = DependencyGraph.from_trace(trace)
-            return cls(graph, measure_durations(graph, method), Clocks.right(graph.layout.pp, len(graph.dp_ranks)))
-        replay = cls._with_clocks_set(DependencyGraph.from_trace(trace, reconstruct=True), trace)
-        if not replay.graph.reconstructed:
-            return replay
-        return replace(replay, as_recorded=cls._with_clocks_set(DependencyGraph.from_trace(trace), trace))
-
-    @classmethod
-    def _with_clocks_set(cls, graph: DependencyGraph, trace: Trace) -> JobReplay:
+            return cls(graph, measure_durations(graph, method), Clocks.right(graph))
+        left_out = _incomplete_steps(graph)
+        if left_out:
+            trace = trace.without_steps(left_out)
+            graph = replace(DependencyGraph.from_trace(trace), dropped_lanes=graph.dropped_lanes)
+        dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
         if clocks.any_off:
-            graph = with_clocks_set(graph, clocks, trace.step_starts)
-        return cls(graph, measure_durations(graph), clocks)
+            trace = with_clocks_set(trace, graph, clocks)
+            graph = replace(DependencyGraph.from_trace(trace), dropped_lanes=dropped)
+        replay = cls(graph, measure_durations(graph), clocks, left_out_steps=left_out)
+        if not graph.gaps:
+            return replay
+        # A missing member ends when its peers did: on clocks that are right.
+        graph = replace(DependencyGraph.from_trace(trace, reconstruct=True), dropped_lanes=dropped)
+        return cls(graph, measure_durations(graph), clocks, as_recorded=replay, left_out_steps=left_out)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
@@ -82,3 +90,14 @@ class JobReplay(GraphReplay):
             replace(self.durations, own=tuple(own), launch_delay=tuple(delays), ideal=tuple(ideal)),
             self.clocks,
         )
+
+
+def _incomplete_steps(graph: DependencyGraph) -> tuple[int, ...]:
+    """The numbers of the steps that some DP ranks lack, where enough others lack none: waiting for a rank that was not
+    recorded would count as communication.
+    """
+    lanes = sum(np.bincount(block.step, minlength=len(graph.steps)) for block in graph.blocks)
+    complete = np.asarray(lanes == len(graph.dp_ranks))
+    if complete.all() or complete.sum() < min(ENOUGH_STEPS, len(complete) / 2) or not complete.any():
+        return ()
+    return tuple(graph.steps[~complete].tolist())

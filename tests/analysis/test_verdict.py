@@ -104,11 +104,15 @@ def test_causes_that_hide_each_other_are_the_headline_together():
     assert {fix.cause for fix in report.diagnosis.fixes} >= {"bad-worker", "late-data-loading"}
 
 
-def test_missing_steps_of_the_slow_rank_are_not_trusted():
+def test_steps_that_the_slow_rank_lacks_are_left_out():
     slow = [("forward-compute", 0.3), ("backward-compute", 0.4)]
     trace = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8)
     seen = trace.ops.filter((pl.col("dp_rank") < 3) | (pl.col("step") % 2 == 0))
-    assert not attribute(JobReplay.from_trace(replace(trace, ops=seen))).trust.trustworthy
+    replay = JobReplay.from_trace(replace(trace, ops=seen))
+    assert replay.left_out_steps == (1, 3, 5, 7)
+    found, whole = attribute(replay), attribute(JobReplay.from_trace(trace))
+    assert found.trust.trustworthy
+    assert found.slowdown == pytest.approx(whole.slowdown)
 
 
 def test_many_times_below_zero_are_not_trusted():

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
 from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.causes.model import CauseKind
+from tracekit.analysis.graph.gaps import SHARED
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
+from tracekit.job import Job
 from tracekit.model import Layout, OpKind
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
-from tracekit.trace import Trace
+from tracekit.trace import Trace, read_parquet
 
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=12, seed=31)
 
 
@@ -22,12 +27,18 @@ def trace_of(*causes, layout: Layout = SPEC.layout, **changes) -> Trace:
     return synthesize(replace(SPEC, causes=causes, layout=layout, **changes))
 
 
-def shifted(trace: Trace, worker: tuple[int, int], offset_s: float, drift: float = 0.0) -> Trace:
-    """The trace as a worker (dp_rank, pp_rank) records it whose clock is ahead, by `drift` more each second."""
+def shifted(
+    trace: Trace, worker: tuple[int, int], offset_s: float = 0.0, drift: float = 0.0, jump: tuple[int, float] = (0, 0.0)
+) -> Trace:
+    """The trace as a worker (dp_rank, pp_rank) records it whose clock is ahead, by `drift` more each second.
+
+    `jump`: a step number, and by how much more the clock is ahead from that step on.
+    """
     mine = (pl.col("dp_rank") == worker[0]) & (pl.col("pp_rank") == worker[1])
     first = min(trace.step_starts.values())
     since = {step: start - first for step, start in trace.step_starts.items()}
     ahead = offset_s + drift * pl.col("step").replace_strict(since, return_dtype=pl.Float64)
+    ahead += pl.when(pl.col("step") >= jump[0]).then(jump[1]).otherwise(0.0)
     return replace(trace, ops=trace.ops.with_columns(pl.when(mine).then(pl.col("start") + ahead).otherwise("start")))
 
 
@@ -118,8 +129,128 @@ def test_where_nothing_ties_the_ranks_it_says_so():
         OpKind.GRADS_REDUCE_SCATTER,
     )
     clocks = JobReplay.from_trace(alone).clocks
-    assert not clocks.dp_ranks_tied
+    assert clocks.untied((0, 1)) == "the clocks of DP ranks"
     assert np.isnan(clocks.error_s).all()
+
+
+def test_a_rank_that_nothing_ties_to_the_others_is_named():
+    """Worker (1, 0) has no op that ends with those of another."""
+    mine = (pl.col("dp_rank") == 1) & pl.col("kind").is_in([str(kind) for kind in SHARED])
+    trace = trace_of(layout=Layout(dp=3))
+    replay = JobReplay.from_trace(replace(trace, ops=trace.ops.filter(~mine)))
+    assert replay.clocks.untied(replay.graph.dp_ranks) == "the clocks of worker (1,0)"
+    assert not replay.clocks.any_off
+
+
+# ---- several clocks at once
+
+
+@pytest.fixture(scope="module")
+def slow_worker() -> Trace:
+    return read_parquet(SAMPLES / "slow_worker.parquet")
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        {(1, 3): -0.131, (0, 0): 0.1},
+        {(0, 0): 0.08, (1, 0): 0.081, (0, 1): -0.02},
+        {(0, 2): 0.15, (1, 2): -0.15, (2, 3): 0.07, (3, 0): -0.02},
+        {(0, 1): 0.05, (1, 1): 0.05, (2, 1): 0.05, (3, 1): 0.05},
+    ],
+    ids=["two", "neighbours alike", "four", "a whole stage"],
+)
+def test_several_wrong_clocks_are_told_apart(slow_worker, offsets):
+    wrong = slow_worker
+    for worker, offset_s in offsets.items():
+        wrong = shifted(wrong, worker, offset_s)
+    clocks = JobReplay.from_trace(wrong).clocks
+    expected = np.zeros((4, 4))
+    for (dp_rank, stage), offset_s in offsets.items():
+        expected[stage, dp_rank] = offset_s
+    assert clocks.offset_s == pytest.approx(expected, abs=0.0005)
+    assert clocks.doubts == ()
+    assert slowdown_of(wrong) == pytest.approx(slowdown_of(slow_worker), rel=0.005)
+
+
+def test_wrong_clocks_invent_no_cause(slow_worker):
+    """Rank 7 is 131 ms behind, rank 0 100 ms ahead: the slow worker is the only cause beside the clocks."""
+    wrong = shifted(shifted(slow_worker, (3, 1), -0.131), (0, 0), 0.1)
+    named = {cause.kind for cause in Job(wrong).whatif().diagnosis.causes}
+    assert named == {CauseKind.BAD_WORKER, CauseKind.CLOCK_ERROR}
+
+
+def test_drifts_of_several_clocks(slow_worker):
+    wrong = shifted(shifted(slow_worker, (2, 1), 0.0, drift=0.001), (1, 2), -0.03, drift=-0.0005)
+    clocks = JobReplay.from_trace(wrong).clocks
+    assert clocks.drift[1, 2] == pytest.approx(0.001, rel=0.05)
+    assert clocks.drift[2, 1] == pytest.approx(-0.0005, rel=0.05)
+    assert slowdown_of(wrong) == pytest.approx(slowdown_of(slow_worker), rel=0.005)
+
+
+def test_a_drift_is_no_scatter():
+    """Eight steps: the drift moves the clock by as much from each step to the next as it does from any other."""
+    right = trace_of(layout=Layout(dp=4), steps=8)
+    clocks = JobReplay.from_trace(shifted(right, (1, 0), -0.17, drift=0.004)).clocks
+    assert clocks.drift[0, 1] == pytest.approx(0.004, rel=0.02)
+
+
+@pytest.mark.parametrize("jump_s", [0.003, -0.2])
+def test_a_clock_that_is_set_in_mid_trace(slow_worker, jump_s):
+    at = int(slow_worker.steps[7])
+    clocks = JobReplay.from_trace(shifted(slow_worker, (2, 1), jump=(at, jump_s))).clocks
+    assert np.argwhere(clocks.jump_s).tolist() == [[1, 2]]
+    assert clocks.jump_s[1, 2] == pytest.approx(jump_s, rel=0.05)
+    assert clocks.jump_step[1, 2] == at
+    assert slowdown_of(shifted(slow_worker, (2, 1), jump=(at, jump_s))) == pytest.approx(
+        slowdown_of(slow_worker), rel=0.005
+    )
+
+
+def test_the_step_of_a_jump_is_found_in_a_long_trace():
+    """More steps than are measured by themselves."""
+    right = trace_of(layout=Layout(dp=4), steps=120)
+    at = int(right.steps[67])
+    clocks = JobReplay.from_trace(shifted(right, (3, 0), jump=(at, 0.04))).clocks
+    assert clocks.jump_step[0, 3] == at
+
+
+def test_a_clock_that_moves_irregularly_is_not_trusted(slow_worker):
+    wrong = slow_worker
+    for at, by_s in ((2, 0.05), (5, -0.09), (8, 0.12)):
+        wrong = shifted(wrong, (2, 1), jump=(int(slow_worker.steps[at]), by_s))
+    found = attribute(JobReplay.from_trace(wrong))
+    assert not found.trust.trustworthy
+    assert "the clock of worker (2,1) moved irregularly during the trace" in found.trust.reasons[0]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("layout", [Layout(dp=2), Layout(dp=2, pp=2)], ids=["dp 2", "dp 2 x pp 2"])
+def test_one_or_two_steps_are_enough(layout, steps):
+    right = trace_of(layout=layout, steps=steps)
+    assert slowdown_of(shifted(right, (1, 0), 0.03)) == pytest.approx(slowdown_of(right), rel=0.005)
+
+
+def test_a_wrong_clock_and_a_missing_member_on_one_rank(slow_worker):
+    lacks = replace(
+        slow_worker,
+        ops=slow_worker.ops.filter(
+            (pl.col("kind") != "grads-reduce-scatter") | (pl.col("dp_rank") != 1) | (pl.col("pp_rank") != 2)
+        ),
+    )
+    assert slowdown_of(shifted(lacks, (1, 2), -0.08)) == pytest.approx(slowdown_of(lacks), rel=0.005)
+
+
+def test_half_of_the_evidence_against_the_other_half_is_not_trusted():
+    """Two collectives in one step, by which the clock is 30 ms and 60 ms ahead; nothing tells which is a late exit."""
+    right = without(trace_of(layout=Layout(dp=4), steps=1, noise=0.0), OpKind.OPTIMIZER_CLIP_MAIN_GRAD)
+    mine = pl.col("dp_rank") == 2
+    late = pl.when(mine & (pl.col("kind") == "grads-reduce-scatter")).then(0.03).otherwise(0.0)
+    wrong = shifted(right, (2, 0), 0.03)
+    wrong = replace(wrong, ops=wrong.ops.with_columns(duration=pl.col("duration") + late))
+    trust = attribute(JobReplay.from_trace(wrong)).trust
+    assert not trust.trustworthy
+    assert any("as many of its ops contradict that" in reason for reason in trust.reasons)
 
 
 def test_interleaved_pipelines_tie_too():

@@ -1,0 +1,57 @@
+"""How finely the recorded starts are known.
+
+In: a `DependencyGraph`. Out: the step of the grid that starts lie on, where ops are too short for it. Times that were
+kept as float32 on their way (or rounded) lose digits of the starts, which are large, and not of the durations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.numeric.arrays import Floats
+
+#: A grid coarser than this share of the usual compute spoils launch delays and transfer durations.
+LARGEST_SHARE = 0.1
+#: Starts closer than this are the same: no recorder tells them apart, seconds.
+SAME_S = 1e-6
+#: Starts lie on a grid if their gaps are whole multiples of its step within this share of it, and durations do not if
+#: they are usually further off.
+ON_GRID = 0.02
+#: Ops of this many lanes are looked at; of fewer gaps nothing is said.
+LANES, FEWEST_GAPS = 8, 10
+
+
+def coarse_starts_s(graph: DependencyGraph) -> float | None:
+    """The step of the grid that starts lie on, seconds; None where they lie on none, or one fine enough for the ops.
+
+    Durations that lie on the same grid show that the recorder's clock is that coarse, or that the trace was made by
+    hand: then nothing was lost.
+    """
+    gaps, durations = _samples(graph)
+    if len(gaps) < FEWEST_GAPS:
+        return None
+    step = float(gaps.min())
+    # The mean over the multiples of the smallest gap knows it better than that gap alone.
+    step = float(np.median(gaps[gaps < 1.5 * step]))
+    if np.quantile(_off_grid(gaps, step), 0.95) > ON_GRID or np.median(_off_grid(durations, step)) <= ON_GRID:
+        return None
+    return step if step > LARGEST_SHARE * float(np.median(durations)) else None
+
+
+def _samples(graph: DependencyGraph) -> tuple[Floats, Floats]:
+    """Gaps between the starts of one worker's ops in a step, and durations of its computes, seconds."""
+    gaps, durations = [], []
+    for block in graph.blocks:
+        template = block.template
+        mine = template.pp_rank == template.pp_rank[0]
+        work = mine & ~template.is_communication
+        gaps.append(np.diff(np.sort(block.start[mine, :LANES], axis=0), axis=0).ravel())
+        durations.append(block.duration[work, :LANES].ravel())
+    between, lasting = np.concatenate(gaps), np.concatenate(durations)
+    return between[between > SAME_S], lasting[lasting > SAME_S]
+
+
+def _off_grid(values: Floats, step: float) -> Floats:
+    """How far values lie from the nearest multiple of `step`, as a share of it."""
+    return np.abs(values / step - np.round(values / step))

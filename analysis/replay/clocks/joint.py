@@ -1,0 +1,177 @@
+"""One estimate of all clocks from all ties at once.
+
+In: `Ties`. Out: offsets of all workers that fit them best.
+
+Minimised is the sum of all absolute misfits: of each member of a collective from when its group ended (unknown, too),
+and of each pair of neighbouring stages from the bounds of their link, where anything inside costs nothing. A sum of
+absolute values is robust: what a few ties say wrongly (a slow network card, a slow link) the others overrule. Between
+solutions of equal cost the one closest to clocks that are right is taken.
+
+Solved by the alternating direction method of multipliers. Its linear system is that of a grid, stages x DP ranks, which
+is solved directly where no tie is missing and in a few iterations elsewhere, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis import native
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.clocks.ties import Ties
+
+#: What a second of offset costs beside a second of misfit: decides between equals only.
+PRIOR = 0.02
+ITERATIONS = 600
+#: Misfits are shrunk by this share of the largest one at first, and by `finest_s` in the end.
+COARSEST = 0.1
+#: The linear steps.
+CG_ITERATIONS, CG_TOLERANCE = 20, 1e-7
+
+
+class _Term:
+    """A set of misfits in the method. `weight`: what each counts for. `low`, `high`: values without misfit.
+
+    `target`: what the linear step is to come close to, the current copy less its multiplier.
+    """
+
+    def __init__(self, weight: float, low: Floats, high: Floats) -> None:
+        self.weight, self.low, self.high = weight, low, high
+        self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.shape)
+
+    def follow(self, value: Floats, threshold: float, following: float) -> None:
+        """Move the copy from the value towards the bounds. `threshold`: of this step; `following`: of the next."""
+        native.proximal_step(
+            value.ravel(), self.low.ravel(), self.high.ravel(), self.weight * threshold, following / threshold,
+            self._multiplier.ravel(), self.target.ravel(),
+        )  # fmt: skip
+
+
+def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
+    """How far each clock is ahead, seconds, [runs, stages, dp_ranks]. `finest_s`: how exact."""
+    zero = np.zeros(ties.shape)
+    groups = [_Term(group.weight, *_bounds(group.left)) for group in ties.groups]
+    links = _Term(1.0, np.ascontiguousarray(ties.low), np.ascontiguousarray(ties.high))
+    prior = _Term(PRIOR, zero, zero)
+    ends = _Term(1.0, *_bounds(ties.ends))
+    system = _System(ties)
+    thresholds = np.geomspace(max(COARSEST * _largest(ties), finest_s), finest_s, ITERATIONS)
+    for threshold, following in zip(thresholds, np.append(thresholds[1:], finest_s), strict=True):
+        offsets, centres = system.solve([term.target for term in groups], links.target, prior.target, ends.target)
+        for term, centre in zip(groups, centres, strict=True):
+            term.follow(offsets + centre, threshold, following)
+        links.follow(np.roll(offsets, -1, axis=1) - offsets, threshold, following)
+        prior.follow(offsets, threshold, following)
+        ends.follow(offsets[:, 0] - offsets[:, -1], threshold, following)
+    return offsets
+
+
+def _bounds(values: Floats) -> tuple[Floats, Floats]:
+    """Both bounds of a tie that demands one value; none where it is nan."""
+    missing = np.isnan(values)
+    return np.where(missing, -np.inf, values), np.where(missing, np.inf, values)
+
+
+def _largest(ties: Ties) -> float:
+    """The largest misfit that clocks taken as right would have."""
+    outside = np.maximum(np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0))
+    parts = [np.abs(group.left) for group in ties.groups] + [outside, np.abs(ties.ends)]
+    return max(float(np.nanmax(part, initial=0.0)) for part in parts)
+
+
+class _System:
+    """The linear step: least squares of all targets, over the offsets and the ends of the groups.
+
+    Conjugate gradients. The preconditioner is the same system without gaps, which falls apart into the mean over DP
+    ranks and the deviations from it: two small matrices over stages. Where no worker lacks a tie, that is the answer.
+    """
+
+    def __init__(self, ties: Ties) -> None:
+        runs, stages, dp_ranks = ties.shape
+        self._groups = [
+            _Members(np.asarray(np.any(np.isfinite(group.left), axis=0)), (1, 2) if group.all_stages else (2,))
+            for group in ties.groups
+        ]
+        self._linked: Floats = np.asarray(np.any(np.isfinite(ties.low) | np.isfinite(ties.high), axis=0), np.float64)
+        self._joined = (~np.isnan(ties.ends).all(axis=0)).astype(np.float64)
+        self._offsets = np.zeros((runs, stages, dp_ranks))
+        wide = sum(group.all_stages for group in ties.groups)
+        one = np.eye(stages)
+        between = (np.roll(one, 1, axis=1) - one)[self._linked.any(axis=1)]  # offset[s + 1] - offset[s]
+        ends = one[:1] - one[-1:] if self._joined.any() else one[:0]
+        chain = between.T @ between + ends.T @ ends + one
+        self._of_deviation = np.linalg.inv(chain + len(ties.groups) * one)
+        self._of_mean = np.linalg.inv(chain + wide * (one - 1 / stages))
+        links = self._linked[self._linked.any(axis=1)]
+        self._complete = bool(links.all() and np.ptp(self._joined) == 0) and all(one.complete for one in self._groups)
+
+    def solve(self, groups: list[Floats], links: Floats, prior: Floats, ends: Floats) -> tuple[Floats, list[Floats]]:
+        """Offsets, and for each group minus when it ended."""
+        right = prior + self._along(links * self._linked) + self._across(ends * self._joined)
+        for members, target in zip(self._groups, groups, strict=True):
+            right = right + members.centred(target)
+        offsets = self._preconditioned(right) if self._complete else self._conjugate_gradients(right)
+        centres = [
+            members.mean(target) - members.mean(offsets) for members, target in zip(self._groups, groups, strict=True)
+        ]
+        return offsets, centres
+
+    def _conjugate_gradients(self, right: Floats) -> Floats:
+        """Go on from the last solution."""
+        left = right - self._applied(self._offsets)
+        enough = CG_TOLERANCE * np.sqrt(np.vdot(right, right))
+        step = self._preconditioned(left)
+        towards, weight = step, np.vdot(left, step)
+        for _ in range(CG_ITERATIONS):
+            if weight <= 0 or np.sqrt(np.vdot(left, left)) <= enough:
+                break
+            image = self._applied(towards)
+            length = weight / np.vdot(towards, image)
+            self._offsets = self._offsets + length * towards
+            left = left - length * image
+            step = self._preconditioned(left)
+            before, weight = weight, np.vdot(left, step)
+            towards = step + weight / before * towards
+        return self._offsets
+
+    def _applied(self, offsets: Floats) -> Floats:
+        value = offsets + self._along((np.roll(offsets, -1, axis=1) - offsets) * self._linked)
+        value = value + self._across((offsets[:, 0] - offsets[:, -1]) * self._joined)
+        for members in self._groups:
+            value = value + members.centred(offsets)
+        return value
+
+    def _preconditioned(self, value: Floats) -> Floats:
+        mean = value.mean(axis=2, keepdims=True)
+        return np.asarray(self._of_mean @ mean + self._of_deviation @ (value - mean))
+
+    def _along(self, links: Floats) -> Floats:
+        """The transpose of the differences between neighbouring stages."""
+        return np.asarray(np.roll(links, 1, axis=1) - links)
+
+    def _across(self, ends: Floats) -> Floats:
+        """The transpose of the difference between the first stage and the last."""
+        value = np.zeros_like(self._offsets)
+        value[:, 0] += ends
+        value[:, -1] -= ends
+        return value
+
+
+class _Members:
+    """Means over the members of groups. `present`: [stages, dp_ranks]. `axes`: what a group goes over.
+
+    `complete`: whether every worker is a member.
+    """
+
+    def __init__(self, present: np.ndarray, axes: tuple[int, ...]) -> None:
+        self.complete = bool(present.all())
+        self._present = present.astype(np.float64)
+        self._axes = axes
+        self._count = np.maximum(self._present[None].sum(axis=axes, keepdims=True), 1.0)
+
+    def mean(self, values: Floats) -> Floats:
+        """The mean over the members of each group."""
+        return np.asarray((values * self._present).sum(axis=self._axes, keepdims=True) / self._count)
+
+    def centred(self, values: Floats) -> Floats:
+        """Values less the mean of their group; 0 for who is no member."""
+        return np.asarray((values - self.mean(values)) * self._present)

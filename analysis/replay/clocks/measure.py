@@ -1,0 +1,371 @@
+"""How far each worker's clock is off, and the trace with its clocks set right.
+
+In: a `DependencyGraph` as recorded. Out: `Clocks`, and the trace without the offsets. A wrong clock makes transfers
+look long and workers late, so this comes before anything is measured.
+
+All ties are fitted at once, in each of up to `MOST_RUNS` runs of steps (`joint`), and the course of each clock over the
+runs is told from that (`course`). Most clocks are in step and are taken for right; what each tie says is weighed before
+another one is set (`witnesses`), and where too little speaks for it the doubt is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.robust import median
+from tracekit.analysis.replay.clocks.course import (
+    ERRORS,
+    FEWEST_FOR_SCATTER,
+    MEDIAN_ERROR,
+    Courses,
+    fit_courses,
+    scatter,
+)
+from tracekit.analysis.replay.clocks.joint import estimate_offsets
+from tracekit.analysis.replay.clocks.linked import linked_workers
+from tracekit.analysis.replay.clocks.ties import Ties, TieSource
+from tracekit.analysis.replay.clocks.witnesses import Witnesses, question
+from tracekit.model import Worker
+from tracekit.schema import step_positions
+from tracekit.text import seconds
+from tracekit.trace import Trace
+
+#: Offsets below this share of the step change no answer; nor do those below the resolution of the recordings, seconds.
+SMALLEST_SHARE = 0.001
+RESOLUTION_S = 20e-6
+#: Offsets are as exact as this share of the smallest one that counts.
+EXACTNESS = 0.02
+#: What stays unknown of a clock may move the step by this share.
+LARGEST_UNKNOWN = 0.0025
+#: Runs of steps that are measured by themselves, fewer where so many values are passed.
+MOST_RUNS, FEWEST_RUNS, MOST_VALUES = 48, 8, 100_000
+#: A run in which ties scatter by more than this many times the usual may hold a clock that was set.
+RUN_ERRORS = 8.0
+#: DP ranks about which nothing is suspicious are compared with the others in this number.
+FEWEST_OTHERS = 32
+#: Where more than this share of the clocks is off, the others need not be right.
+MAJORITY = 0.5
+#: Clocks are compared with so many others to find the most common time, and named in a message.
+MOST_CANDIDATES = 256
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """By how much the clocks of the workers were off. Arrays are [stages, dp_ranks].
+
+    `offset_s`: seconds a clock is ahead of most others, the mean over the trace; 0 where nothing stands out. `drift`:
+    seconds the offset grows in a second. `jump_s`, `jump_step`: by how much a clock was set ahead in mid-trace, and the
+    first step number after that, -1 where it was not. `error_s`: standard error of the offset, nan for a worker that no
+    op ties to another, or where nothing is suspicious. `linked`: workers whose clocks can be compared share a number.
+    `doubts`: why offsets may be others. `steps`, `ahead_s`: all of that in each step, [steps] and [steps, stages,
+    dp_ranks]. `early_s`: how long before their zero steps would begin then, where
+    most clocks are off; taken off, too.
+    """
+
+    offset_s: Floats
+    drift: Floats
+    jump_s: Floats
+    jump_step: Ints
+    error_s: Floats
+    linked: Ints
+    doubts: tuple[str, ...]
+    steps: Int32s
+    ahead_s: Floats
+    early_s: float = 0.0
+
+    @property
+    def any_off(self) -> bool:
+        """True where a clock is off."""
+        return bool(self.off.any())
+
+    @property
+    def off(self) -> np.ndarray:
+        """Which clocks are off, [stages, dp_ranks]."""
+        off: np.ndarray = (self.ahead_s != 0).any(axis=0)
+        return off
+
+    def untied(self, dp_ranks: tuple[int, ...]) -> str | None:
+        """Whose clocks cannot be compared with those of the others, None where all can."""
+        numbers = self.linked
+        if (numbers == numbers[0, 0]).all():
+            return None
+        if (numbers == numbers[:1]).all() and len(np.unique(numbers)) == numbers.shape[1]:
+            return "the clocks of DP ranks"
+        if (numbers == numbers[:, :1]).all() and len(np.unique(numbers)) == len(numbers):
+            return "the clocks of stages"
+        others = numbers != np.bincount(numbers.ravel()).argmax()
+        return f"the clocks of {workers_text(others, dp_ranks)}"
+
+    @classmethod
+    def right(cls, graph: DependencyGraph, linked: Ints | None = None) -> Clocks:
+        """Clocks that are right, or that nobody compared."""
+        stages, dp_ranks = graph.layout.pp, len(graph.dp_ranks)
+        zero = np.zeros((stages, dp_ranks))
+        return cls(
+            offset_s=zero,
+            drift=zero,
+            jump_s=zero,
+            jump_step=np.full(zero.shape, -1),
+            error_s=np.full(zero.shape, np.nan),
+            linked=np.arange(zero.size).reshape(zero.shape) if linked is None else linked,
+            doubts=(),
+            steps=graph.steps[:1],
+            ahead_s=zero[None],
+        )
+
+
+def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Clocks:
+    """Compare the clocks of all workers. `step_starts`: seconds at which each step began, as far as known."""
+    workers = graph.layout.pp * len(graph.dp_ranks)
+    if workers < 2:
+        return Clocks.right(graph)
+    return _Measurement(graph, step_starts).clocks()
+
+
+def with_clocks_set(trace: Trace, graph: DependencyGraph, clocks: Clocks) -> Trace:
+    """The trace with the offsets taken off every start."""
+    ops = trace.ops
+    dp_ranks = np.array(graph.dp_ranks)
+    dp_rank = ops["dp_rank"].to_numpy()
+    dp_index = np.minimum(np.searchsorted(dp_ranks, dp_rank), len(dp_ranks) - 1)
+    step = trace.steps
+    # A step that is not in the graph is not replayed: whatever is next will do.
+    of_step = np.minimum(np.searchsorted(clocks.steps, step), len(clocks.steps) - 1)
+    ahead = clocks.ahead_s[of_step[step_positions(ops["step"].to_numpy(), step)], ops["pp_rank"].to_numpy(), dp_index]
+    ahead[dp_ranks[dp_index] != dp_rank] = 0.0
+    ahead -= clocks.early_s
+    return replace(trace, ops=ops.with_columns(start=pl.col("start") - pl.Series(ahead)))
+
+
+class _Measurement:
+    """One comparison of all clocks of a graph."""
+
+    def __init__(self, graph: DependencyGraph, step_starts: Mapping[int, float]) -> None:
+        self.graph = graph
+        self.steps = len(graph.steps)
+        self.times = step_times(graph, step_starts)
+        self.step_s = _step_length_s(graph)
+        self.floor_s = max(RESOLUTION_S, SMALLEST_SHARE * self.step_s)
+        self.source = TieSource(graph)
+        self.lanes = np.arange(len(graph.dp_ranks))
+        workers = graph.layout.pp * len(graph.dp_ranks)
+        self.most_runs = int(np.clip(MOST_VALUES // workers, FEWEST_RUNS, MOST_RUNS))
+
+    def clocks(self) -> Clocks:
+        runs = _runs(np.arange(self.steps), self.most_runs)
+        ties = self.source.ties(runs)
+        linked = linked_workers(ties)
+        suspects = _suspects(ties, self.floor_s)
+        if not suspects.any():
+            return Clocks.right(self.graph, linked)
+        self.lanes = _with_company(suspects)
+        ties, near = ties.only(self.lanes), linked[:, self.lanes]
+        offsets = estimate_offsets(ties, EXACTNESS * self.floor_s)
+        reference = self._in_step(offsets, near)
+        offsets = _relative(offsets, reference, near)
+        heard = question(ties, offsets, self.floor_s)
+        flat = offsets.reshape(len(runs), -1)
+        times = np.array([self.times[run].mean() for run in runs])
+        courses = fit_courses(flat, times, heard.scatter_s.ravel(), self.floor_s)
+        off = np.abs(courses.ahead_s).max(axis=0) > np.maximum(self.floor_s, ERRORS * courses.error_s)
+        first = self._first_after_jump(runs, courses, off, reference, near)
+        ahead = self._by_step(runs, courses, off, first)
+        alone = np.bincount(near.ravel(), minlength=linked.size)[near.ravel()] < 2
+        return Clocks(
+            offset_s=self._everywhere(ahead.mean(axis=0)),
+            drift=self._everywhere(np.where(off, courses.drift, 0.0)),
+            jump_s=self._everywhere(np.where(off, courses.jump_s, 0.0)),
+            jump_step=self._everywhere(np.where(first >= 0, self.graph.steps[np.maximum(first, 0)], -1), rest=-1),
+            error_s=self._everywhere(np.where(alone, np.nan, courses.error_s), rest=np.nan),
+            linked=linked,
+            doubts=self._doubts(courses, off, heard),
+            steps=self.graph.steps,
+            ahead_s=self._everywhere(ahead),
+            early_s=self._early_s(ahead) if off.mean() > MAJORITY else 0.0,
+        )
+
+    def _early_s(self, ahead: Floats) -> float:
+        """How long before zero steps would begin: not even the clocks that were taken for right are."""
+        begins = float(np.nanmedian(np.nanmin(self._firsts - ahead, axis=1)))
+        return max(-begins, 0.0) if -begins > self.floor_s else 0.0
+
+    def _everywhere(self, values: np.ndarray, rest: float = 0) -> np.ndarray:
+        """Values of the workers that were looked at, [..., workers], as [..., stages, dp_ranks]; `rest` for others."""
+        stages, dp_ranks = self.graph.layout.pp, len(self.graph.dp_ranks)
+        wide = np.full((*values.shape[:-1], stages, dp_ranks), rest, values.dtype)
+        wide[..., self.lanes] = values.reshape(*values.shape[:-1], stages, -1)
+        return wide
+
+    def _in_step(self, offsets: Floats, linked: Ints) -> np.ndarray:
+        """Which clocks are taken for right: the most common time among those that can be compared, [workers]."""
+        runs = len(offsets)
+        flat = offsets.reshape(runs, -1)
+        parts = np.stack([np.median(flat[part], axis=0) for part in _runs(np.arange(runs), min(3, runs))])
+        near = max(self.floor_s, ERRORS * MEDIAN_ERROR * scatter(flat) / np.sqrt(max(runs // 3, 1)))
+        chosen = np.zeros(flat.shape[1], np.bool_)
+        for number in np.unique(linked):
+            members = np.flatnonzero(linked.ravel() == number)
+            candidates = members[np.unique(np.linspace(0, len(members) - 1, MOST_CANDIDATES).astype(np.int64))]
+            apart = np.abs(parts[:, candidates, None] - parts[:, None, members]).max(axis=0)
+            together = (apart <= near).sum(axis=1)
+            best = candidates[together == together.max()]
+            usual = np.median(flat, axis=0)
+            # Where as many clocks show one time as another, steps begin closer to zero with the right one.
+            middle = (
+                best[0] if np.ptp(usual[best]) <= near else min(best, key=lambda at: self._begins_s(usual, members, at))
+            )
+            chosen[members[np.abs(parts[:, members] - parts[:, [middle]]).max(axis=0) <= near]] = True
+        return chosen
+
+    def _begins_s(self, usual: Floats, members: Ints, right: int) -> float:
+        """How far from zero steps begin if the clock `right` is."""
+        firsts = self._firsts[:, members] - usual[members] + usual[right]
+        return abs(float(np.nanmedian(np.nanmin(firsts, axis=1))))
+
+    @cached_property
+    def _firsts(self) -> Floats:
+        """When each worker's first op of each step starts, [steps, workers looked at]; nan where it has none."""
+        graph = self.graph
+        dp_ranks = np.array(graph.dp_ranks)
+        first = np.full((self.steps, graph.layout.pp, len(dp_ranks)), np.nan)
+        for block in graph.blocks:
+            dp_index = np.searchsorted(dp_ranks, block.dp_rank)
+            for stage in range(graph.layout.pp):
+                rows = np.flatnonzero((block.template.pp_rank == stage) & (block.template.seq == 0))
+                first[block.step, stage, dp_index] = block.start[rows].min(axis=0)
+        return first[:, :, self.lanes].reshape(self.steps, -1)
+
+    def _first_after_jump(
+        self, runs: list[Ints], courses: Courses, off: np.ndarray, reference: np.ndarray, linked: Ints
+    ) -> Ints:
+        """The first step (its index) after each clock was set, -1 where it was not, [workers]."""
+        first = np.full(len(off), -1)
+        for worker in np.flatnonzero(off & (courses.jump_run >= 0)):
+            before, after = courses.ahead_s[0, worker], courses.ahead_s[-1, worker]
+            at, inside = int(courses.jump_run[worker]), runs
+            while len(inside[at - 1]) > 1 or len(inside[at]) > 1:
+                inside = _runs(np.concatenate([inside[at - 1], inside[at]]), self.most_runs)
+                ties = self.source.ties(inside).only(self.lanes)
+                offsets = _relative(estimate_offsets(ties, EXACTNESS * self.floor_s), reference, linked)
+                mine = offsets.reshape(len(inside), -1)[:, worker]
+                costs = [
+                    np.abs(mine[:cut] - before).sum() + np.abs(mine[cut:] - after).sum() for cut in range(1, len(mine))
+                ]
+                at = int(np.argmin(costs)) + 1
+            first[worker] = inside[at][0]
+        return first
+
+    def _by_step(self, runs: list[Ints], courses: Courses, off: np.ndarray, first: Ints) -> Floats:
+        """How far each clock is ahead in each step, [steps, workers]; 0 where it is not off."""
+        since = self.times - self.times[runs[0]].mean()
+        ahead = courses.ahead_s[0] + courses.drift * since[:, None]
+        jumped = (first >= 0) & (np.arange(self.steps)[:, None] >= first)
+        return np.where(off, np.where(jumped, courses.ahead_s[-1], ahead), 0.0)
+
+    def _doubts(self, courses: Courses, off: np.ndarray, heard: Witnesses) -> tuple[str, ...]:
+        """Why the clocks may be others than said."""
+        limit_s = max(LARGEST_UNKNOWN * self.step_s, RESOLUTION_S)
+        size = np.abs(courses.ahead_s).max(axis=0)
+        matters = off & (size > limit_s)
+        irregular = courses.irregular_s > limit_s
+        speak, against = heard.for_it.ravel(), heard.against.ravel()
+        contested = matters & (speak <= against)
+        alone = matters & ~contested & (heard.kinds.ravel() * self.steps < 2)
+        vague = (
+            (size > limit_s)
+            & (~off | (courses.error_s > limit_s))
+            & ((size > courses.error_s) | np.isinf(courses.error_s))
+        )
+        reasons = [
+            (irregular, "moved irregularly during the trace", courses.irregular_s),
+            (contested, "may be off, but as many of its ops contradict that as say so", size),
+            (alone, "may be off, but a single collective in a single step is all that says so", size),
+            (vague & ~contested & ~alone & ~irregular, "may be off, and is not known well enough", size),
+        ]
+        return tuple(
+            f"the clock of {self._named(which)} {what} (by up to {seconds(float(how_much[which].max()))})"
+            for which, what, how_much in reasons
+            if which.any()
+        )
+
+    def _named(self, which: np.ndarray) -> str:
+        return workers_text(self._everywhere(which), self.graph.dp_ranks)
+
+
+def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
+    """Workers by name, a few of many. `which`: [stages, dp_ranks]."""
+    cells = np.argwhere(which.T)
+    named = ", ".join(str(Worker(dp_ranks[dp_index], int(stage))) for dp_index, stage in cells[:MOST_NAMED])
+    more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
+    return f"worker{'s' if len(cells) > 1 else ''} {named}{more}"
+
+
+def _suspects(ties: Ties, floor_s: float) -> np.ndarray:
+    """DP ranks of which some tie speaks for a clock that is off, [dp_ranks]: none in most jobs."""
+    low, high = np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0)
+    values = [group.left for group in ties.groups] + [low, high, ties.ends]
+    return np.asarray(np.any([_off_zero(value, floor_s) for value in values], axis=0))
+
+
+def _off_zero(value: Floats, floor_s: float) -> np.ndarray:
+    """Where values of ties, [runs, ..., dp_ranks], are not zero as far as can be told, over the trace or in a run."""
+    axes = tuple(range(value.ndim - 1))
+    size = np.nan_to_num(np.abs(value))
+    if len(value) < FEWEST_FOR_SCATTER or size.max() <= floor_s:
+        return np.asarray((size > floor_s).any(axis=axes))
+    usual, spread = np.nan_to_num(median(value, (0,))), scatter(value)
+    steady = np.abs(usual) > max(floor_s, ERRORS * MEDIAN_ERROR * spread / np.sqrt(len(value)))
+    at_times = np.nan_to_num(np.abs(value - usual)) > max(floor_s, RUN_ERRORS * spread)
+    return np.asarray(steady.any(axis=axes[:-1]) | at_times.any(axis=axes))
+
+
+def _with_company(suspects: np.ndarray) -> Ints:
+    """The DP ranks to look at: the suspects, and as many others to compare them with, at least `FEWEST_OTHERS`."""
+    others = np.flatnonzero(~suspects)
+    wanted = max(int(suspects.sum()), FEWEST_OTHERS)
+    some = others[np.unique(np.linspace(0, len(others) - 1, wanted).astype(np.int64))] if len(others) else others
+    return np.sort(np.concatenate([np.flatnonzero(suspects), some]))
+
+
+def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
+    """Offsets from those clocks that are taken for right, [runs, stages, dp_ranks]."""
+    flat = offsets.reshape(len(offsets), -1).copy()
+    numbers = linked.ravel()
+    for number in np.unique(numbers):
+        here = numbers == number
+        flat[:, here] -= np.median(flat[:, here & reference], axis=1)[:, None]
+    return flat.reshape(offsets.shape)
+
+
+def step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Floats:
+    """When each step began, seconds: as recorded, else as if all steps of the job took as long as these."""
+    known = [step_starts.get(int(step)) for step in graph.steps]
+    starts = np.array([np.nan if start is None else start for start in known])
+    if np.isfinite(starts).all() and (np.diff(starts) > 0).all():
+        return np.asarray(starts - starts[0], np.float64)
+    return np.asarray((graph.steps - graph.steps[0]) * _step_length_s(graph), np.float64)
+
+
+def _step_length_s(graph: DependencyGraph) -> float:
+    """About how long a step takes, seconds: from the first start to the latest end on any of a few lanes."""
+    spans = []
+    for block in graph.blocks:
+        start, duration = block.start[:, :8], block.duration[:, :8]
+        # On the clock of each stage, which may be off.
+        for stage in range(graph.layout.pp):
+            rows = block.template.pp_rank == stage
+            spans.append((start[rows] + duration[rows]).max(axis=0) - start[rows].min(axis=0))
+    return max(float(np.median(np.concatenate(spans))), RESOLUTION_S)
+
+
+def _runs(steps: Ints, most: int) -> list[Ints]:
+    """Steps in up to so many runs of neighbours."""
+    return np.array_split(steps, max(1, min(most, len(steps))))

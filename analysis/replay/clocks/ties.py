@@ -1,0 +1,148 @@
+"""What ties the clocks of workers together: ops that end for several of them at once.
+
+In: a `DependencyGraph` as recorded. Out: `Ties` per run of steps: when each worker left the collectives it shares with
+others, and how far the two ends of a link can be apart.
+
+A collective ends for all of its members at nearly one moment, so a member that leaves late has its clock ahead, or a
+slow network card. A transfer ends on its receiver no earlier than on its sender, so the two directions of a link bound
+the offset between its ends from both sides, as in NTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import median
+from tracekit.model import OpKind
+
+#: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, and one that
+#: counts less than another: a slow card looks like a clock that is ahead.
+OF_DP_RANKS = (
+    OpKind.PARAMS_ALL_GATHER,
+    OpKind.GRADS_REDUCE_SCATTER,
+    OpKind.SEPARATE_GRADS_ALL_REDUCE,
+    OpKind.ALL_REDUCE,
+)
+OF_DP_RANKS_WEIGHT = 0.5
+#: How many ops of a kind are looked at per worker and step.
+OPS_PER_STEP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for those not in it.
+
+    Times are relative to the middle member of the group, which is all DP ranks of a stage or, with `all_stages`, the
+    whole job. `weight`: what this kind counts for beside others. `took_s`: how long the transfer takes.
+    """
+
+    left: Floats
+    weight: float
+    all_stages: bool
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """All ties of a job.
+
+    `low`, `high`: bounds of how far stage s + 1 is ahead of stage s, seconds, [runs, stages, dp_ranks], infinite where
+    nothing bounds them; the last stage is followed by the first. `ends`: how far the first stage is ahead of the last,
+    seconds, [runs, dp_ranks], nan where nothing ties them. `link_took_s`: how long a transfer between stages takes.
+    """
+
+    groups: tuple[Group, ...]
+    low: Floats
+    high: Floats
+    ends: Floats
+    link_took_s: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Runs, stages, DP ranks."""
+        runs, stages, dp_ranks = self.low.shape
+        return runs, stages, dp_ranks
+
+    def only(self, dp_indices: Ints) -> Ties:
+        """The ties of these DP ranks alone."""
+        groups = tuple(replace(group, left=group.left[..., dp_indices]) for group in self.groups)
+        low, high, ends = (values[..., dp_indices] for values in (self.low, self.high, self.ends))
+        return Ties(groups, low, high, ends, self.link_took_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tied:
+    """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the middle member each left."""
+
+    left: Floats
+    took_s: float
+
+    @classmethod
+    def of(cls, graph: DependencyGraph, kind: OpKind, axes: tuple[int, ...], most: int) -> _Tied | None:
+        """Ops of a kind, each joining the members along `axes`; None where there are none."""
+        grid = op_grid(graph, (kind,), most=most)
+        if grid.empty:
+            return None
+        duration = grid.gather([block.duration for block in graph.blocks])
+        ends = grid.gather([block.start for block in graph.blocks]) + duration
+        # Who came last waited for nobody: the shortest of the recorded durations, which no clock changes.
+        quickest = np.fmin.reduce(duration, axis=axes[-1])
+        return cls(ends - np.expand_dims(median(ends, axes), axes), float(np.nanmedian(quickest)))
+
+
+class TieSource:
+    """Reads the ends of the tied ops of a graph once, and sums them up by any runs of steps."""
+
+    def __init__(self, graph: DependencyGraph) -> None:
+        self._shape = (graph.layout.pp, len(graph.dp_ranks))
+        self._dp_kinds: list[_Tied] = []
+        if graph.joins:
+            tied = [_Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS]
+            self._dp_kinds = [one for one in tied if one is not None]
+        self._clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
+        embedding = op_grid(graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,), most=OPS_PER_STEP)
+        self._embedding = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
+        transfers = transfer_grid(graph, most=OPS_PER_STEP)
+        self._lag, self._link_took_s = None, 0.0
+        if graph.layout.pp > 1 and not transfers.empty:
+            self._lag = _ends(graph, transfers.recvs) - _ends(graph, transfers.sends)
+            self._link_took_s = float(np.nanmedian(transfers.gather([block.duration for block in graph.blocks])))
+
+    def ties(self, runs: Sequence[Ints]) -> Ties:
+        """The ties in the middle of each of these runs of steps."""
+        weight = OF_DP_RANKS_WEIGHT / max(len(self._dp_kinds), 1)
+        groups = [Group(_by_run(one.left, runs), weight, False, one.took_s) for one in self._dp_kinds]
+        if self._clip is not None:
+            groups.append(Group(_by_run(self._clip.left, runs), 1.0, True, self._clip.took_s))
+        stages, dp_ranks = self._shape
+        low, high = np.full((2, len(runs), stages, dp_ranks), np.inf) * np.array([-1, 1])[:, None, None, None]
+        if self._lag is not None:
+            lag = _by_run(self._lag, runs)
+            forward, backward = lag[:, ::2], lag[:, 1::2]
+            low, high = np.fmin(-backward, forward), np.fmax(-backward, forward)
+            # Where one direction alone was recorded, it bounds one side.
+            low = np.where(np.isnan(backward), -np.inf, low)
+            high = np.where(np.isnan(forward), np.inf, high)
+        ends = np.full((len(runs), dp_ranks), np.nan)
+        if self._embedding is not None:
+            ends = _by_run(self._embedding[:1] - self._embedding[-1:], runs)[:, 0]
+        return Ties(tuple(groups), low, high, ends, self._link_took_s)
+
+
+def _ends(graph: DependencyGraph, grid: OpGrid) -> Floats:
+    """When the ops of a grid ended, seconds, in the grid's shape."""
+    starts = grid.gather([block.start for block in graph.blocks])
+    return starts + grid.gather([block.duration for block in graph.blocks])
+
+
+def _by_run(values: Floats, runs: Sequence[Ints]) -> Floats:
+    """Medians over the ops and steps of each run, [runs, slots, dp_ranks]. `values`: [slots, ops, steps, dp_ranks]."""
+    if len(runs) == values.shape[2]:
+        return median(values, (1,)).transpose(1, 0, 2)
+    return np.stack([median(values[:, :, run], (1, 2)) for run in runs])

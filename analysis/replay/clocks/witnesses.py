@@ -1,0 +1,98 @@
+"""How well the ties of each worker agree on its clock.
+
+In: `Ties` and the offsets estimated from them. Out: `Witnesses`: what speaks for each offset, and what against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import median
+from tracekit.analysis.replay.clocks.course import ERRORS, FEWEST_FOR_SCATTER, MEDIAN_ERROR, scatter
+from tracekit.analysis.replay.clocks.ties import Ties
+
+#: Few steps do not tell how ends scatter: they are taken to do so by this share of what the transfer takes, or by the
+#: resolution of the recordings, seconds.
+SCATTER_SHARE = 0.05
+RESOLUTION_S = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What the ties of each worker say of its offset, [stages, dp_ranks] each.
+
+    `for_it`, `against`: weight of the ties that the offset satisfies and a right clock would not, and of those that it
+    does not satisfy. `kinds`: how many ties there are. `scatter_s`: how far what they say scatters from run to run, for
+    the best of those that agree; infinite where none does.
+    """
+
+    for_it: Floats
+    against: Floats
+    kinds: Ints
+    scatter_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Misfit:
+    """Misfit of one tie per run and worker, seconds, nan where there is none: at the offset, and with a right clock."""
+
+    weight: float
+    took_s: float
+    now: Floats
+    if_right: Floats
+
+
+def question(ties: Ties, offsets: Floats, floor_s: float) -> Witnesses:
+    """Ask each tie. `offsets`: seconds, [runs, stages, dp_ranks]. Misfits up to `floor_s` are none."""
+    _, stages, dp_ranks = ties.shape
+    for_it, against = np.zeros((2, stages, dp_ranks))
+    kinds = np.zeros((stages, dp_ranks), np.int64)
+    scatter_s = np.full((stages, dp_ranks), np.inf)
+    # A clock that was set in mid-trace is asked about where it is off.
+    off = np.abs(offsets) > floor_s
+    asked = off | ~off.any(axis=0)
+    for misfit in _misfits(ties, offsets):
+        now, if_right = (np.abs(median(np.where(asked, one, np.nan), (0,))) for one in (misfit.now, misfit.if_right))
+        here = np.isfinite(now)
+        scatter_of_tie = _scatter(misfit)
+        tolerance = np.maximum(floor_s, ERRORS * MEDIAN_ERROR * scatter_of_tie / np.sqrt(len(offsets)))
+        agrees = here & (now <= tolerance)
+        for_it += misfit.weight * (agrees & (if_right > tolerance))
+        against += misfit.weight * (here & ~agrees)
+        kinds += here
+        scatter_s = np.where(agrees, np.minimum(scatter_s, scatter_of_tie), scatter_s)
+    return Witnesses(for_it, against, kinds, scatter_s)
+
+
+def _misfits(ties: Ties, offsets: Floats) -> Iterator[_Misfit]:
+    for group in ties.groups:
+        axes = (1, 2) if group.all_stages else (2,)
+        late = group.left - offsets
+        late = late - np.expand_dims(median(late, axes), axes)
+        yield _Misfit(group.weight, group.took_s, late, late + offsets)
+    following = np.roll(offsets, -1, axis=1)
+    low, high = np.where(np.isinf(ties.low), np.nan, ties.low), np.where(np.isinf(ties.high), np.nan, ties.high)
+    if ties.shape[1] > 1:
+        yield _Misfit(1.0, ties.link_took_s, _outside(following - offsets, low, high), _outside(following, low, high))
+        before = np.roll(offsets, 1, axis=1)
+        low, high = np.roll(low, 1, axis=1), np.roll(high, 1, axis=1)
+        yield _Misfit(1.0, ties.link_took_s, _outside(offsets - before, low, high), _outside(-before, low, high))
+
+
+def _outside(value: Floats, low: Floats, high: Floats) -> Floats:
+    """By how much a value lies outside its bounds; nan where there are none."""
+    known = np.isfinite(low) | np.isfinite(high)
+    return np.where(
+        known, value - np.clip(value, np.nan_to_num(low, nan=-np.inf), np.nan_to_num(high, nan=np.inf)), np.nan
+    )
+
+
+def _scatter(misfit: _Misfit) -> float:
+    """The spread of what a tie says of a clock in one run of steps."""
+    if len(misfit.now) < FEWEST_FOR_SCATTER:
+        return max(SCATTER_SHARE * misfit.took_s, RESOLUTION_S)
+    return scatter(misfit.now)
