@@ -11,14 +11,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_compute import (
     BadWorker,
-    SequenceLengthImbalance,
+    DataSkew,
     SlowHost,
+    SlowRankGroup,
     SlowSteps,
     StageImbalance,
 )
@@ -31,6 +34,7 @@ from tracekit.analysis.causes.rules_outside import (
     TooLittleTrace,
 )
 from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
+from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s
@@ -43,8 +47,12 @@ SMALLEST_COST_SHARE = 0.02
 RULES: tuple[Rule, ...] = (
     BadWorker(),
     SlowHost(),
+    SlowRankGroup(),
+    DataSkew(),
     StageImbalance(),
     SequenceLengthImbalance(),
+    PositionEffect(),
+    RandomVariation(),
     PythonGc(),
     Checkpoints(),
     SlowSteps(),
@@ -117,8 +125,21 @@ def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
             saved_s = evidence.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(step_times_with(evidence.replay, others).mean()) - floor_s if others else saved_s
-        causes.append(replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without))
+        cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
+        causes.append(replace(cause, saved_when_acting_s=_saved_when_acting_s(evidence, cause)))
     return causes
+
+
+def _saved_when_acting_s(evidence: Evidence, cause: Cause) -> float | None:
+    """What goes with the cause in the steps in which it acts, seconds; None where that is all of them."""
+    if cause.time is None or cause.without_s is None:
+        return None
+    steps = np.asarray(evidence.replay.graph.steps)
+    since = cause.time.since_step
+    acts = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
+    if not acts.any() or acts.all():
+        return None
+    return float((evidence.unchanged - cause.without_s)[acts].mean())
 
 
 def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
@@ -136,7 +157,7 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         refuted_by=rule.refuted_by,
         next_check=rule.next_check,
         suggested_fix=rule.suggested_fix,
-        time=None if candidate.series is None else pattern_of_series(candidate.series, steps),
+        time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
         change=candidate.change,
     )
 
