@@ -26,8 +26,7 @@ from benchmarks.eventsim.truth import (
 #: A cause that costs this share of the step must be found.
 MUST_FIND_SHARE = 0.05
 #: Which kinds of tracekit's causes are a right answer to what is wrong. Most have the same name.
-#: Proposed names, which no rule gives yet: slow-rank-group, slow-optimizer, unrecorded-worker-late, data-skew,
-#: position-effect, random-variation, process-pauses, checkpoint-stalls.
+#: Proposed names, which no rule gives yet: slow-optimizer, unrecorded-worker-late, process-pauses.
 ACCEPTED: dict[TruthKind, frozenset[str]] = {
     kind: frozenset({kind.value})
     | {

@@ -37,7 +37,7 @@ from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, undecided
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
@@ -82,7 +82,7 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
     ]
     named.sort(key=lambda cause: -max(cause.saved_s, cause.alone_s))
     if not any(cause.change for cause in named):
-        named.append(_verdict(evidence.attribution))
+        named.append(_verdict(evidence))
     return tuple(named)
 
 
@@ -162,8 +162,20 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
     )
 
 
-def _verdict(attribution: Attribution) -> Cause:
+def _undecided(evidence: Evidence) -> str:
+    """Who looks slow, but no more so than chance explains, and what would decide it; "" where nobody does."""
+    found = undecided(evidence)
+    if found is None:
+        return ""
+    return (
+        f"worker {found.worker} computes {found.excess:.0%} slower, where noise alone makes {found.noise:.0%}: about"
+        f" {found.steps} steps would tell"
+    )
+
+
+def _verdict(evidence: Evidence) -> Cause:
     """What to say where no cause was found."""
+    attribution, more = evidence.attribution, _undecided(evidence)
     lost_s = attribution.original_s - attribution.ideal_s
     figures = (Figure("S", attribution.slowdown, 1.1),)
     if attribution.straggling:
@@ -177,7 +189,7 @@ def _verdict(attribution: Attribution) -> Cause:
             saved_s=lost_s,
             alone_s=lost_s,
             refuted_by="",
-            next_check="by_kind and the worker map; a timeline of the slowest step (`tracekit export`)",
+            next_check=more or "by_kind and the worker map; a timeline of the slowest step (`tracekit export`)",
             suggested_fix="",
         )
     return Cause(
@@ -190,6 +202,6 @@ def _verdict(attribution: Attribution) -> Cause:
         saved_s=0.0,
         alone_s=0.0,
         refuted_by="S of at least 1.1 in another trace of the job",
-        next_check="",
+        next_check=more,
         suggested_fix="",
     )

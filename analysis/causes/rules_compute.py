@@ -116,10 +116,10 @@ class BadWorker(Rule):
     gives back. tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards,
     to those of the same stage and microbatch in each step. 4 %: half of what an idle neighbour or a warmer rack does to
     a GPU, ten times what healthy ones differ by. Chance: a log-likelihood ratio that noise reaches in one healthy job
-    of a thousand, whatever number of workers and of step patterns was looked at; the noise is the run's own, from
-    blocks of steps (see `significance`). The price comes from a replay in which the worker runs like its peers in
-    the steps in which it is slow. M_W is shown beside it: it cannot tell one worker of a DP rank that is slow as a
-    whole.
+    of a thousand, whatever number of workers and of step patterns was looked at; the noise is the run's own, with its
+    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its
+    peers in the steps in which it is slow. M_W is shown beside it: it cannot tell one worker of a DP rank that is slow
+    as a whole.
     """
 
     kind = CauseKind.BAD_WORKER

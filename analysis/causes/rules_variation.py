@@ -99,8 +99,8 @@ class RandomVariation(Rule):
     """Workers wander: each is slow for a while, none for long. It costs, and nobody owns it.
 
     Paper: no signature. Neighbouring microbatches and steps of a worker are alike (autocorrelation), which sequence
-    lengths, drawn anew for each microbatch, are not; and no worker's level stands out of what blocks of steps do by
-    chance. Named where making every step as long as usual saves 4 % of it: less is what any job has.
+    lengths, drawn anew for each microbatch, are not; and no worker's level stands out of what such a walk does
+    by chance. Named where making every step as long as usual saves 4 % of it: less is what any job has.
     """
 
     kind = CauseKind.RANDOM_VARIATION

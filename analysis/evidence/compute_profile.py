@@ -135,12 +135,12 @@ class _Model:
 def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     """Workers, DP ranks and steps told apart. `beyond`: the workload, [kinds, stages, steps, dp_ranks]."""
     _, stages, steps, dp_ranks = beyond.shape
-    work, mirrored = model.workload, dp_ranks == 2
+    work = model.workload
     rank, rank_error = _typical(work, (0,))
     rank_log = _beside_peers(rank)
     # However alike the steps of a short trace look, the quartile of a few microbatches is no better known than this.
-    unsure = float(np.median(rank_error)) ** 2 * (2 if mirrored else 1)
-    ranks = episodes_of(rank_log.T, mirrored=mirrored, least_variance=unsure)
+    unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
+    ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
     # Without a pipeline nothing tells a DP rank from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
@@ -149,18 +149,19 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     # their microbatches cost: who it is, and how much each, is no surer than that.
     square = (stages, dp_ranks) == (2, 2)
     if stages > 1:
-        unsure = float(ranks.noise.step_variance.mean()) if square else 0.0
-    workers = episodes_of(both.transpose(0, 2, 1).reshape(-1, steps), mirrored=mirrored, least_variance=unsure)
+        unsure = float(ranks.noise.variance.mean()) if square else 0.0
+    workers = episodes_of(both.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure)
     if square:
-        unsure = float(workers.noise.step_variance.mean())
-        ranks = episodes_of(rank_log.T, mirrored=mirrored, least_variance=unsure)
+        unsure = float(workers.noise.variance.mean())
+        ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
     by_kind = _beside_peers(by_step)
     slow_worker = np.exp(_slow_levels(by_kind, workers))
     slow_rank = np.exp(_slow_levels(rank_log, ranks))
     shared = slow_worker[BACKWARD, 0] if stages == 1 else slow_rank
     step, step_error = _typical(work / shared, (0, 2))
     step = step / safe(lower_median(step, axis=0))
-    steps_alike = episodes_of(np.log(safe(step))[None], least_variance=float(np.median(step_error)) ** 2, fewest=1)
+    unsure = float(np.median(step_error)) ** 2
+    steps_alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
     slow_step = np.where(steps_alike.on[0] & steps_alike.significant(SMALLEST_FACTOR)[0], step, 1.0)
     microbatch = work / shared / slow_step[:, None]
     quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
@@ -224,7 +225,7 @@ def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
     level = values.sum(axis=-2, keepdims=True) / count
     deviation = np.where(on & np.isfinite(beside), beside - level, 0.0)
     variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
-    kept = np.maximum(1 - float(np.median(episodes.noise.step_variance)) / np.maximum(variance, 1e-12), 0.0)
+    kept = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
     return np.where(on, np.maximum(level + kept * deviation, 0.0), 0.0)
 
 

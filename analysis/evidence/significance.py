@@ -3,10 +3,10 @@
 In: series over the steps, one per worker or DP rank: logarithms of how much slower it is than its peers, [series,
 steps]. Out: the `Noise` of the run and, per series, an `Episode`: in which steps it is slow, by how much, how sure.
 
-The error of a level is that of a moving-block bootstrap over the steps, whose variance has a closed form, so nothing
-is drawn: the spread of the means of all runs of `block` neighbouring steps. The block is as long as the steps of the
-run remember each other. Neighbouring steps of a worker that wanders are no independent witnesses; a z-score that
-counts each of them is sure of what a second trace would not show.
+The error of a level is that of a bootstrap over the steps that keeps their memory: an autoregressive (sieve) one, whose
+variance has a closed form, so that nothing is drawn and the answer is the same each time. Neighbouring steps of a
+worker that wanders are no independent witnesses; a z-score that counts each of them is sure of what a second trace
+would not show. The memory counts one standard error longer than it looks: short traces hide it.
 """
 
 from __future__ import annotations
@@ -31,35 +31,40 @@ FEWEST_TURNS = 3
 LONGEST_PERIOD = 32
 #: No step of a GPU repeats more closely than this; rounding of recorded times is of this size.
 SMALLEST_SIGMA = 1e-4
-#: Far from what is usual: so many standard deviations, and so much. Half of a normal distribution is 1.35 of them wide;
-#: of few steps the shortest half is shorter.
+#: Far from what is usual: so many standard deviations, and so much.
 OUTSTANDING = 6.0
-HALF_WIDTH = 1.35
 SMALLEST_OUTSTANDING = 0.02
-#: Fewer blocks say nothing about how they differ.
-FEWEST_BLOCKS = 3
-#: Blocks that overlap know half as much again as those that do not (Kuensch, 1989).
-OVERLAPPING = 1.5
+#: The shortest range with half of n normal values: so many standard deviations, less a share of 1 / sqrt(n) that is
+#: larger where n is even (fitted to simulated normal values, 3 to 400 of them).
+HALF_WIDTH = 1.35
+HALF_WIDTH_LOST = (1.6, 1.25)
+#: The longest memory that is told from a level.
+LONGEST_MEMORY = 0.95
+#: A level takes at most that much of the variance with it.
+LEAST_VARIANCE_LEFT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
     """What a run does by itself.
 
-    `step_variance`: of the mean of n steps, times n; [series]. `freedom`: how many independent deviations it was
-    estimated from. `spread`: by how much healthy members differ for good, a standard deviation. `block`: steps that
-    move together.
+    `variance`: of one step, [series]. `freedom`: how many independent deviations it was estimated from. `spread`: by
+    how much healthy members differ for good, a standard deviation. `memory`: how much of a deviation is still there a
+    step later.
     """
 
-    step_variance: Floats
+    variance: Floats
     freedom: float
     spread: float
-    block: int
+    memory: float
+
+    def variance_over(self, steps: Ints | int) -> Floats:
+        """Variance of the mean over so many steps in a row, [series]."""
+        return np.asarray(self.variance * _share_left(self.memory, np.maximum(steps, 1)))
 
     def error(self, steps: Ints | int) -> Floats:
         """Standard error of a level over so many steps, [series]."""
-        variance: Floats = np.sqrt(self.step_variance / np.maximum(steps, 1) + self.spread**2)
-        return variance
+        return np.asarray(np.sqrt(self.variance_over(steps) + self.spread**2))
 
     def nats(self, level: Floats, steps: Ints | int) -> Floats:
         """Log-likelihood ratio of `level` against no effect, Student's: few steps make a large ratio worth little."""
@@ -97,70 +102,75 @@ class Episodes:
         return hit
 
 
-def noise_of(series: Floats, *, mirrored: bool = False) -> Noise:
-    """The noise of members none of which is slow; nan where a step says nothing. `mirrored`: one is minus another."""
+def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
+    """The noise of members, each compared with `peers` of them; nan where a step says nothing.
+
+    Steps that are far above the others of their member have a level of their own, so that a worker that is slow at
+    times is no noise. `remembers`: whether what moves slowly is noise, too.
+    """
     members, steps = series.shape
-    known, high = np.isfinite(series), _stands_out(series, mirrored)
+    known, high = np.isfinite(series), _stands_out(series, peers)
     quiet, slow = known & ~high, known & high
     level, slow_level = _level(series, quiet), _level(series, slow)
     deviation = np.where(quiet, series - level[:, None], 0.0) + np.where(slow, series - slow_level[:, None], 0.0)
-    block = _memory(deviation, steps)
-    own = _block_variance(deviation, block)
-    independent = members / 2 if mirrored else float(members)
-    each = max(OVERLAPPING * steps / block - 1, 0.5)
+    independent = members * (1 - 1 / peers)
+    seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
+    # Each level hides what moves like it.
+    levels = quiet.any(axis=1).astype(np.int64) + slow.any(axis=1)
+    left = 1 - levels * _share_left(longest, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
+    own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
-    # A member that is more restless than its peers is so in its own error; its few blocks know that only roughly.
+    # A member that is more restless than its peers is so in its own error; its few steps know that only roughly.
     variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
     spread = 0.0
-    if members >= FEWEST_MEMBERS:
-        level = level[quiet.any(axis=1)]
-        low = level[level <= np.median(level)] - np.median(level) if len(level) else np.zeros(1)
-        seen = (MAD_TO_SIGMA * float(np.median(np.abs(low)))) ** 2
-        spread = math.sqrt(max(seen - usual / steps, 0.0))
-    return Noise(variance, max(independent * each, 1.0), spread, block)
+    if members >= FEWEST_MEMBERS and quiet.any():
+        levels_seen = level[quiet.any(axis=1)]
+        low = levels_seen[levels_seen <= np.median(levels_seen)] - np.median(levels_seen)
+        apart = (MAD_TO_SIGMA * float(np.median(np.abs(low)))) ** 2
+        spread = math.sqrt(max(apart - usual / steps, 0.0))
+    freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
+    return Noise(variance, max(freedom, 1.0), spread, longest)
 
 
-def _memory(deviation: Floats, steps: int) -> int:
-    """How many neighbouring steps move together: the block length that suits an AR(1) process (Carlstein, 1986)."""
-    total = float((deviation**2).sum())
-    if steps < 4 or total <= 0:
-        return 1
-    seen = float((deviation[:, 1:] * deviation[:, :-1]).sum()) / total
-    # A level that was taken out of a short series hides some of its memory.
-    memory = min((seen * steps + 1) / (steps - 3), 0.95) if steps > 3 else 0.0
-    if memory < 2 / math.sqrt(deviation.size):
-        return 1
-    length = (2 * memory / (1 - memory**2)) ** (2 / 3) * steps ** (1 / 3)
-    return int(min(max(math.ceil(length), 1), max(steps // FEWEST_BLOCKS, 1)))
+def _memory(deviation: Floats, independent: float) -> tuple[float, float]:
+    """The correlation of a step with the one before, as it shows and one standard error more, 0 to LONGEST_MEMORY."""
+    steps, total = deviation.shape[1], float((deviation**2).sum())
+    if steps < 2 or total <= 0:
+        return 0.0, 0.0
+    shows = float((deviation[:, 1:] * deviation[:, :-1]).sum()) / total
+    # A level that was taken out of a short series hides some of its memory (Kendall, 1954).
+    memory = min(max((shows * steps + 1) / (steps - 3), 0.0), LONGEST_MEMORY) if steps > 3 else 0.0
+    error = math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
+    return memory, min(memory + error, LONGEST_MEMORY)
 
 
-def _block_variance(deviation: Floats, block: int) -> Floats:
-    """`block` times the variance of the means of all runs of `block` steps, the ends joined, [series]."""
-    steps = deviation.shape[1]
-    joined = np.concatenate([np.zeros((len(deviation), 1)), deviation, deviation[:, : block - 1]], axis=1)
-    total = np.cumsum(joined, axis=1)
-    means = (total[:, block:] - total[:, :-block]) / block
-    lost = 1 - block / steps if block < steps else 1.0
-    variance: Floats = block * (means**2).mean(axis=1) / lost
-    return variance
+def _share_left(memory: float, steps: Ints | int) -> Floats:
+    """Variance of the mean of `steps` neighbouring steps over that of one, each remembering the one before."""
+    count = np.asarray(steps, np.float64)
+    together = count * (1 - memory**2) - 2 * memory * (1 - memory**count)
+    return np.asarray(together / (count * (1 - memory)) ** 2)
 
 
 def episodes_of(
-    series: Floats, *, mirrored: bool = False, least_variance: float = 0.0, fewest: int = FEWEST_TURNS
+    series: Floats,
+    peers: int,
+    *,
+    least_variance: float = 0.0,
+    fewest: int = FEWEST_TURNS,
+    remembers: bool = True,
 ) -> Episodes:
-    """In which steps each member is slow beside its peers, [series, steps] of log factors; nan says nothing.
+    """In which steps each member is slow beside its `peers` (itself one of them), [series, steps] of log factors.
 
     A description of the steps must pay for itself: always costs nothing, every n-th step the logarithm of how many such
     patterns there are, "since a step" and "up to a step" twice that of how many steps there are, as does each run.
     Of those the one that explains most is taken. Nothing is slow in the steps outside it. `fewest`: steps that what
     comes and goes must have been seen in; the tails of noise make single steps of single workers long.
-    `least_variance`: of one step, where it is known to be no less.
+    `least_variance`: of one step, where it is known to be no less. `remembers`: as of `noise_of`.
     """
-    series = _without_outliers(series, min(fewest, series.shape[1]))
-    values = np.where(np.isfinite(series), series, 0.0)
-    members, steps = values.shape
-    noise = noise_of(series, mirrored=mirrored)
-    noise = replace(noise, step_variance=np.maximum(noise.step_variance, least_variance))
+    members, steps = series.shape
+    noise = noise_of(series, peers, remembers=remembers)
+    values = _without_outliers(np.where(np.isfinite(series), series, 0.0), min(fewest, (steps + 1) // 2))
+    noise = replace(noise, variance=np.maximum(noise.variance, least_variance))
     masks = _Masks(values, noise, fewest)
     if steps > 2:
         masks.try_runs()
@@ -181,27 +191,30 @@ def episodes_of(
     )
 
 
-def _without_outliers(series: Floats, fewest: int) -> Floats:
+def _without_outliers(values: Floats, fewest: int) -> Floats:
     """Nothing beyond what `fewest` steps reach, above or below: fewer are the tails of noise."""
     if fewest < 2:
-        return series
-    values = np.where(np.isfinite(series), series, 0.0)
-    ordered = np.partition(values, (fewest - 1, series.shape[1] - fewest), axis=1)
-    low, high = ordered[:, fewest - 1], ordered[:, series.shape[1] - fewest]
-    return np.clip(series, np.minimum(low, high)[:, None], np.maximum(low, high)[:, None])
+        return values
+    ordered = np.partition(values, (fewest - 1, values.shape[1] - fewest), axis=1)
+    return np.clip(values, ordered[:, fewest - 1 : fewest], ordered[:, values.shape[1] - fewest, None])
 
 
-def _stands_out(series: Floats, mirrored: bool) -> Bools:
+def _stands_out(series: Floats, peers: int) -> Bools:
     """Steps in which a member is far from what is usual for all; its level there is not that of its other steps.
 
-    What is usual: the shortest range with half of a member's steps, of which one of two levels has that many.
+    What is usual: the shortest range with half of a member's steps, of which one of two levels has that many. Of two
+    peers one is as fast as the other is slow.
     """
     values = np.where(np.isfinite(series), series, 0.0)
-    beyond = values.shape[1] // 2
+    steps = values.shape[1]
+    if steps < 3:
+        return np.zeros(values.shape, np.bool_)
+    beyond = (steps - 1) // 2
     ordered = np.sort(values, axis=1)
-    width = (ordered[:, beyond:] - ordered[:, : values.shape[1] - beyond]).min(axis=1)
-    least = max(OUTSTANDING * float(np.median(width)) / HALF_WIDTH, SMALLEST_OUTSTANDING)
-    return np.asarray((np.abs(values) if mirrored else values) > least)
+    width = (ordered[:, beyond:] - ordered[:, : steps - beyond]).min(axis=1)
+    sigma = float(np.median(width)) / HALF_WIDTH / (1 - HALF_WIDTH_LOST[steps % 2] / math.sqrt(steps))
+    far = np.abs(values) if peers == 2 else values
+    return np.asarray(far > max(OUTSTANDING * sigma, SMALLEST_OUTSTANDING))
 
 
 def _level(series: Floats, where: Bools) -> Floats:
@@ -224,11 +237,12 @@ class _Masks:
 
     def _gain(self, total: Floats, count: Ints) -> Floats:
         """Log-likelihood that a slow level in `count` steps, which add up to `total`, explains."""
-        explained = np.where(total > 0, total**2 / np.maximum(count, 1), 0.0) / self.noise.step_variance / 2
-        return np.asarray(explained)
+        mean = np.maximum(total, 0.0) / np.maximum(count, 1)
+        return np.asarray(mean**2 / self.noise.variance_over(count) / 2)
 
     def _take(self, gain: Floats, cost: Floats, on: Bools, **words: Ints) -> None:
-        better = (gain - cost > self.gain - self.cost) & (on.sum(axis=1) >= self.fewest)
+        # By more than rounding: of two equal descriptions the first is the simpler one.
+        better = (gain - cost > (self.gain - self.cost) * (1 + 1e-9)) & (on.sum(axis=1) >= self.fewest)
         self.on[better], self.gain[better], self.cost[better] = on[better], gain[better], cost[better]
         steps = self.values.shape[1]
         for name, default in (("period", 0), ("since", 0), ("until", steps)):
@@ -243,16 +257,17 @@ class _Masks:
         price, number = np.full(members, 2 * math.log(steps)), np.arange(steps)
         for first in (False, True):
             total = before if first else before[:, -1:] + self.values[:, -1:] - before
-            gains = self._gain_each(total, at if first else steps - at)
+            gains = self._gain_of_runs(total, at if first else steps - at)
             best = gains.argmax(axis=1)
             cut = at[best]
             on = number < cut[:, None] if first else number >= cut[:, None]
             words = {"until": cut} if first else {"since": cut}
             self._take(gains[np.arange(members), best], price, on, **words)
 
-    def _gain_each(self, total: Floats, count: Ints) -> Floats:
-        explained = np.where(total > 0, total**2 / count, 0.0)
-        return np.asarray(explained / self.noise.step_variance[:, None] / 2)
+    def _gain_of_runs(self, total: Floats, count: Ints) -> Floats:
+        mean = np.maximum(total, 0.0) / count
+        share = _share_left(self.noise.memory, count)
+        return np.asarray(mean**2 / self.noise.variance[:, None] / share / 2)
 
     def try_periods(self) -> None:
         """Every n-th step."""

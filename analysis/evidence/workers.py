@@ -6,7 +6,9 @@ more data, and `Change`s that make workers as fast as their peers. Rules name th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +28,10 @@ OPTIMIZER_SHARE = 0.6
 WORTH_NAMING_SHARE = 0.1
 #: A DP rank has more data where it does so in at least this share of the steps.
 LASTING_SHARE = 0.5
+#: To tell noise from an effect: at least so many steps; and no more than so many times those of the trace are named.
+FEWEST_STEPS_TO_TELL = 10
+MOST_TIMES = 100.0
+SMALLEST_NATS = 1e-3
 #: DP ranks share one factor where theirs differ by less than this share of what they are slow by.
 ONE_FACTOR_SHARE = 0.25
 
@@ -182,6 +188,39 @@ def stage_excess(profile: ComputeProfile) -> Floats:
     """How much longer each chunk computes than the usual one, [stages, chunks]."""
     excess: Floats = profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1
     return excess
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A worker that looks slow by `excess`, where noise alone makes `noise`; about `steps` steps would tell."""
+
+    worker: Worker
+    excess: float
+    noise: float
+    steps: int
+
+
+def undecided(evidence: Evidence) -> Undecided | None:
+    """The worker that looks slowest throughout the trace, but no more so than chance explains; None where none does.
+
+    A level over more steps has an error that falls with their root, so the evidence grows in proportion to them.
+    """
+    profile = evidence.profile
+    if profile is None or len(evidence.dp_ranks) < 2:
+        return None
+    found = profile.workers
+    looks_slow = found.on.all(axis=1) & (np.expm1(found.level) >= SMALLEST_FACTOR) & (found.nats < found.needed)
+    if not looks_slow.any():
+        return None
+    at = int(np.where(looks_slow, found.level, -np.inf).argmax())
+    stage, dp_index = divmod(at, len(evidence.dp_ranks))
+    more = min(found.needed / max(float(found.nats[at]), SMALLEST_NATS), MOST_TIMES)
+    return Undecided(
+        worker=evidence.worker(stage, dp_index),
+        excess=float(np.expm1(found.level[at])),
+        noise=float(np.expm1(found.error[at])),
+        steps=max(math.ceil(more * found.on.shape[1]), FEWEST_STEPS_TO_TELL),
+    )
 
 
 def worker_series(evidence: Evidence, hit: Bools) -> Floats:

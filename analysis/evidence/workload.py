@@ -82,7 +82,7 @@ def position_factor(relative: Floats) -> Floats:
     of_step = median(beside, (1, 2, 5))
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
-    found = episodes_of(logs.reshape(-1, steps))
+    found = episodes_of(logs.reshape(-1, steps), places)
     slow = (found.significant(SMALLEST_POSITION) & found.on.all(axis=1)).reshape(kinds, places)
     few_places = slow.mean(axis=1, keepdims=True) <= LARGEST_SLOW_SHARE
     return np.where(slow & few_places, np.exp(found.level).reshape(kinds, places), 1.0)
