@@ -26,8 +26,7 @@ from benchmarks.eventsim.truth import (
 #: A cause that costs this share of the step must be found.
 MUST_FIND_SHARE = 0.05
 #: Which kinds of tracekit's causes are a right answer to what is wrong. Most have the same name.
-#: Proposed names, which no rule gives yet: slow-rank-group, slow-optimizer, unrecorded-worker-late, data-skew,
-#: position-effect, random-variation, process-pauses, checkpoint-stalls.
+#: Proposed names, which no rule gives yet: slow-optimizer, unrecorded-worker-late, process-pauses.
 ACCEPTED: dict[TruthKind, frozenset[str]] = {
     kind: frozenset({kind.value})
     | {
@@ -243,6 +242,11 @@ def _layers_moved(job: Job, fix: Fix) -> Job:
     return replace(job, layer_factor=tuple(after / before for before, after in zip(now, then, strict=True)))
 
 
+def _names_no_split(fix: Fix) -> bool:
+    """True for work to be moved between stages by nobody knows how many layers."""
+    return fix["kind"] == "repartition-stages" and "layers_now" not in fix["details"]
+
+
 def _links_repaired(job: Job, fix: Fix) -> Job:
     links = fix["where"]["links"]
     return with_links_repaired(job, frozenset((link["dp_rank"], link["pp_rank"]) for link in links))
@@ -272,7 +276,7 @@ def _priced(job: Job, fix: Fix, others: Sequence[Fix]) -> PricedFix | None:
     if fix["kind"] == "combination":
         titles = [(part["kind"], part["title"]) for part in fix["details"]["sequence"]]
         parts = [other for other in others if (other["kind"], other["title"]) in titles]
-    if any(part["kind"] not in FIXED for part in parts):
+    if any(part["kind"] not in FIXED or _names_no_split(part) for part in parts):
         return None
     after = job
     for part in parts:

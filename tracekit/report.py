@@ -306,6 +306,7 @@ class Report:
             "title": pl.String,
             "where_text": pl.String,
             "since_step": pl.Int64,
+            "when": pl.String,
             "confidence": pl.Float64,
             "saved_s": pl.Float64,
             "alone_s": pl.Float64,

@@ -310,8 +310,9 @@ def _causes(report: Report) -> RenderableType:
         line = Text(f" {number}. ").append(cause.title, style="bold")
         line.append(f"  {cause.where}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
-            since = "all along" if cause.since_step is None else f"since step {cause.since_step}"
-            line.append(f", {since}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
+            line.append(f", {cause.when}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
+            if cause.saved_when_acting_s is not None:
+                line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(line)
         evidence = ", ".join(f"{item.name} {_figure(item.value, item.unit)}" for item in cause.evidence)
         for name, text in (("because", evidence), ("check", cause.next_check)):

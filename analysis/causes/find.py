@@ -11,14 +11,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_compute import (
     BadWorker,
-    SequenceLengthImbalance,
+    DataSkew,
     SlowHost,
+    SlowRankGroup,
     SlowSteps,
     StageImbalance,
 )
@@ -31,9 +34,10 @@ from tracekit.analysis.causes.rules_outside import (
     TooLittleTrace,
 )
 from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
+from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, undecided
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
@@ -43,8 +47,12 @@ SMALLEST_COST_SHARE = 0.02
 RULES: tuple[Rule, ...] = (
     BadWorker(),
     SlowHost(),
+    SlowRankGroup(),
+    DataSkew(),
     StageImbalance(),
     SequenceLengthImbalance(),
+    PositionEffect(),
+    RandomVariation(),
     PythonGc(),
     Checkpoints(),
     SlowSteps(),
@@ -74,7 +82,7 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
     ]
     named.sort(key=lambda cause: -max(cause.saved_s, cause.alone_s))
     if not any(cause.change for cause in named):
-        named.append(_verdict(evidence.attribution))
+        named.append(_verdict(evidence))
     return tuple(named)
 
 
@@ -117,8 +125,21 @@ def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
             saved_s = evidence.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(step_times_with(evidence.replay, others).mean()) - floor_s if others else saved_s
-        causes.append(replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without))
+        cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
+        causes.append(replace(cause, saved_when_acting_s=_saved_when_acting_s(evidence, cause)))
     return causes
+
+
+def _saved_when_acting_s(evidence: Evidence, cause: Cause) -> float | None:
+    """What goes with the cause in the steps in which it acts, seconds; None where that is all of them."""
+    if cause.time is None or cause.without_s is None:
+        return None
+    steps = np.asarray(evidence.replay.graph.steps)
+    since = cause.time.since_step
+    acts = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
+    if not acts.any() or acts.all():
+        return None
+    return float((evidence.unchanged - cause.without_s)[acts].mean())
 
 
 def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
@@ -136,13 +157,25 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         refuted_by=rule.refuted_by,
         next_check=rule.next_check,
         suggested_fix=rule.suggested_fix,
-        time=None if candidate.series is None else pattern_of_series(candidate.series, steps),
+        time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
         change=candidate.change,
     )
 
 
-def _verdict(attribution: Attribution) -> Cause:
+def _undecided(evidence: Evidence) -> str:
+    """Who looks slow, but no more so than chance explains, and what would decide it; "" where nobody does."""
+    found = undecided(evidence)
+    if found is None:
+        return ""
+    return (
+        f"worker {found.worker} computes {found.excess:.0%} slower, where noise alone makes {found.noise:.0%}: about"
+        f" {found.steps} steps would tell"
+    )
+
+
+def _verdict(evidence: Evidence) -> Cause:
     """What to say where no cause was found."""
+    attribution, more = evidence.attribution, _undecided(evidence)
     lost_s = attribution.original_s - attribution.ideal_s
     figures = (Figure("S", attribution.slowdown, 1.1),)
     if attribution.straggling:
@@ -156,7 +189,7 @@ def _verdict(attribution: Attribution) -> Cause:
             saved_s=lost_s,
             alone_s=lost_s,
             refuted_by="",
-            next_check="by_kind and the worker map; a timeline of the slowest step (`tracekit export`)",
+            next_check=more or "by_kind and the worker map; a timeline of the slowest step (`tracekit export`)",
             suggested_fix="",
         )
     return Cause(
@@ -169,6 +202,6 @@ def _verdict(attribution: Attribution) -> Cause:
         saved_s=0.0,
         alone_s=0.0,
         refuted_by="S of at least 1.1 in another trace of the job",
-        next_check="",
+        next_check=more,
         suggested_fix="",
     )

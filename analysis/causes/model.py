@@ -20,8 +20,12 @@ class CauseKind(StrEnum):
 
     BAD_WORKER = "bad-worker"
     SLOW_HOST = "slow-host"
+    SLOW_RANK_GROUP = "slow-rank-group"
+    DATA_SKEW = "data-skew"
     STAGE_IMBALANCE = "stage-imbalance"
     SEQUENCE_LENGTH_IMBALANCE = "sequence-length-imbalance"
+    POSITION_EFFECT = "position-effect"
+    RANDOM_VARIATION = "random-variation"
     PYTHON_GC = "python-gc"
     CHECKPOINT_STALLS = "checkpoint-stalls"
     LATE_DATA = "late-data-loading"
@@ -114,7 +118,7 @@ class Candidate:
     """A cause that shows its signature but has no price yet.
 
     `change`: the job without the cause, None where the trace is at fault, not the job. `series`: the cause's strength
-    over the steps, 1 = none, [steps], where it has one.
+    over the steps, 1 = none, [steps], where it has one; `time`: when it acts, by default what the series shows.
     """
 
     kind: CauseKind
@@ -123,6 +127,7 @@ class Candidate:
     confidence: float
     change: Change | None
     series: Floats | None = None
+    time: TimePattern | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,8 @@ class Cause:
 
     `saved_s`: mean step seconds that go when this cause alone goes; `alone_s`: those it costs when all other named
     causes are gone. The two differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the
-    steps, None where that means nothing. `change`: the job without the cause; `without_s`: its step times, [steps].
+    steps, None where that means nothing. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None
+    where that is all of them. `change`: the job without the cause; `without_s`: its step times, [steps].
     """
 
     kind: CauseKind
@@ -146,6 +152,7 @@ class Cause:
     next_check: str
     suggested_fix: str
     time: TimePattern | None = None
+    saved_when_acting_s: float | None = None
     change: Change | None = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
 
@@ -156,6 +163,18 @@ class Cause:
             return self.time.since_step
         return self.where.steps[0] if self.where.steps else None
 
+    @property
+    def when(self) -> str:
+        """When it acts, in words."""
+        if self.time is not None and self.time.period is not None:
+            return f"every {self.time.period} steps"
+        if self.since_step is not None:
+            return f"since step {self.since_step}"
+        if self.time is not None and self.time.slow_steps:
+            steps = self.time.slow_steps
+            return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
+        return "all along"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""
         return {
@@ -164,12 +183,14 @@ class Cause:
             "where": self.where.to_dict(),
             "where_text": str(self.where),
             "since_step": self.since_step,
+            "when": self.when,
             "time": self.time.to_dict() if self.time else None,
             "signature": self.signature,
             "evidence": [item.to_dict() for item in self.evidence],
             "confidence": self.confidence,
             "saved_s": self.saved_s,
             "alone_s": self.alone_s,
+            "saved_when_acting_s": self.saved_when_acting_s,
             "refuted_by": self.refuted_by,
             "next_check": self.next_check,
             "suggested_fix": self.suggested_fix,

@@ -1,6 +1,6 @@
-"""Rules for causes that sit in the computes: workers, hosts, stages, sequence lengths, garbage collection, steps.
+"""Rules for causes that sit in the computes: workers, hosts, groups of ranks, data, stages, steps.
 
-In: `Evidence`. Out: `Candidate`s. See `rule`.
+In: `Evidence`. Out: `Candidate`s. See `rule`. What varies for no lasting reason is in `rules_variation`.
 
 The thresholds named "paper" are those of "Understanding Stragglers in Large Model Training" (OSDI'25).
 """
@@ -11,60 +11,120 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale
-from tracekit.analysis.evidence.compute_profile import (
-    FACTOR_ERRORS,
-    SMALLEST_FACTOR,
-    STEP_ERRORS,
-    ComputeProfile,
-    is_significant,
-    safe,
-)
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.groups import SlowGroup, slow_groups
+from tracekit.analysis.evidence.significance import Bools, Episodes
 from tracekit.analysis.evidence.workers import (
     SMALLEST_STAGE_EXCESS,
-    hosts_that_are_slow,
+    data_factor,
+    optimizer_factor,
+    ranks_with_more_data,
+    slow_machines,
     slow_workers,
     stage_excess,
     worker_factor,
     worker_series,
     workers_as_fast_as_peers,
 )
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import Worker
 
-SMALLEST_CORRELATION = 0.6
-SMALLEST_LENGTH_SPREAD = 0.04
+#: Fewer steps than that leave it open which of them are the usual ones.
+FEWEST_STEPS = 3
 
 
-def _worker_figures(evidence: Evidence, profile: ComputeProfile, hit: np.ndarray) -> tuple[Figure, ...]:
-    factor = float(worker_factor(evidence, profile)[hit].min()) - 1
-    error = float(np.maximum(profile.worker_error, profile.dp_rank_error[None, :] * (evidence.stages == 1))[hit].max())
+def _worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
+    factor = float(worker_factor(evidence)[hit].min()) - 1
     exact = evidence.attribution.worker_slowdown.T[hit]
     throttled = [evidence.throttled[worker] for worker in evidence.workers_where(hit) if worker in evidence.throttled]
     return (
         Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR),
-        Figure("the same in standard errors", factor / max(error, 1e-9), FACTOR_ERRORS, "sigma"),
+        *_sureness(evidence, hit),
         Figure("exact S_w", float(exact.max()), 0.0),
         Figure("M_W", evidence.attribution.m_w.removal, 0.0),
         *([Figure("share of samples with its GPU throttled", max(throttled), 0.0)] if throttled else []),
     )
 
 
+def _sureness(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
+    """What chance would have to explain, and how far the noise of the run itself goes."""
+    profile = evidence.profile
+    assert profile is not None
+    if len(evidence.dp_ranks) < 2:
+        return ()
+    own = profile.slow_workers & hit
+    if own.any():
+        return _chance(profile.workers, own)
+    return _chance(profile.ranks, slow_machines(evidence) & hit.any(axis=0))
+
+
+def _chance(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
+    members = np.flatnonzero(hit.ravel())
+    return (
+        Figure("log-likelihood against chance", float(episodes.nats[members].min()), episodes.needed),
+        Figure("what noise alone does to it", float(np.expm1(episodes.error[members].max())), 0.0),
+    )
+
+
+def _when(evidence: Evidence, episodes: Episodes, member: int, series: Floats) -> TimePattern:
+    """When a member is slow, in the words of a time pattern."""
+    steps = evidence.replay.graph.steps
+    on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
+    shape, slow = TimeShape.PERSISTENT, tuple(int(step) for step in steps[on])
+    if on.all():
+        slow = ()
+    elif period:
+        shape = TimeShape.PERIODIC
+    elif since:
+        shape, slow = TimeShape.CHANGED, ()
+    else:
+        shape = TimeShape.TRANSIENT
+    return TimePattern(
+        shape=shape,
+        statistic=float(episodes.nats[member]),
+        needed=episodes.needed,
+        since_step=int(steps[since]) if shape is TimeShape.CHANGED else None,
+        period=period or None,
+        slow_steps=slow,
+        per_step=tuple(float(value) for value in series),
+    )
+
+
+def _time_of(evidence: Evidence, hit: Bools) -> TimePattern | None:
+    """When the workers in `hit` are slow; all of them are slow in the same steps."""
+    profile = evidence.profile
+    assert profile is not None
+    if len(evidence.dp_ranks) < 2:
+        return None
+    series = worker_series(evidence, hit)
+    own = profile.slow_workers & hit
+    if own.any():
+        return _when(evidence, profile.workers, int(np.flatnonzero(own.ravel())[0]), series)
+    return _when(evidence, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]), series)
+
+
 class BadWorker(Rule):
-    """A worker that computes slower than its peers of the same stage.
+    """A worker that computes slower than its peers of the same stage, always or at times.
 
     Paper: found by M_W, the share of the loss that idealising the slowest 3 % of the workers (by min(S_dp, S_pp))
     gives back. tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards,
-    to those of the same stage and microbatch, together at least 4 % and six standard errors; the price comes from a
-    replay in which they run like their peers. M_W is shown beside it: it cannot tell one worker of a DP rank that is
-    slow as a whole.
+    to those of the same stage and microbatch in each step. 4 %: half of what an idle neighbour or a warmer rack does to
+    a GPU, ten times what healthy ones differ by. Chance: a log-likelihood ratio that noise reaches in one healthy job
+    of a thousand, whatever number of workers and of step patterns was looked at; the noise is the run's own, with its
+    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its
+    peers in the steps in which it is slow. M_W is shown beside it: it cannot tell one worker of a DP rank that is slow
+    as a whole.
     """
 
     kind = CauseKind.BAD_WORKER
     title = "Worker computes slower than its peers"
-    signature = "forwards, backwards or both of one worker take longer, in all steps, on all microbatches"
+    signature = "forwards, backwards or both of one worker take longer, on all microbatches of the steps it is slow in"
     refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
     next_check = (
         "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
@@ -74,25 +134,31 @@ class BadWorker(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        hit = slow_workers(evidence)
-        for members in hosts_that_are_slow(evidence).values():
-            hit = hit & ~members
-        if hit.any():
-            yield self.of_workers(evidence, evidence.workers_where(hit))
+        _, hit = slow_groups(evidence)
+        if not hit.any():
+            return
+        at_times = np.zeros_like(hit)
+        if len(evidence.dp_ranks) > 1:
+            assert evidence.profile is not None
+            at_times = hit & ~evidence.profile.on.all(axis=1)
+        if (hit & ~at_times).any():
+            yield self.of_workers(evidence, evidence.workers_where(hit & ~at_times))
+        for worker in evidence.workers_where(at_times):
+            yield self.of_workers(evidence, (worker,))
 
     @classmethod
     def of_workers(cls, evidence: Evidence, workers: Sequence[Worker]) -> Candidate:
-        """The candidate that names `workers`."""
-        assert evidence.profile is not None
+        """The candidate that names `workers`, which are slow in the same steps."""
         hit = evidence.cells_of(workers)
-        figures = _worker_figures(evidence, evidence.profile, hit)
+        figures = _worker_figures(evidence, hit)
         return Candidate(
             cls.kind,
             Where(workers=tuple(workers)),
             figures,
             confidence_from(figures[:2]),
-            workers_as_fast_as_peers(evidence, evidence.profile, hit),
+            workers_as_fast_as_peers(evidence, hit),
             worker_series(evidence, hit),
+            _time_of(evidence, hit),
         )
 
 
@@ -100,7 +166,8 @@ class SlowHost(Rule):
     """All (or most) workers of one host compute slower than their peers.
 
     Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host their rank
-    runs on, because the check and the repair differ; it needs two traced workers on the host, most of them slow.
+    runs on, because the check and the repair differ; it needs two traced workers on the host, 70 % of them slow: of
+    eight, one may be too little busy to show it.
     """
 
     kind = CauseKind.SLOW_HOST
@@ -115,18 +182,98 @@ class SlowHost(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
+        for group in slow_groups(evidence)[0]:
+            if group.host is not None:
+                where = Where(workers=evidence.workers_where(group.hit), host=group.host)
+                yield _of_group(self.kind, evidence, group, where)
+
+
+class SlowRankGroup(Rule):
+    """Several DP ranks compute slower than the others by one factor: older GPUs, a lower power cap, a warmer rack.
+
+    Paper: no signature. tracekit groups slow DP ranks that follow one another, are slow on all stages, in the same
+    steps, by factors that differ by less than a quarter of what they are slow by, and make up a quarter of the DP ranks
+    (with a pipeline: or whose optimizers are slow, too). Independent faults agree in neither factor nor time.
+    """
+
+    kind = CauseKind.SLOW_RANK_GROUP
+    title = "A group of DP ranks computes slower than the others"
+    signature = "forwards and backwards of several DP ranks take longer by one factor, on all stages, in the same steps"
+    refuted_by = "the factors differ within the group, or follow the tokens of its microbatches"
+    next_check = "what the group has in common: GPU model, power cap, driver, rack, inlet temperature"
+    suggested_fix = "give the group fewer microbatches, or keep it for a job of its own"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        for group in slow_groups(evidence)[0]:
+            if group.dp_ranks:
+                yield _of_group(self.kind, evidence, group, Where(dp_ranks=group.dp_ranks))
+
+
+def _of_group(kind: CauseKind, evidence: Evidence, group: SlowGroup, where: Where) -> Candidate:
+    figures = _worker_figures(evidence, group.hit)
+    return Candidate(
+        kind,
+        where,
+        figures,
+        confidence_from(figures[:2]),
+        workers_as_fast_as_peers(evidence, group.hit),
+        worker_series(evidence, group.hit),
+        _time_of(evidence, group.hit),
+    )
+
+
+class DataSkew(Rule):
+    """A DP rank has more data than the others: its ops take longer on all stages, in proportion.
+
+    Paper: no signature; sequence lengths are found by the correlation of forwards and backwards, which a slow worker
+    raises as well. tracekit fits what the stages of a DP rank share apart from what a worker adds, so that a bad worker
+    beside the skew is still named. Machines that are slow as a whole give themselves away by their optimizer, which
+    knows no tokens. It needs a pipeline: of one stage, data and machine cannot be told apart.
+    """
+
+    kind = CauseKind.DATA_SKEW
+    title = "A DP rank gets more data than the others"
+    signature = (
+        "forwards and backwards of one DP rank take longer by one factor on all its stages; its optimizer does not"
+    )
+    refuted_by = "its microbatches have as many tokens, and as long sequences, as those of other DP ranks"
+    next_check = "tokens and sum of squared sequence lengths per DP rank and step; the sampler's shards"
+    suggested_fix = "balance sequences across DP ranks"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        hit = ranks_with_more_data(evidence)
         profile = evidence.profile
-        for host, hit in hosts_that_are_slow(evidence).items() if profile is not None else ():
-            assert profile is not None
-            figures = _worker_figures(evidence, profile, hit)
-            yield Candidate(
-                self.kind,
-                Where(workers=evidence.workers_where(hit), host=host),
-                figures,
-                confidence_from(figures[:2]),
-                workers_as_fast_as_peers(evidence, profile, hit),
-                worker_series(evidence, hit),
-            )
+        if profile is None or not hit.any():
+            return
+        members = np.flatnonzero(hit)
+        figures = (
+            Figure(
+                "compute beyond that of other DP ranks, on all stages",
+                float(np.expm1(profile.ranks.level[members].min())),
+                SMALLEST_FACTOR,
+            ),
+            *_chance(profile.ranks, hit),
+            Figure("optimizer beyond that of other DP ranks", float(_optimizer_excess(evidence, hit)), 0.0),
+        )
+        share = np.where(hit, data_factor(evidence), 1.0)
+        even = share.mean(axis=1, keepdims=True) / share  # the data stays in the job
+        change = Scale(evidence.table, even[None, None, None, None])
+        series = profile.rank_by_step[:, members].mean(axis=1)
+        yield Candidate(
+            self.kind,
+            Where(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in members)),
+            figures,
+            confidence_from(figures[:2]),
+            change,
+            series,
+            _when(evidence, profile.ranks, int(members[0]), series),
+        )
+
+
+def _optimizer_excess(evidence: Evidence, hit: Bools) -> float:
+    return float(np.median(optimizer_factor(evidence)[:, :, hit])) - 1
 
 
 class StageImbalance(Rule):
@@ -135,6 +282,9 @@ class StageImbalance(Rule):
     Paper: M_S, the share of the loss that idealising the last stage gives back; above 0.5 the last stage explains
     most of it. tracekit does not clamp M_S (idealising also lengthens the faster stages, so it can exceed 1), looks
     at every stage, not only the last, and compares medians over DP ranks, so that one slow worker moves no stage.
+    Where microbatches differ, what a stage does for all alike (a loss per token) and what follows its layers are
+    fitted apart, and the price is that of a stage that follows its microbatches as the usual one does. 6 %: uneven
+    layers of a model of 16 to a stage.
     """
 
     kind = CauseKind.STAGE_IMBALANCE
@@ -153,9 +303,6 @@ class StageImbalance(Rule):
         if len(evidence.dp_ranks) == 1:
             excess[slow_workers(evidence)[:, 0]] = 0.0
         for stage in np.flatnonzero((excess > SMALLEST_STAGE_EXCESS).any(axis=1)):
-            chunks = excess[stage] > SMALLEST_STAGE_EXCESS
-            factor = np.ones((evidence.stages, profile.stage_s.shape[1]))
-            factor[stage, chunks] = 1 / (1 + excess[stage, chunks])
             figures = (
                 Figure("compute beyond that of the usual stage", float(excess[stage].max()), SMALLEST_STAGE_EXCESS),
                 Figure("S of the stage", float(evidence.attribution.stage_slowdown[stage]), 0.0),
@@ -166,53 +313,33 @@ class StageImbalance(Rule):
                 Where(pp_ranks=(int(stage),)),
                 figures,
                 confidence_from(figures[:1]),
-                Scale(evidence.table, factor[None, :, :, None, None, None]),
+                Scale(
+                    evidence.table, _like_the_usual_stage(profile, int(stage), excess[stage] > SMALLEST_STAGE_EXCESS)
+                ),
             )
 
 
-class SequenceLengthImbalance(Rule):
-    """Microbatches differ in cost because attention grows with the square of sequence lengths.
-
-    Paper: Pearson correlation of forward and backward durations of the same microbatch >= 0.9. On its published job
-    AR that is 0.999 although one bad worker is the cause. tracekit correlates within a DP rank and step, after stage,
-    worker and step factors are out, where only the microbatch is left to vary; there noise correlates with nothing,
-    so 0.6 is proof enough; and the microbatches must differ by more than 4 %.
-    """
-
-    kind = CauseKind.SEQUENCE_LENGTH_IMBALANCE
-    title = "Microbatches differ in cost: sequence lengths"
-    signature = "forward and backward of the same microbatch vary together, on all stages of its DP rank"
-    refuted_by = "microbatches of equal sum of squared lengths differ as well"
-    next_check = "the lengths of the packed documents per microbatch: cost against the sum of their squares"
-    suggested_fix = "balance sequences over DP ranks by cost, not by token count"
-
-    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Rule.candidates`."""
-        profile = evidence.profile
-        if profile is None:
-            return
-        r, spread = profile.length_correlation, profile.length_spread
-        if r < SMALLEST_CORRELATION or spread < SMALLEST_LENGTH_SPREAD:
-            return
-        figures = (
-            Figure("correlation within DP rank and step", r, SMALLEST_CORRELATION),
-            Figure("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD),
-        )
-        even = 1 / safe(profile.microbatch)
-        yield Candidate(
-            self.kind,
-            Where(),
-            figures,
-            confidence_from(figures[1:]) * min(1.0, r),
-            Scale(evidence.table, even[None, None, None]),
-        )
+def _like_the_usual_stage(profile: ComputeProfile, stage: int, chunks: Bools) -> Floats:
+    """What makes some chunks of a stage cost what those of the usual stage do, for each microbatch."""
+    usual_s = lower_median(profile.stage_s.ravel(), -1)
+    even = (profile.elasticity[:, stage, chunks] == 1).all()
+    work = np.ones((1, 1, 1)) if even else np.nan_to_num(profile.workload, nan=1.0)
+    elastic, seconds = profile.elasticity[:, stage], profile.base_s[:, stage]
+    now_s = seconds[:, :, None, None, None] * (1 + elastic[:, :, None, None, None] * (work - 1))
+    # Forwards and backwards share the excess as the usual stage shares its time.
+    then_s = (seconds * usual_s / seconds.sum(axis=0))[:, :, None, None, None] * work
+    factor = np.ones((len(seconds), len(profile.stage_s), *now_s.shape[1:]))
+    factor[:, stage, chunks] = (then_s / safe(now_s))[:, chunks]
+    return factor
 
 
 class SlowSteps(Rule):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
-    Paper: reports S per step, without a threshold for slow ones. tracekit compares the
-    median compute of each step with that of the usual step: 4 % and six standard errors.
+    Paper: reports S per step, without a threshold for slow ones. tracekit compares the lower quartile of the computes
+    of each step with that of the usual step: 4 %, and a likelihood against chance as for workers, the noise being
+    that of the other steps and of the computes within them. Of three steps one may be slow; which of them is the usual
+    one rests on two, so that confidence is at most one less the share of slow steps.
     """
 
     kind = CauseKind.SLOW_STEPS
@@ -225,21 +352,16 @@ class SlowSteps(Rule):
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
         profile = evidence.profile
-        if profile is None or len(profile.step) < 4:
+        if profile is None or len(profile.step) < FEWEST_STEPS:
             return
-        slow = is_significant(profile.step, profile.step_error, STEP_ERRORS)
+        slow = profile.slow_step > 1
         if not slow.any() or slow.mean() > 0.5:
             return
         figures = (
             Figure("compute beyond that of the usual step", float(profile.step[slow].max()) - 1, SMALLEST_FACTOR),
-            Figure(
-                "the same in standard errors",
-                float(((profile.step - 1) / np.maximum(profile.step_error, 1e-9))[slow].max()),
-                STEP_ERRORS,
-                "sigma",
-            ),
+            *_chance(profile.steps, np.array([True])),
         )
-        factor = 1 / np.where(slow, profile.step, 1.0)
         steps = tuple(int(step) for step in evidence.replay.graph.steps[slow])
-        change = Scale(evidence.table, factor[None, None, None, None, :, None])
-        yield Candidate(self.kind, Where(steps=steps), figures, confidence_from(figures), change, profile.step)
+        change = Scale(evidence.table, 1 / profile.slow_step[:, None])
+        confidence = min(confidence_from(figures[:2]), 1 - float(slow.mean()))
+        yield Candidate(self.kind, Where(steps=steps), figures, confidence, change, profile.step)

@@ -1,10 +1,11 @@
-"""What makes computes differ: stage, worker, DP rank, step, microbatch, pauses.
+"""What makes computes differ: stage, workload, position in the step, DP rank, worker, step, pauses.
 
-In: a `ComputeTable`. Out: a `ComputeProfile`, the cost of a compute as the product
-    stage and chunk x worker x DP rank x step x microbatch, plus a pause.
+In: a `ComputeTable`. Out: a `ComputeProfile`, the cost of a compute as
+    stage and chunk x (1 + elasticity x (workload - 1)) x position x worker in that step, plus a pause,
+where the workload of a microbatch is what all stages of its DP rank share, and falls into DP rank x step x microbatch.
 Each factor is a median over all others, so that one cause does not pass for another: a slow worker moves no stage,
-a long microbatch no worker, a pause no microbatch. Workers have a factor for forwards and one for backwards: what
-slows a worker need not slow both, and the median of a mixture of fast and slow ops is neither.
+a long microbatch no worker, a pause no microbatch. Forwards and backwards of a worker have a factor each: what slows
+one need not slow the other, and the median of a mixture of fast and slow ops is neither.
 """
 
 from __future__ import annotations
@@ -15,49 +16,57 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
+from tracekit.analysis.evidence.workload import elasticity, position_factor, workload
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, SAMPLE, lower_median, median, nan_mean, sampled
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
 
 FORWARD, BACKWARD = 0, 1
-#: A median of n values scatters by this much x their spread / sqrt(n).
-MEDIAN_ERROR = 1.2533
 #: Which quantile of microbatches stands for a DP rank or a step.
 QUARTILE = 0.25
 #: A pause is at least this share of the compute it interrupts, and this many spreads long.
 SMALLEST_PAUSE = 0.5
 PAUSE_SPREADS = 8.0
-#: A factor differs from 1 when it exceeds it by this much and by this many of its standard errors.
+#: Workers, DP ranks and steps that are slower by less than this are not worth naming.
 SMALLEST_FACTOR = 0.04
-FACTOR_ERRORS = 6.0
-STEP_ERRORS = 6.0
-#: Seconds, and factors, below this are none: no clock shows them, and dividing by them overflows.
-NOTHING = 1e-12
-#: How far runs of steps lie apart says how much a factor scatters; so many runs, of at least one step each.
-RUNS = 8
-FEWEST_STEPS = 3
+#: Left out of what peers are like: values this many spreads above.
+OUTSTANDING = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
     """Factors of compute costs. All but the seconds are relative, 1 = as the others.
 
-    `base_s`: seconds, [kinds, stages, chunks]. `worker_by_kind`: [kinds, stages, dp_ranks] beyond `dp_rank`
-    [dp_ranks], which all kinds and stages of a DP rank share.
-    `step`: [steps]. `microbatch`: [microbatches, steps, dp_ranks], mean 1 per job. `*_error`: standard errors.
+    `base_s`: seconds, [kinds, stages, chunks]; `elasticity`: by how much a stage follows the workload, 1 = wholly,
+    like them. `position`: of the microbatches of a step, on all ranks, [kinds, microbatches].
+    `workers`: when each worker is slow beside its peers of the same stage beyond what its DP rank shares, one member
+    per (stage, DP rank); without a pipeline nothing is shared. `ranks`: when each DP rank is, on all its stages.
+    `worker_by_step`: [kinds, stages, steps, dp_ranks], `rank_by_step`: [steps, dp_ranks], what was measured;
+    `slow_worker`, `slow_rank`: like them, 1 but where the factor is significant.
+    `step`: [steps], all workers alike; `steps`: which are slow, one member; `slow_step`: 1 but there.
+    `workload`: [microbatches, steps, dp_ranks]; `microbatch`: the same without slow DP ranks and steps, mean 1 per job.
     `pause_s`: seconds beyond what the factors explain, 0 for no pause, [kinds, stages, chunks, microbatches, steps,
-    dp_ranks]. `length_correlation`: of forwards and backwards over the microbatches of one DP rank and step;
-    `length_spread`: standard deviation of those backwards, relative.
+    dp_ranks]; `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: of forwards
+    and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
+    relative.
     """
 
     base_s: Floats
-    worker_by_kind: Floats
-    worker_by_kind_error: Floats
-    dp_rank: Floats
-    dp_rank_error: Floats
+    elasticity: Floats
+    position: Floats
+    workers: Episodes
+    ranks: Episodes
+    worker_by_step: Floats
+    rank_by_step: Floats
+    slow_worker: Floats
+    slow_rank: Floats
     step: Floats
-    step_error: Floats
+    steps: Episodes
+    slow_step: Floats
+    workload: Floats
     microbatch: Floats
     pause_s: Floats
+    op_scatter: float
     length_correlation: float
     length_spread: float
 
@@ -68,19 +77,21 @@ class ComputeProfile:
         return total
 
     @property
-    def worker(self) -> Floats:
-        """Forwards and backwards of each worker together, as they weigh on its stage: [stages, dp_ranks]."""
-        return self._both_kinds(self.worker_by_kind)
+    def slow_workers(self) -> Bools:
+        """Workers that are slow beside their peers, [stages, dp_ranks]."""
+        shape = self.worker_by_step.shape
+        return self.workers.significant(SMALLEST_FACTOR).reshape(shape[1], shape[3])
 
     @property
-    def worker_error(self) -> Floats:
-        """Standard error of `worker`; what disturbs a host disturbs both kinds, so that the errors add up."""
-        return self._both_kinds(self.worker_by_kind_error)
+    def slow_ranks(self) -> Bools:
+        """DP ranks that are slow on all stages, [dp_ranks]."""
+        return self.ranks.significant(SMALLEST_FACTOR)
 
-    def _both_kinds(self, by_kind: Floats) -> Floats:
-        seconds = self.base_s.sum(axis=2)[:, :, None]
-        both: Floats = (by_kind * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
-        return both
+    @property
+    def on(self) -> Bools:
+        """In which steps each worker is slow, if it is: [stages, steps, dp_ranks]."""
+        _, stages, steps, dp_ranks = self.worker_by_step.shape
+        return self.workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
 
 
 def profile_computes(table: ComputeTable) -> ComputeProfile:
@@ -88,56 +99,134 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     grid = table.grid
     base = lower_median(median(grid, (3, 4)), axis=-1)
     relative = grid / safe(base)[:, :, :, None, None, None]
-    cells = relative[BACKWARD].reshape(-1, *grid.shape[3:])
-    chunks = grid.shape[2]
-    # What all stages of a DP rank share; backwards only: pauses of Python do not reach them. The lower median keeps a
-    # slow worker out of it but lies below the middle, so a second pass takes the plain one without worker factors.
-    first = _own_factor(relative[BACKWARD] / safe(lower_median(cells, axis=0)))
-    shared = median(cells / safe(np.repeat(first, chunks, axis=0))[:, None, None, :], (0,))
-    raw, worker_error = _worker_levels(relative / safe(shared))
-    dp_rank_raw, dp_rank_error = _typical(shared, (0, 1))
-    dp_rank = dp_rank_raw / safe(lower_median(dp_rank_raw, axis=-1))
-    if (grid.shape[1], grid.shape[-1]) == (2, 2):
-        # Of two stages on two DP ranks, that one worker is slow looks like the worker across being slow, except for
-        # what their microbatches cost: who it is, and how much each, is no surer than that.
-        worker_error = np.hypot(worker_error, np.hypot(*dp_rank_error))
-    # A factor that does not stand out is the microbatches' own: taking it out would bend their costs.
-    slow_ranks = np.where(is_significant(dp_rank, dp_rank_error, FACTOR_ERRORS), dp_rank, 1.0)
-    # Workers are compared with their peers of the same stage and kind before anything is called the DP rank's:
-    # where only its backwards are slow, what backwards share would make its forwards look fast, and the peers' slow.
-    beyond_peers = raw * slow_ranks
-    beyond_peers = beyond_peers / safe(lower_median(beyond_peers, axis=-1))[..., None]
-    all_share = lower_median(beyond_peers.reshape(-1, beyond_peers.shape[-1]), axis=0)
-    all_share = np.where(np.abs(all_share / slow_ranks - 1) > SMALLEST_FACTOR, all_share, slow_ranks)
-    step, step_error = _typical(shared / safe(dp_rank_raw), (0, 2))
-    step = step / safe(median(step, (0,)))
-    slow_steps = np.where(is_significant(step, step_error, STEP_ERRORS), step, 1.0)
-    microbatch = shared / slow_ranks / slow_steps[:, None]
-    pause = _pauses(grid, base, raw, shared)
-    correlation, spread = _length_signature(relative, pause)
+    position = position_factor(relative)
+    if (position != 1).any():
+        relative /= position[:, None, None, :, None, None]
+    level = median(relative, (2, 3))
+    # What all stages and both kinds of a DP rank share in a step. The lower median keeps a slow worker out of it.
+    own = level / safe(lower_median(level.reshape(-1, *level.shape[2:]), axis=0))
+    work = workload(relative[BACKWARD], own[BACKWARD], None)
+    elastic = elasticity(relative, own, work)
+    if (elastic != 1).any():
+        work = workload(relative[BACKWARD], own[BACKWARD], elastic[BACKWARD])
+    model = _Model(base, elastic, position, work)
+    beyond = median(relative / safe(model.of_workload), (2, 3))
+    return _factors(grid, model, beyond)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is known before workers are told apart; see `ComputeProfile`."""
+
+    base: Floats
+    elasticity: Floats
+    position: Floats
+    workload: Floats
+
+    @property
+    def of_workload(self) -> Floats:
+        """Cost that follows from the workload, relative; broadcasts to the table."""
+        if (self.elasticity == 1).all():
+            return self.workload
+        expected: Floats = 1 + self.elasticity[:, :, :, None, None, None] * (self.workload - 1)
+        return expected
+
+
+def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
+    """Workers, DP ranks and steps told apart. `beyond`: the workload, [kinds, stages, steps, dp_ranks]."""
+    _, stages, steps, dp_ranks = beyond.shape
+    work = model.workload
+    rank, rank_error = _typical(work, (0,))
+    rank_log = _beside_peers(rank)
+    # However alike the steps of a short trace look, the quartile of a few microbatches is no better known than this.
+    unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
+    ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
+    # Without a pipeline nothing tells a DP rank from its only worker.
+    by_step = beyond * rank if stages == 1 else beyond
+    seconds = model.base.sum(axis=2)[:, :, None, None]
+    both = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
+    # Of two stages on two DP ranks, that one worker is slow looks like the worker across being slow, except for what
+    # their microbatches cost: who it is, and how much each, is no surer than that.
+    square = (stages, dp_ranks) == (2, 2)
+    if stages > 1:
+        unsure = float(ranks.noise.variance.mean()) if square else 0.0
+    workers = episodes_of(both.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure)
+    if square:
+        unsure = float(workers.noise.variance.mean())
+        ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
+    by_kind = _beside_peers(by_step)
+    slow_worker = np.exp(_slow_levels(by_kind, workers))
+    slow_rank = np.exp(_slow_levels(rank_log, ranks))
+    shared = slow_worker[BACKWARD, 0] if stages == 1 else slow_rank
+    step, step_error = _typical(work / shared, (0, 2))
+    step = step / safe(lower_median(step, axis=0))
+    unsure = float(np.median(step_error)) ** 2
+    steps_alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
+    slow_step = np.where(steps_alike.on[0] & steps_alike.significant(SMALLEST_FACTOR)[0], step, 1.0)
+    microbatch = work / shared / slow_step[:, None]
+    quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
+    # Without a pipeline a slow worker is in the workload already, but for the kind that is not slow.
+    known = np.where(slow_worker > 1, beyond if stages == 1 else slow_worker, np.nan_to_num(quiet, nan=1.0))
+    pause, scatter = _pauses(grid, model, known)
+    usual_s = model.base[:, :, :, None] * model.position[:, None, None]
+    correlation, spread = _length_signature(grid / safe(usual_s)[..., None, None], pause)
     return ComputeProfile(
-        base_s=base * median(shared, (0, 1, 2)),
-        worker_by_kind=beyond_peers / safe(all_share),
-        worker_by_kind_error=worker_error,
-        dp_rank=dp_rank / slow_ranks * all_share,
-        dp_rank_error=dp_rank_error,
+        base_s=model.base * (1 + model.elasticity * (float(median(work, (0, 1, 2))) - 1)),
+        elasticity=model.elasticity,
+        position=model.position,
+        workers=workers,
+        ranks=ranks,
+        worker_by_step=np.exp(by_kind),
+        rank_by_step=np.exp(rank_log),
+        slow_worker=slow_worker,
+        slow_rank=slow_rank,
         step=step,
-        step_error=step_error,
+        steps=steps_alike,
+        slow_step=slow_step,
+        workload=work,
         microbatch=microbatch / safe(np.nanmean(microbatch)),
         pause_s=pause,
+        op_scatter=scatter,
         length_correlation=correlation,
         length_spread=spread,
     )
 
 
-def is_significant(factor: Floats, error: Floats, errors: float) -> np.ndarray:
-    """Where a factor is above 1 by more than the smallest worth naming and by `errors` standard errors.
+def _beside_peers(values: Floats) -> Floats:
+    """Log of values over those of the peers that are not slow in that step, [..., dp_ranks]; 0 without peers.
 
-    No two GPUs and no two steps are alike: how much the factors differ usually counts as error, too.
+    A first look takes the lower median of all; what stands out of it is left out of the second.
     """
-    usual = MAD_TO_SIGMA * float(lower_median(np.abs(factor - 1).ravel(), 0))
-    high: np.ndarray = factor - 1 > np.maximum(SMALLEST_FACTOR, errors * np.maximum(error, usual))
-    return high
+    logs = np.log(safe(values))
+    logs[~np.isfinite(values)] = np.nan
+    if values.shape[-1] < 2:
+        return np.zeros_like(logs)
+    if values.shape[-1] == 2:  # of two each has one peer
+        return np.asarray(logs - logs[..., ::-1])
+    beside = logs - lower_median(logs, axis=-1)[..., None]
+    low = beside[beside < 0]
+    sigma = MAD_TO_SIGMA * float(np.median(-low)) if low.size else 0.0
+    quiet = np.where(np.abs(beside) > max(OUTSTANDING * sigma, SMALLEST_FACTOR / 2), np.nan, logs)
+    return np.asarray(logs - nan_mean(quiet, (quiet.ndim - 1,))[..., None])
+
+
+def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
+    """Log of how slow each member is in each step, 0 where that is not significant.
+
+    `beside`: [..., steps, dp_ranks] as measured. The mean over the steps in which a member is slow, and as much of
+    what differs from it as is more than noise: a level that moves is followed, its noise is not.
+    """
+    steps, dp_ranks = beside.shape[-2:]
+    hit = episodes.on & episodes.significant(SMALLEST_FACTOR)[:, None]
+    by_stage = hit.reshape(-1, dp_ranks, steps).transpose(0, 2, 1)
+    on = np.broadcast_to(by_stage if beside.ndim > 2 else by_stage[0], beside.shape)
+    values = np.where(on & np.isfinite(beside), beside, 0.0)
+    count = np.maximum((on & np.isfinite(beside)).sum(axis=-2, keepdims=True), 1)
+    level = values.sum(axis=-2, keepdims=True) / count
+    deviation = np.where(on & np.isfinite(beside), beside - level, 0.0)
+    variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
+    kept = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
+    return np.where(on, np.maximum(level + kept * deviation, 0.0), 0.0)
 
 
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -149,15 +238,10 @@ def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
     """
     quantile = np.nanquantile if np.isnan(values).any() else np.quantile
     count = np.isfinite(values).sum(axis=axes)
-    values = np.where(np.expand_dims(count, axes) > 0, values, 1.0)  # a step without computes is as the others
+    values = np.where(np.expand_dims(count, axes) > 0, values, 1.0)  # what has no computes is as the others
     low, typical, high = quantile(values, (QUARTILE - 0.1, QUARTILE, QUARTILE + 0.1), axis=axes)
     error = np.sqrt(QUARTILE * (1 - QUARTILE) / np.maximum(count, 1)) * (high - low) / 0.2
     return typical, error / safe(typical)
-
-
-def safe(values: Any) -> Floats:
-    """`values` to divide by: 1 where there is nothing to compare with, because ops took no time."""
-    return np.where(values > NOTHING, values, 1.0)
 
 
 def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
@@ -168,58 +252,22 @@ def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
     return MAD_TO_SIGMA * median(deviation, axes)
 
 
-def _own_factor(backwards: Floats) -> Floats:
-    """How much slower each worker is than its peers and its DP rank's other stages, [stages, dp_ranks]."""
-    raw = median(backwards, (1, 2, 3))
-    factor = raw / safe(lower_median(raw, axis=-1))[:, None]
-    return factor / safe(lower_median(factor, axis=0))
+def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]:
+    """Seconds by which single computes exceed all factors, 0 below the threshold; how ops scatter around them.
 
-
-def _worker_levels(beyond: Floats) -> tuple[Floats, Floats]:
-    """What each worker's computes of a kind take beyond what its DP rank shares, and the standard error.
-
-    [kinds, stages, dp_ranks] each.
+    `worker`: beyond the workload, [kinds, stages, steps, dp_ranks].
     """
-    axes = (2, 3, 4)
-    raw = median(beyond, axes)
-    count = np.prod([beyond.shape[axis] for axis in axes])
-    few = beyond[:, :, :, : max(1, SAMPLE // beyond[:, :, :, 0].size)]
-    scattered = _spread(few, axes) * MEDIAN_ERROR / np.sqrt(count)
-    return raw, _beside_peers(np.fmax(scattered, _wander(median(few, (2, 3))) / safe(raw)))
-
-
-def _wander(of_step: Floats) -> Floats:
-    """Standard error of levels from how they wander over the steps: [..., steps, dp_ranks] to [..., dp_ranks].
-
-    Real workers are disturbed for seconds at a time: ops next to each other are no independent witnesses, runs of
-    steps nearly are. Each is compared with the run before it, as a worker that slows down once and for all is no noise.
-    """
-    steps = of_step.shape[-2]
-    if steps < FEWEST_STEPS:
-        return np.zeros((*of_step.shape[:-2], of_step.shape[-1]))
-    runs = np.stack([nan_mean(run, (-2,)) for run in np.array_split(of_step, min(RUNS, steps), axis=-2)])
-    apart = median(np.abs(np.diff(runs, axis=0)), (0,))
-    error: Floats = MAD_TO_SIGMA * apart / np.sqrt(2 * len(runs))
-    return error
-
-
-def _beside_peers(error: Floats) -> Floats:
-    """The error of a level over that of its peers on the other DP ranks (last axis), which have errors, too."""
-    of_peers = lower_median(error, axis=-1)[..., None] / np.sqrt(max(error.shape[-1] / 2, 1))
-    beside: Floats = np.hypot(error, of_peers)
-    return beside
-
-
-def _pauses(grid: Floats, base: Floats, level: Floats, shared: Floats) -> Floats:
-    """Seconds by which single computes exceed all factors; 0 below the threshold."""
-    expected = base[:, :, :, None, None, None] * level[:, :, None, None, None, :] * shared
+    expected = model.base[:, :, :, None, None, None] * worker[:, :, None, None] * model.of_workload
+    if (model.position != 1).any():
+        expected = expected * model.position[:, None, None, :, None, None]
     # Mean-one noise around the expectation: forwards and backwards scatter alike.
     ratio = grid / safe(expected)
     samples = [sampled(ratio[kind]) for kind in (FORWARD, BACKWARD)]
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]
     sigma = max(float(_spread(sample, (0,))) for sample in samples)
     threshold = max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma)
-    return np.where(ratio / safe(centre) > 1 + threshold, grid - expected * centre, 0.0)
+    pause = np.where(ratio / safe(centre) > 1 + threshold, grid - expected * centre, 0.0)
+    return pause, sigma
 
 
 def _length_signature(relative: Floats, pause: Floats) -> tuple[float, float]:

@@ -1,26 +1,23 @@
-"""Which workers are slow, by how much, and the job without it.
+"""Which workers are slow, when, by how much, and the job without it.
 
-In: `Evidence`. Out: factors over the peers, which cells of the grid stand out, the hosts they are on, `Change`s that
-make them as fast as their peers. Rules name them; fixes plan with them.
+In: `Evidence`. Out: factors over the peers, which cells of the grid stand out, whether a DP rank has slow machines or
+more data, and `Change`s that make workers as fast as their peers. Rules name them; fixes plan with them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
-from tracekit.analysis.evidence.compute_profile import (
-    FACTOR_ERRORS,
-    SMALLEST_FACTOR,
-    ComputeProfile,
-    is_significant,
-    safe,
-)
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, median, nan_mean
+from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is imbalance.
@@ -29,79 +26,162 @@ SMALLEST_STAGE_EXCESS = 0.06
 OPTIMIZER_SHARE = 0.6
 #: Beside a worker that is slow by some excess, others are named from this share of it on.
 WORTH_NAMING_SHARE = 0.1
-#: Share of a host's workers that are slow when the host is.
-WHOLE_HOST_SHARE = 0.7
+#: A DP rank has more data where it does so in at least this share of the steps.
+LASTING_SHARE = 0.5
+#: To tell noise from an effect: at least so many steps; and no more than so many times those of the trace are named.
+FEWEST_STEPS_TO_TELL = 10
+MOST_TIMES = 100.0
+SMALLEST_NATS = 1e-3
+#: DP ranks share one factor where theirs differ by less than this share of what they are slow by.
+ONE_FACTOR_SHARE = 0.25
 
 
-def workers_as_fast_as_peers(evidence: Evidence, profile: ComputeProfile, hit: np.ndarray) -> Change:
-    """The workers in `hit` [stages, dp_ranks] as fast as their peers, optimizer included."""
-    repair = np.where(hit, 1 / np.maximum(worker_factor_by_kind(evidence, profile), 1.0), 1.0)
-    changes: list[Change] = [Scale(evidence.table, repair[:, :, None, None, None, :])]
+def workers_as_fast_as_peers(evidence: Evidence, hit: Bools) -> Change:
+    """The workers in `hit` [stages, dp_ranks] as fast as their peers, in the steps in which they are slow."""
+    profile = evidence.profile
+    assert profile is not None
+    here = hit[None, :, None, :]
+    factor = _one_lane_factor(evidence, profile) if len(evidence.dp_ranks) == 1 else slow_factor(evidence)
+    repair = np.where(here, 1 / np.maximum(factor, 1.0), 1.0)
+    changes: list[Change] = [Scale(evidence.table, repair[:, :, None, None])]
     if not evidence.optimizers.empty:
-        cost = median(evidence.optimizers.gather(evidence.replay.durations.own), (1, 2))
-        peers = lower_median(cost, axis=1)[:, None] if cost.shape[1] > 1 else lower_median(cost, axis=0)
-        ratio = cost / safe(peers)
-        slow = hit & (ratio > 1 + SMALLEST_FACTOR)
-        changes.append(Scale(evidence.optimizers, 1 / np.where(slow, ratio, 1.0)[:, None, None, :]))
+        slow = np.where(here[0], optimizer_factor(evidence), 1.0)
+        slow = np.where((slow > 1 + SMALLEST_FACTOR) & (repair < 1).any(axis=0), slow, 1.0)
+        changes.append(Scale(evidence.optimizers, 1 / slow[:, None]))
     return Together(tuple(changes))
 
 
 def as_fast_as_peers(evidence: Evidence, workers: Sequence[Worker]) -> Change:
     """These workers as fast as their peers."""
-    assert evidence.profile is not None
-    return workers_as_fast_as_peers(evidence, evidence.profile, evidence.cells_of(workers))
+    return workers_as_fast_as_peers(evidence, evidence.cells_of(workers))
 
 
 def beyond_peers_s(evidence: Evidence, worker: Worker) -> float:
     """Seconds of each forward and backward that a worker takes beyond its peers."""
     assert evidence.profile is not None
-    beyond = (worker_factor(evidence, evidence.profile) - 1) * evidence.profile.stage_s.sum(axis=1)[:, None]
+    beyond = (worker_factor(evidence) - 1) * evidence.profile.stage_s.sum(axis=1)[:, None]
     return float(beyond[evidence.cells_of([worker])].sum())
 
 
-def worker_factor(evidence: Evidence, profile: ComputeProfile) -> Floats:
-    """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks]."""
+def slow_factor(evidence: Evidence) -> Floats:
+    """How slow workers are beside their peers, 1 where they are not, [kinds, stages, steps, dp_ranks]."""
+    profile = evidence.profile
+    assert profile is not None
+    if evidence.stages == 1:
+        return profile.slow_worker
+    return np.asarray(profile.slow_worker * _machine_factor(evidence, profile.slow_rank))
+
+
+def worker_factor(evidence: Evidence) -> Floats:
+    """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks].
+
+    The mean over the steps in which it is slow; forwards and backwards as they weigh on its stage.
+    """
+    profile = evidence.profile
+    assert profile is not None
     if len(evidence.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    return np.asarray(profile.worker * _slow_ranks(profile))
+    seconds = profile.base_s.sum(axis=2)[:, :, None, None]
+    both = (slow_factor(evidence) * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
+    slow = both > 1
+    factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
+    return np.where(slow.any(axis=1), factor, 1.0)
 
 
-def worker_factor_by_kind(evidence: Evidence, profile: ComputeProfile) -> Floats:
-    """As `worker_factor`, forwards and backwards apart, [kinds, stages, dp_ranks]."""
-    if len(evidence.dp_ranks) == 1:
-        return np.broadcast_to(worker_factor(evidence, profile), profile.worker_by_kind.shape)
-    return np.asarray(profile.worker_by_kind * _slow_ranks(profile))
+def optimizer_factor(evidence: Evidence) -> Floats:
+    """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; 1 where it was not recorded."""
+    shape = (evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks))
+    if evidence.optimizers.empty:
+        return np.ones(shape)
+    cost = np.nansum(evidence.optimizers.gather(evidence.replay.durations.own), axis=1)
+    peers = lower_median(cost, axis=2)[..., None] if shape[2] > 1 else lower_median(cost, axis=0)[None]
+    ratio = cost / safe(peers)
+    return np.where(cost > 0, ratio, 1.0)
 
 
-def _slow_ranks(profile: ComputeProfile) -> Floats:
-    """Factors of the DP ranks that stand out, 1 for the others, [dp_ranks]."""
-    return np.where(is_significant(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS), profile.dp_rank, 1.0)
+def slow_machines(evidence: Evidence) -> Bools:
+    """Slow DP ranks whose machines are slow, whatever data they have: [dp_ranks].
+
+    The optimizer tells them apart: it knows no tokens, and a slow GPU is slow there, too. Where it does not (it was
+    not recorded, or is as fast as ever), several DP ranks that are slow by one factor have one kind of machine, for
+    data comes in any amount. A DP rank with more data whose optimizer is as slow as theirs is one of them, too.
+    """
+    profile = evidence.profile
+    if profile is None or evidence.stages < 2 or not profile.slow_ranks.any():
+        return np.zeros(len(evidence.dp_ranks), np.bool_)
+    hit, level = profile.slow_ranks, np.expm1(profile.ranks.level)
+    optimizer = median(optimizer_factor(evidence), (1,)).min(axis=0) - 1
+    # A bad worker among healthy ones has a slow optimizer, too: all stages must have one.
+    machines = hit & (optimizer > OPTIMIZER_SHARE * level)
+    if machines.any():
+        return np.asarray(machines | (hit & (optimizer > OPTIMIZER_SHARE * np.median(level[machines]))))
+    alike = hit & (np.ptp(level[hit]) < ONE_FACTOR_SHARE * level[hit].min()) & (hit.sum() > 1)
+    return np.asarray(alike)
 
 
-def slow_workers(evidence: Evidence) -> np.ndarray:
+def _machine_factor(evidence: Evidence, rank: Floats) -> Floats:
+    """What of the factors `rank` [steps, dp_ranks] is the machines', the rest being data; same shape."""
+    machines, level = slow_machines(evidence), np.exp(evidence.profile.ranks.level) if evidence.profile else None
+    if level is None or not machines.any():
+        return np.ones_like(rank)
+    usual = float(lower_median(level[machines], axis=0))
+    both = machines & (level - 1 > (usual - 1) * (1 + 1 / OPTIMIZER_SHARE))
+    factor: Floats = np.where(machines, np.where(both, usual, rank), 1.0)
+    return factor
+
+
+def ranks_with_more_data(evidence: Evidence) -> Bools:
+    """DP ranks whose computes take longer on all stages in proportion, though their machines do not: [dp_ranks]."""
+    profile = evidence.profile
+    if profile is None or evidence.stages < 2:
+        return np.zeros(len(evidence.dp_ranks), np.bool_)
+    # Sequences that happen to be long in a few steps are uneven sequences, not a shard with more data.
+    lasting = profile.ranks.on.mean(axis=1) >= LASTING_SHARE
+    return np.asarray(lasting & (data_factor(evidence) > 1 + SMALLEST_FACTOR).any(axis=0))
+
+
+def data_factor(evidence: Evidence) -> Floats:
+    """How much more data the DP ranks have that have more, 1 for the others, [steps, dp_ranks]."""
+    profile = evidence.profile
+    assert profile is not None
+    return np.asarray(profile.slow_rank / _machine_factor(evidence, profile.slow_rank))
+
+
+def microbatch_cost(evidence: Evidence) -> Floats:
+    """What each microbatch costs wherever it runs, 1 = the mean one, [microbatches, steps, dp_ranks]."""
+    profile = evidence.profile
+    assert profile is not None
+    more = np.where(ranks_with_more_data(evidence), data_factor(evidence), 1.0)
+    cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * more
+    return np.asarray(cost / cost.mean())
+
+
+def slow_workers(evidence: Evidence) -> Bools:
     """Workers whose computes take longer than those of their peers, [stages, dp_ranks] of bool."""
     profile = evidence.profile
     if profile is None:
         return np.zeros((evidence.stages, len(evidence.dp_ranks)), np.bool_)
     if len(evidence.dp_ranks) < 2:
         return _slow_without_peers(evidence, profile)
-    by_worker = is_significant(profile.worker, profile.worker_error, FACTOR_ERRORS)
-    by_dp_rank = is_significant(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)
-    excess = worker_factor(evidence, profile) - 1
-    slow = by_worker | by_dp_rank[None, :]
-    hit: np.ndarray = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
+    slow = profile.slow_workers | slow_machines(evidence)[None, :]
+    excess = worker_factor(evidence) - 1
+    hit: Bools = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
     return hit
 
 
-def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> np.ndarray:
+def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:
     """With one DP rank a slow worker looks like a stage with more work; its optimizer, just as slow, gives it away."""
     excess = stage_excess(profile).min(axis=1)
     if evidence.stages < 2 or evidence.optimizers.empty:
         return np.zeros((evidence.stages, 1), np.bool_)
-    cost = median(evidence.optimizers.gather(evidence.replay.durations.own), (1, 2))
-    optimizer = cost / safe(lower_median(cost, axis=0)) - 1
-    slow: np.ndarray = (excess[:, None] > SMALLEST_STAGE_EXCESS) & (optimizer > OPTIMIZER_SHARE * excess[:, None])
+    optimizer = median(optimizer_factor(evidence), (1,)) - 1
+    slow: Bools = (excess[:, None] > SMALLEST_STAGE_EXCESS) & (optimizer > OPTIMIZER_SHARE * excess[:, None])
     return slow
+
+
+def _one_lane_factor(evidence: Evidence, profile: ComputeProfile) -> Floats:
+    factor = worker_factor(evidence)[None, :, None, :]
+    return np.broadcast_to(factor, profile.slow_worker.shape)
 
 
 def stage_excess(profile: ComputeProfile) -> Floats:
@@ -110,31 +190,46 @@ def stage_excess(profile: ComputeProfile) -> Floats:
     return excess
 
 
-def hosts_that_are_slow(evidence: Evidence) -> dict[str, np.ndarray]:
-    """Hosts of at least two traced workers most of which are slow, with those slow workers [stages, dp_ranks]."""
-    slow = slow_workers(evidence)
-    if slow.sum() < 2:
-        return {}
-    hosts: dict[str, list[tuple[int, int]]] = {}
-    for dp_index, dp_rank in enumerate(evidence.dp_ranks):
-        for stage in range(evidence.stages):
-            host = evidence.hosts.get(Worker(dp_rank, stage))
-            if host is not None:
-                hosts.setdefault(host, []).append((stage, dp_index))
-    found = {}
-    for host, cells in hosts.items():
-        hit = np.zeros_like(slow)
-        hit[tuple(np.array(cells).T)] = True
-        if len(cells) >= 2 and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
-            found[host] = slow & hit
-    return found
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A worker that looks slow by `excess`, where noise alone makes `noise`; about `steps` steps would tell."""
+
+    worker: Worker
+    excess: float
+    noise: float
+    steps: int
 
 
-def worker_series(evidence: Evidence, hit: np.ndarray) -> Floats:
-    """How slow the workers in `hit` are step by step, relative to their peers, [steps]."""
-    grid = evidence.table.grid.sum(axis=0)
-    usual = lower_median(median(grid, (1, 2)), axis=-1 if len(evidence.dp_ranks) > 1 else 0)
-    mine = median(grid, (1, 2)) / safe(usual[..., None] if len(evidence.dp_ranks) > 1 else usual[None])
-    series = nan_mean(mine.transpose(0, 2, 1)[hit], (0,))
-    # In steps that lack the workers they are taken to have been as slow as in the others.
-    return np.where(np.isfinite(series), series, median(series, (0,)))
+def undecided(evidence: Evidence) -> Undecided | None:
+    """The worker that looks slowest throughout the trace, but no more so than chance explains; None where none does.
+
+    A level over more steps has an error that falls with their root, so the evidence grows in proportion to them.
+    """
+    profile = evidence.profile
+    if profile is None or len(evidence.dp_ranks) < 2:
+        return None
+    found = profile.workers
+    looks_slow = found.on.all(axis=1) & (np.expm1(found.level) >= SMALLEST_FACTOR) & (found.nats < found.needed)
+    if not looks_slow.any():
+        return None
+    at = int(np.where(looks_slow, found.level, -np.inf).argmax())
+    stage, dp_index = divmod(at, len(evidence.dp_ranks))
+    more = min(found.needed / max(float(found.nats[at]), SMALLEST_NATS), MOST_TIMES)
+    return Undecided(
+        worker=evidence.worker(stage, dp_index),
+        excess=float(np.expm1(found.level[at])),
+        noise=float(np.expm1(found.error[at])),
+        steps=max(math.ceil(more * found.on.shape[1]), FEWEST_STEPS_TO_TELL),
+    )
+
+
+def worker_series(evidence: Evidence, hit: Bools) -> Floats:
+    """How slow the workers in `hit` are step by step, relative to their peers, as measured, [steps]."""
+    profile = evidence.profile
+    assert profile is not None
+    if len(evidence.dp_ranks) == 1:
+        return np.full(len(evidence.replay.graph.steps), float(worker_factor(evidence)[hit].mean()))
+    machines = _machine_factor(evidence, profile.rank_by_step)
+    measured = profile.worker_by_step.mean(axis=0) * machines
+    series = np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0)
+    return np.asarray(series)

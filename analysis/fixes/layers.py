@@ -128,7 +128,7 @@ def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) 
 def _slowness(evidence: Evidence) -> Floats:
     """How much slower the slowest worker of each stage is than its peers, [stages], at least 1."""
     assert evidence.profile is not None
-    slowness: Floats = np.maximum(worker_factor(evidence, evidence.profile).max(axis=1), 1.0)
+    slowness: Floats = np.maximum(worker_factor(evidence).max(axis=1), 1.0)
     return slowness
 
 

@@ -16,8 +16,8 @@ from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attri
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
 from tracekit.analysis.evidence.changes import Change, Scale, step_times_with
-from tracekit.analysis.evidence.compute_profile import safe
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import microbatch_cost
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans
@@ -25,6 +25,7 @@ from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace import Trace
 
@@ -52,6 +53,8 @@ _ASSUMED = {
     FixKind.CALM_NETWORK: "all of them go",
     FixKind.HIDE_LAUNCHES: "all of them go",
 }
+#: What balancing sequences over DP ranks is for.
+_UNEVEN_DATA = frozenset({CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: Why a fix of a cause that hides behind another one has no price of its own.
 HIDDEN = "saves nothing until the other causes are gone, see the combination"
 #: Fixes that live with a cause.
@@ -167,8 +170,9 @@ def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
             yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s, details=details, cause=cause)
         elif cause.kind is CauseKind.PYTHON_GC:
             yield _planned_gc(evidence, cause)
-        elif cause.kind is CauseKind.SEQUENCE_LENGTH_IMBALANCE:
-            yield _balanced(evidence, cause)
+    uneven = [cause for cause in causes if cause.kind in _UNEVEN_DATA]
+    if uneven:
+        yield _balanced(evidence, uneven)
 
 
 def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
@@ -207,15 +211,18 @@ def _pauses(evidence: Evidence) -> Floats:
     return every
 
 
-def _balanced(evidence: Evidence, cause: Cause) -> Plan:
-    """Microbatches dealt anew over the DP ranks of each step."""
+def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
+    """Microbatches dealt anew over the DP ranks of each step, for whatever of `causes` makes them uneven."""
     profile = evidence.profile
     assert profile is not None
-    cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0)
+    cost = microbatch_cost(evidence)
     deal = deal_job(cost)
     load, dealt = cost.sum(axis=0), dealt_cost(cost, deal)
-    change = Scale(evidence.table, (dealt / safe(cost))[None, None, None])
-    bound_s = evidence.unchanged_s - cause.saved_s if cause.without_s is not None else evidence.unchanged_s
+    elastic = profile.elasticity[:, :, :, None, None, None]
+    change = Scale(evidence.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
+    cause = max(causes, key=lambda one: one.saved_s)
+    gone = [one.change for one in causes if one.change is not None]
+    bound_s = float(step_times_with(evidence.replay, gone).mean())
     offset = evidence.attribution.recorded_s - evidence.unchanged_s
     return Plan(
         FixKind.BALANCE_SEQUENCES,

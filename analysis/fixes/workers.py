@@ -23,11 +23,12 @@ LIKE_PEERS = "as fast as its peers"
 #: The smallest set of workers is sought whose repair brings the slowdown under this.
 TARGET_SLOWDOWN = 1.05
 _Item = TypeVar("_Item")
+_SLOW_MACHINES = frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_HOST, CauseKind.SLOW_RANK_GROUP})
 
 
 def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
     """Replace what is slow; where several workers are, the fewest that suffice; or shift work off a slow DP rank."""
-    slow = [cause for cause in causes if cause.kind in {CauseKind.BAD_WORKER, CauseKind.SLOW_HOST}]
+    slow = [cause for cause in causes if cause.kind in _SLOW_MACHINES]
     for cause in slow:
         host = cause.kind is CauseKind.SLOW_HOST
         title = f"Drain {cause.where.host}" if host else f"Replace {cause.where}"
@@ -98,7 +99,7 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
     at = evidence.dp_ranks.index(worker.dp_rank)
-    factor = float(worker_factor(evidence, profile)[worker.pp_rank, at])
+    factor = float(worker_factor(evidence)[worker.pp_rank, at])
     # As many as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []

@@ -5,6 +5,8 @@ In: arrays of any shape, nan where nothing was measured. Out: arrays without the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
@@ -13,6 +15,13 @@ from tracekit.analysis.numeric.arrays import Floats
 MAD_TO_SIGMA = 1.4826
 #: Spreads and typical values of more than this many numbers are taken from evenly spaced ones of them.
 SAMPLE = 100_000
+#: Seconds, and factors, below this are none: no clock shows them, and dividing by them overflows.
+NOTHING = 1e-12
+
+
+def safe(values: Any) -> Floats:
+    """`values` to divide by: 1 where there is nothing to compare with, because ops took no time."""
+    return np.where(values > NOTHING, values, 1.0)
 
 
 def median(values: Floats, axes: tuple[int, ...]) -> Floats:

@@ -17,9 +17,8 @@ from tracekit.analysis.attribution.correlation import forward_backward_correlati
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
-    FACTOR_ERRORS,
     FORWARD,
-    is_significant,
+    ComputeProfile,
     profile_computes,
 )
 from tracekit.analysis.evidence.compute_table import ComputeTable
@@ -53,6 +52,12 @@ def profile_of(*causes, **changes):
     return profile_computes(ComputeTable.of(replay_of(*causes, **changes)))
 
 
+def workers_of(profile: ComputeProfile) -> np.ndarray:
+    """Factor of each worker beside its peers, whoever it shares it with, [kinds, stages, dp_ranks]."""
+    shared = profile.slow_rank if profile.slow_worker.shape[1] > 1 else 1.0
+    return np.median(profile.slow_worker * shared, axis=2)
+
+
 def in_parts(trace: Trace) -> Trace:
     """The same job with each forward and backward recorded as two ops, cut at three tenths of it."""
     split = pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)])
@@ -77,7 +82,7 @@ class TestComputesInParts:
         whole, parts = (
             profile_computes(ComputeTable.of(JobReplay.from_trace(one))) for one in (self.TRACE, in_parts(self.TRACE))
         )
-        np.testing.assert_allclose(parts.worker, whole.worker, rtol=1e-9)
+        np.testing.assert_allclose(parts.worker_by_step, whole.worker_by_step, rtol=1e-9)
         np.testing.assert_allclose(parts.base_s, whole.base_s, rtol=1e-9)
         assert parts.length_correlation == pytest.approx(whole.length_correlation)
 
@@ -119,16 +124,15 @@ class TestFactors:
     def test_each_cause_moves_its_own_factor_only(self):
         healthy = profile_of()
         slow = profile_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
-        assert slow.worker[2, 1] == pytest.approx(1.5, rel=0.02)
-        others = np.ones((4, 4), bool)
-        others[2, 1] = False
-        assert slow.worker[others] == pytest.approx(1, abs=0.02)
+        expected = np.ones((2, 4, 4))
+        expected[:, 2, 1] = 1.5
+        assert workers_of(slow) == pytest.approx(expected, rel=0.02)
         assert slow.stage_s == pytest.approx(healthy.stage_s, rel=0.02)
-        assert slow.dp_rank == pytest.approx(1, abs=0.02)
+        assert slow.rank_by_step == pytest.approx(1, abs=0.03)
 
         loss = profile_of(SlowLastStage(factor=1.5))
         assert loss.stage_s[:, 0] / loss.stage_s[0, 0] == pytest.approx([1, 1, 1, 1.5], rel=0.02)
-        assert loss.worker == pytest.approx(1, abs=0.02)
+        assert workers_of(loss) == pytest.approx(1, abs=0.02)
 
         warm = profile_of(SlowSteps(position=0, count=2, factor=1.4))
         assert warm.step[:2] == pytest.approx(1.4, rel=0.03)
@@ -167,7 +171,7 @@ class TestFactors:
     )
     def test_a_slow_worker_in_any_schedule(self, changes):
         profile = profile_of(SlowWorker(dp_rank=1, pp_rank=0, factor=1.5), **changes)
-        assert (profile.worker * profile.dp_rank)[0, 1] == pytest.approx(1.5, rel=0.03)
+        assert workers_of(profile)[:, 0, 1] == pytest.approx(1.5, rel=0.03)
 
 
 #: Few peers: with two DP ranks the middle of the peers lies between the fast and the slow one.
@@ -190,15 +194,8 @@ class TestWorkersSlowInOneKind:
         profile = profile_computes(ComputeTable.of(slow))
         expected = np.ones((2, layout.pp, layout.dp))
         expected[kind, stage, dp_index] = 1.6
-        assert profile.worker_by_kind * profile.dp_rank == pytest.approx(expected, rel=0.02)
+        assert workers_of(profile) == pytest.approx(expected, rel=0.02)
         assert not (profile.pause_s > 0).any(), "slow ops are no pauses"
-
-    def test_both_kinds_weigh_as_much_as_they_take(self):
-        replay = job_of(Layout(dp=2, pp=2), noise=0.0)
-        profile = profile_computes(ComputeTable.of(disturbed(replay, one_worker(replay, [FORWARD], 1, 1, 1.6))))
-        forward_s, backward_s = profile.base_s[:, 1, 0]
-        slowed = (1.6 * forward_s + backward_s) / (forward_s + backward_s)
-        assert profile.worker[1, 1] * profile.dp_rank[1] == pytest.approx(slowed, rel=1e-6)
 
     @pytest.mark.parametrize("layout", SHAPES, ids=str)
     def test_all_stages_of_a_dp_rank_slow_in_backwards_make_nobody_elses_forwards_slow(self, layout):
@@ -206,7 +203,7 @@ class TestWorkersSlowInOneKind:
         factor = np.ones(ComputeTable.of(replay).shape)
         factor[BACKWARD, ..., 1] = 1.5
         profile = profile_computes(ComputeTable.of(disturbed(replay, factor)))
-        both = profile.worker_by_kind * profile.dp_rank
+        both = workers_of(profile)
         assert both[BACKWARD, :, 1] == pytest.approx(1.5, rel=0.02)
         both[BACKWARD, :, 1] = 1
         assert both == pytest.approx(1, abs=0.02)
@@ -215,20 +212,20 @@ class TestWorkersSlowInOneKind:
 class TestRealNoise:
     @pytest.mark.parametrize("layout", SHAPES, ids=str)
     def test_wandering_and_heavy_tails_are_no_slow_worker_and_hide_none(self, layout):
-        """Forty jobs per shape; the tails make no cost of their own worker, the wandering ends as errors."""
-        replay = job_of(layout, steps=24, noise=0.01)
+        """Forty jobs per shape. Two workers alone cannot always tell a walk of 24 steps from a level: then none is."""
+        replay, right = job_of(layout, steps=24, noise=0.01), 0
         for seed in range(40):
             noise = real_noise(replay, seed)
             healthy = profile_computes(ComputeTable.of(disturbed(replay, noise)))
             assert not self.named(healthy).any(), seed
             slow = noise * one_worker(replay, [FORWARD, BACKWARD], 0, 1, 1.25)
             named = self.named(profile_computes(ComputeTable.of(disturbed(replay, slow))))
-            assert np.argwhere(named).tolist() == [[0, 1]], seed
+            right += np.argwhere(named).tolist() == [[0, 1]]
+        assert right >= (37 if layout.dp == 2 else 40)
 
     @staticmethod
     def named(profile) -> np.ndarray:
-        by_worker = is_significant(profile.worker, profile.worker_error, FACTOR_ERRORS)
-        return by_worker | is_significant(profile.dp_rank, profile.dp_rank_error, FACTOR_ERRORS)[None]
+        return profile.slow_workers | profile.slow_ranks[None]
 
     def test_a_worker_that_slows_down_for_good_is_no_noise(self):
         replay = job_of(Layout(dp=4, pp=2), steps=24, noise=0.01)
@@ -236,7 +233,7 @@ class TestRealNoise:
         factor[:, 1, :, :, 8:, 2] = 1.4
         profile = profile_computes(ComputeTable.of(disturbed(replay, factor)))
         assert np.argwhere(self.named(profile)).tolist() == [[1, 2]]
-        assert profile.worker_error[1, 2] < 0.01
+        assert np.argwhere(profile.on[1, :, 2]).ravel().tolist() == list(range(8, 24)), "and it says since when"
 
 
 class TestGrids:

@@ -1,0 +1,291 @@
+"""What a run's own noise can do, and which steps of a series stand out of it.
+
+In: series over the steps, one per worker or DP rank: logarithms of how much slower it is than its peers, [series,
+steps]. Out: the `Noise` of the run and, per series, an `Episode`: in which steps it is slow, by how much, how sure.
+
+The error of a level is that of a bootstrap over the steps that keeps their memory: an autoregressive (sieve) one, whose
+variance has a closed form, so that nothing is drawn and the answer is the same each time. Neighbouring steps of a
+worker that wanders are no independent witnesses; a z-score that counts each of them is sure of what a second trace
+would not show. The memory counts one standard error longer than it looks: short traces hide it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA
+
+Bools = npt.NDArray[np.bool_]
+
+#: How often noise alone may name somebody, per job: one healthy job in a thousand.
+FALSE_ALARMS = 1e-3
+#: Fewer series than that say nothing about how much healthy members differ for good.
+FEWEST_MEMBERS = 6
+#: Steps slow in turn must have been slow at least so many times; longer periods are looked for up to this length.
+FEWEST_TURNS = 3
+LONGEST_PERIOD = 32
+#: No step of a GPU repeats more closely than this; rounding of recorded times is of this size.
+SMALLEST_SIGMA = 1e-4
+#: Far from what is usual: so many standard deviations, and so much.
+OUTSTANDING = 6.0
+SMALLEST_OUTSTANDING = 0.02
+#: The shortest range with half of n normal values: so many standard deviations, less a share of 1 / sqrt(n) that is
+#: larger where n is even (fitted to simulated normal values, 3 to 400 of them).
+HALF_WIDTH = 1.35
+HALF_WIDTH_LOST = (1.6, 1.25)
+#: The longest memory that is told from a level.
+LONGEST_MEMORY = 0.95
+#: A level takes at most that much of the variance with it.
+LEAST_VARIANCE_LEFT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What a run does by itself.
+
+    `variance`: of one step, [series]. `freedom`: how many independent deviations it was estimated from. `spread`: by
+    how much healthy members differ for good, a standard deviation. `memory`: how much of a deviation is still there a
+    step later.
+    """
+
+    variance: Floats
+    freedom: float
+    spread: float
+    memory: float
+
+    def variance_over(self, steps: Ints | int) -> Floats:
+        """Variance of the mean over so many steps in a row, [series]."""
+        return np.asarray(self.variance * _share_left(self.memory, np.maximum(steps, 1)))
+
+    def error(self, steps: Ints | int) -> Floats:
+        """Standard error of a level over so many steps, [series]."""
+        return np.asarray(np.sqrt(self.variance_over(steps) + self.spread**2))
+
+    def nats(self, level: Floats, steps: Ints | int) -> Floats:
+        """Log-likelihood ratio of `level` against no effect, Student's: few steps make a large ratio worth little."""
+        ratio: Floats = (self.freedom + 1) / 2 * np.log1p((level / self.error(steps)) ** 2 / self.freedom)
+        return np.where(level > 0, ratio, 0.0)
+
+
+def needed_nats(tests: int) -> float:
+    """The log-likelihood ratio that noise reaches in `FALSE_ALARMS` of all jobs with so many tests at most."""
+    return math.log(max(tests, 1) / FALSE_ALARMS)
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """When each series is slow.
+
+    `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of
+    the level. All [series]. `period`, `since`, `until`: how the steps are described, 0 where they are not so: every
+    `period`-th step, from position `since` on, before position `until`.
+    """
+
+    on: Bools
+    level: Floats
+    nats: Floats
+    error: Floats
+    period: Ints
+    since: Ints
+    until: Ints
+    needed: float
+    noise: Noise
+
+    def significant(self, smallest: float) -> Bools:
+        """Where a series is slow by at least `smallest` (a factor less 1), and chance does not explain it."""
+        hit: Bools = (np.expm1(self.level) >= smallest) & (self.nats >= self.needed)
+        return hit
+
+
+def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
+    """The noise of members, each compared with `peers` of them; nan where a step says nothing.
+
+    Steps that are far above the others of their member have a level of their own, so that a worker that is slow at
+    times is no noise. `remembers`: whether what moves slowly is noise, too.
+    """
+    members, steps = series.shape
+    known, high = np.isfinite(series), _stands_out(series, peers)
+    quiet, slow = known & ~high, known & high
+    level, slow_level = _level(series, quiet), _level(series, slow)
+    deviation = np.where(quiet, series - level[:, None], 0.0) + np.where(slow, series - slow_level[:, None], 0.0)
+    independent = members * (1 - 1 / peers)
+    seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
+    # Each level hides what moves like it.
+    levels = quiet.any(axis=1).astype(np.int64) + slow.any(axis=1)
+    left = 1 - levels * _share_left(longest, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
+    own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
+    usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
+    # A member that is more restless than its peers is so in its own error; its few steps know that only roughly.
+    variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
+    spread = 0.0
+    if members >= FEWEST_MEMBERS and quiet.any():
+        levels_seen = level[quiet.any(axis=1)]
+        low = levels_seen[levels_seen <= np.median(levels_seen)] - np.median(levels_seen)
+        apart = (MAD_TO_SIGMA * float(np.median(np.abs(low)))) ** 2
+        spread = math.sqrt(max(apart - usual / steps, 0.0))
+    freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
+    return Noise(variance, max(freedom, 1.0), spread, longest)
+
+
+def _memory(deviation: Floats, independent: float) -> tuple[float, float]:
+    """The correlation of a step with the one before, as it shows and one standard error more, 0 to LONGEST_MEMORY."""
+    steps, total = deviation.shape[1], float((deviation**2).sum())
+    if steps < 2 or total <= 0:
+        return 0.0, 0.0
+    shows = float((deviation[:, 1:] * deviation[:, :-1]).sum()) / total
+    # A level that was taken out of a short series hides some of its memory (Kendall, 1954).
+    memory = min(max((shows * steps + 1) / (steps - 3), 0.0), LONGEST_MEMORY) if steps > 3 else 0.0
+    error = math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
+    return memory, min(memory + error, LONGEST_MEMORY)
+
+
+def _share_left(memory: float, steps: Ints | int) -> Floats:
+    """Variance of the mean of `steps` neighbouring steps over that of one, each remembering the one before."""
+    count = np.asarray(steps, np.float64)
+    together = count * (1 - memory**2) - 2 * memory * (1 - memory**count)
+    return np.asarray(together / (count * (1 - memory)) ** 2)
+
+
+def episodes_of(
+    series: Floats,
+    peers: int,
+    *,
+    least_variance: float = 0.0,
+    fewest: int = FEWEST_TURNS,
+    remembers: bool = True,
+) -> Episodes:
+    """In which steps each member is slow beside its `peers` (itself one of them), [series, steps] of log factors.
+
+    A description of the steps must pay for itself: always costs nothing, every n-th step the logarithm of how many such
+    patterns there are, "since a step" and "up to a step" twice that of how many steps there are, as does each run.
+    Of those the one that explains most is taken. Nothing is slow in the steps outside it. `fewest`: steps that what
+    comes and goes must have been seen in; the tails of noise make single steps of single workers long.
+    `least_variance`: of one step, where it is known to be no less. `remembers`: as of `noise_of`.
+    """
+    members, steps = series.shape
+    noise = noise_of(series, peers, remembers=remembers)
+    values = _without_outliers(np.where(np.isfinite(series), series, 0.0), min(fewest, (steps + 1) // 2))
+    noise = replace(noise, variance=np.maximum(noise.variance, least_variance))
+    masks = _Masks(values, noise, fewest)
+    if steps > 2:
+        masks.try_runs()
+        masks.try_periods()
+        masks.try_bursts()
+    on, count = masks.on, np.maximum(masks.on.sum(axis=1), 1)
+    level = (values * on).sum(axis=1) / count
+    return Episodes(
+        on=on,
+        level=level,
+        nats=np.maximum(noise.nats(level, count) - masks.cost, 0.0),
+        error=noise.error(count),
+        period=masks.period,
+        since=masks.since,
+        until=masks.until,
+        needed=needed_nats(members),
+        noise=noise,
+    )
+
+
+def _without_outliers(values: Floats, fewest: int) -> Floats:
+    """Nothing beyond what `fewest` steps reach, above or below: fewer are the tails of noise."""
+    if fewest < 2:
+        return values
+    ordered = np.partition(values, (fewest - 1, values.shape[1] - fewest), axis=1)
+    return np.clip(values, ordered[:, fewest - 1 : fewest], ordered[:, values.shape[1] - fewest, None])
+
+
+def _stands_out(series: Floats, peers: int) -> Bools:
+    """Steps in which a member is far from what is usual for all; its level there is not that of its other steps.
+
+    What is usual: the shortest range with half of a member's steps, of which one of two levels has that many. Of two
+    peers one is as fast as the other is slow.
+    """
+    values = np.where(np.isfinite(series), series, 0.0)
+    steps = values.shape[1]
+    if steps < 3:
+        return np.zeros(values.shape, np.bool_)
+    beyond = (steps - 1) // 2
+    ordered = np.sort(values, axis=1)
+    width = (ordered[:, beyond:] - ordered[:, : steps - beyond]).min(axis=1)
+    sigma = float(np.median(width)) / HALF_WIDTH / (1 - HALF_WIDTH_LOST[steps % 2] / math.sqrt(steps))
+    far = np.abs(values) if peers == 2 else values
+    return np.asarray(far > max(OUTSTANDING * sigma, SMALLEST_OUTSTANDING))
+
+
+def _level(series: Floats, where: Bools) -> Floats:
+    total = np.where(where, series, 0.0).sum(axis=1)
+    return np.asarray(total / np.maximum(where.sum(axis=1), 1))
+
+
+class _Masks:
+    """The best description so far of the steps in which each member is slow."""
+
+    def __init__(self, values: Floats, noise: Noise, fewest: int) -> None:
+        members, steps = values.shape
+        self.values, self.noise, self.fewest = values, noise, fewest
+        self.on = np.ones((members, steps), np.bool_)
+        self.cost = np.zeros(members)
+        self.gain = self._gain(values.sum(axis=1), np.full(members, steps))
+        self.period = np.zeros(members, np.int64)
+        self.since = np.zeros(members, np.int64)
+        self.until = np.full(members, steps, np.int64)
+
+    def _gain(self, total: Floats, count: Ints) -> Floats:
+        """Log-likelihood that a slow level in `count` steps, which add up to `total`, explains."""
+        mean = np.maximum(total, 0.0) / np.maximum(count, 1)
+        return np.asarray(mean**2 / self.noise.variance_over(count) / 2)
+
+    def _take(self, gain: Floats, cost: Floats, on: Bools, **words: Ints) -> None:
+        # By more than rounding: of two equal descriptions the first is the simpler one.
+        better = (gain - cost > (self.gain - self.cost) * (1 + 1e-9)) & (on.sum(axis=1) >= self.fewest)
+        self.on[better], self.gain[better], self.cost[better] = on[better], gain[better], cost[better]
+        steps = self.values.shape[1]
+        for name, default in (("period", 0), ("since", 0), ("until", steps)):
+            getattr(self, name)[better] = words[name][better] if name in words else default
+
+    def try_runs(self) -> None:
+        """From a step on, or up to one."""
+        members, steps = self.values.shape
+        before = np.cumsum(self.values, axis=1)[:, :-1]
+        at = np.arange(1, steps)
+        # A place for a change costs twice what a choice among as many patterns does (Zhang and Siegmund, 2007).
+        price, number = np.full(members, 2 * math.log(steps)), np.arange(steps)
+        for first in (False, True):
+            total = before if first else before[:, -1:] + self.values[:, -1:] - before
+            gains = self._gain_of_runs(total, at if first else steps - at)
+            best = gains.argmax(axis=1)
+            cut = at[best]
+            on = number < cut[:, None] if first else number >= cut[:, None]
+            words = {"until": cut} if first else {"since": cut}
+            self._take(gains[np.arange(members), best], price, on, **words)
+
+    def _gain_of_runs(self, total: Floats, count: Ints) -> Floats:
+        mean = np.maximum(total, 0.0) / count
+        share = _share_left(self.noise.memory, count)
+        return np.asarray(mean**2 / self.noise.variance[:, None] / share / 2)
+
+    def try_periods(self) -> None:
+        """Every n-th step."""
+        members, steps = self.values.shape
+        periods = range(2, min(steps // FEWEST_TURNS, LONGEST_PERIOD) + 1)
+        price = np.full(members, math.log(max(sum(periods), 1)))
+        for period in periods:
+            for phase in range(period):
+                on = np.arange(steps) % period == phase
+                gain = self._gain(self.values[:, on].sum(axis=1), np.full(members, int(on.sum())))
+                self._take(gain, price, np.broadcast_to(on, self.values.shape), period=np.full(members, period))
+
+    def try_bursts(self) -> None:
+        """Any steps above half of the level of the highest ones."""
+        high = self.values > self.values.max(axis=1, keepdims=True) / 2
+        for _ in range(2):
+            level = (self.values * high).sum(axis=1) / np.maximum(high.sum(axis=1), 1)
+            high = self.values > level[:, None] / 2
+        edges = np.diff(high.astype(np.int8), axis=1, prepend=0, append=0)
+        price = 2 * (edges > 0).sum(axis=1) * math.log(self.values.shape[1])
+        self._take(self._gain((self.values * high).sum(axis=1), high.sum(axis=1)), price, high)

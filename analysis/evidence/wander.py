@@ -1,0 +1,73 @@
+"""Workers whose speed wanders: how much, and the job in which they do not.
+
+In: `Evidence`. Out: a `Wander`. A worker that wanders is like itself a moment ago: neighbouring microbatches (without a
+pipeline) or the steps of a worker differ less from each other than from the rest of its trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.evidence.compute_profile import ComputeProfile
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workload import autocorrelation
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import nan_mean, safe
+
+#: Neighbouring microbatches that correlate by this much and this many standard errors remember each other: sequence
+#: lengths correlate by none, a walk that forgets within a microbatch or more by exp(-1) = 0.37 at least.
+SMALLEST_MEMORY = 0.18
+MEMORY_ERRORS = 4.0
+#: A median of n values scatters by this much x their spread / sqrt(n).
+MEDIAN_ERROR = 1.2533
+#: Steps of a worker vary this many times as much as its ops' own scatter explains.
+VARIANCE_RATIO = 2.0
+
+
+@dataclass(frozen=True)
+class Wander:
+    """`spread`: standard deviation of workers from step to step, relative. `even`: factor on computes that makes each
+    worker's steps alike, broadcasts to the table. `in_workload`: it shows as microbatches that differ.
+    """
+
+    spread: float
+    shows: bool
+    in_workload: bool
+    even: Floats
+
+
+def wander_of(evidence: Evidence) -> Wander:
+    """How the workers of a job wander."""
+    profile = evidence.profile
+    if profile is None or len(evidence.dp_ranks) < 2:
+        return Wander(0.0, False, False, np.ones((1,) * 6))
+    if evidence.stages == 1:
+        return _of_workload(profile)
+    return _of_workers(evidence, profile)
+
+
+def _of_workload(profile: ComputeProfile) -> Wander:
+    work = profile.microbatch
+    memory = autocorrelation(work)
+    shows = memory > max(SMALLEST_MEMORY, MEMORY_ERRORS / np.sqrt(max(np.isfinite(work).sum(), 1)))
+    level = nan_mean(work, (0,))
+    even = 1 / safe(level / np.nanmean(level))
+    return Wander(
+        float(np.nanstd(level)), bool(shows), bool(shows), np.nan_to_num(even, nan=1.0)[None, None, None, None]
+    )
+
+
+def _of_workers(evidence: Evidence, profile: ComputeProfile) -> Wander:
+    level = profile.worker_by_step / profile.slow_worker
+    seconds = profile.base_s.sum(axis=2)[:, :, None, None]
+    both = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
+    own = np.log(safe(both))
+    own = own - nan_mean(own, (1,))[:, None]
+    ops = 2 * evidence.table.shape[2] * evidence.table.shape[3]
+    expected = MEDIAN_ERROR**2 * profile.op_scatter**2 / ops
+    seen = float(np.nanmean(own**2))
+    shows = seen > VARIANCE_RATIO * expected
+    even = 1 / np.exp(np.nan_to_num(own))
+    return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])

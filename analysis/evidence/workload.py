@@ -1,0 +1,106 @@
+"""What a microbatch costs on every stage of its DP rank, how far each stage follows it, and its place in the step.
+
+In: computes relative to the usual one of their kind, stage and chunk, [kinds, stages, chunks, microbatches, steps,
+dp_ranks], nan where none was recorded. Out: workloads [microbatches, steps, dp_ranks], elasticities [kinds, stages,
+chunks], position factors [kinds, microbatches].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.evidence.significance import episodes_of
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import SAMPLE, lower_median, median, nan_mean, safe
+
+#: Workloads that differ by less than this say nothing about how a stage follows them.
+SMALLEST_WORKLOAD_SPREAD = 0.04
+#: A stage follows the workload wholly unless its slope differs by this much.
+SMALLEST_INELASTICITY = 0.05
+#: Computes further from the workload than that were paused.
+LARGEST_DEVIATION = 0.5
+#: A place in the step is slow from here on.
+SMALLEST_POSITION = 0.04
+#: Places are compared with others, so there must be some.
+FEWEST_PLACES = 3
+LARGEST_SLOW_SHARE = 0.5
+
+
+def workload(backward: Floats, own: Floats, elastic: Floats | None) -> Floats:
+    """What all stages of a DP rank share, microbatch by microbatch, 1 = the usual one.
+
+    Backwards only, for what stops Python does not reach them. `own`: how much slower each worker is, [stages, steps,
+    dp_ranks]; `elastic`: of backwards, [stages, chunks], None: 1.
+    """
+    cells = backward / safe(own)[:, None, None]
+    if elastic is not None:
+        cells = 1 + (cells - 1) / elastic[:, :, None, None, None]
+    return median(np.maximum(cells.reshape(-1, *cells.shape[2:]), 0.0), (0,))
+
+
+def elasticity(relative: Floats, own: Floats, work: Floats) -> Floats:
+    """By how much each stage's cost follows the workload: 0.6 where four tenths of it are the same for all.
+
+    The loss costs the same for each token, whatever attention costs. Slopes come from the dearest and the cheapest
+    quarter of the microbatches, and are relative to the stages' upper median, as most stages have nothing but layers.
+    """
+    shape = relative.shape
+    lanes = _few(shape[4] * shape[5], shape[3] * shape[0] * shape[1] * shape[2])
+    work = work.reshape(shape[3], -1)[:, lanes].reshape(-1)
+    beside = (relative / safe(own)[:, :, None, None]).reshape(*shape[:4], -1)[..., lanes]
+    cells = beside.reshape(*shape[:3], -1)
+    known = np.isfinite(work)
+    if shape[1] < 2 or known.sum() < 8:
+        return np.ones(shape[:3])
+    low, high = np.quantile(work[known], (0.25, 0.75))
+    cheap, dear = known & (work <= low), known & (work >= high)
+    if high - low < SMALLEST_WORKLOAD_SPREAD:
+        return np.ones(shape[:3])
+    apart = float(work[dear].mean() - work[cheap].mean())
+    # A pause is no work.
+    cells = np.where(np.abs(cells / safe(work) - 1) < LARGEST_DEVIATION, cells, np.nan)
+    bottom, top = nan_mean(cells[..., cheap], (3,)), nan_mean(cells[..., dear], (3,))
+    slope = (top - bottom) / apart
+    elastic = slope / safe(bottom + slope * (1 - float(work[cheap].mean())))
+    ordered = np.sort(elastic, axis=1)
+    elastic = elastic / safe(ordered[:, elastic.shape[1] // 2].mean(axis=-1))[:, None, None]
+    elastic = np.where(np.isfinite(elastic), np.clip(elastic, 0.1, 1.5), 1.0)
+    return np.where(np.abs(elastic - 1) < SMALLEST_INELASTICITY, 1.0, elastic)
+
+
+def position_factor(relative: Floats) -> Floats:
+    """How much longer the microbatches at one place of each step take, on all ranks, [kinds, microbatches].
+
+    1 where a place does not stand out: by 4 %, in all steps, and by more than chance explains.
+    """
+    kinds, _, _, places, steps, _ = relative.shape
+    factor = np.ones((kinds, places))
+    if places < FEWEST_PLACES or steps < 2:
+        return factor
+    few = relative[..., :: max(1, relative.size // (4 * SAMPLE))]
+    beside = few / safe(median(few, (2, 3)))[:, :, None, None]
+    of_step = median(beside, (1, 2, 5))
+    usual = lower_median(of_step, axis=1)[:, None]
+    logs = np.log(safe(of_step / safe(usual)))
+    found = episodes_of(logs.reshape(-1, steps), places)
+    slow = (found.significant(SMALLEST_POSITION) & found.on.all(axis=1)).reshape(kinds, places)
+    few_places = slow.mean(axis=1, keepdims=True) <= LARGEST_SLOW_SHARE
+    return np.where(slow & few_places, np.exp(found.level).reshape(kinds, places), 1.0)
+
+
+def autocorrelation(work: Floats) -> float:
+    """How much a microbatch's cost is like that of the one before it, on the same DP rank, -1 to 1.
+
+    Sequence lengths are drawn anew for each microbatch, so theirs is 0; a worker that wanders remembers.
+    """
+    series = np.log(safe(work)).transpose(2, 1, 0).reshape(work.shape[2], -1)
+    deviation = series - nan_mean(series, (1,))[:, None]
+    both = np.isfinite(deviation[:, 1:]) & np.isfinite(deviation[:, :-1])
+    total = float(np.nansum(deviation**2))
+    product = np.where(both, deviation[:, 1:] * deviation[:, :-1], 0.0)
+    return float(product.sum()) / total if total > 0 else 0.0
+
+
+def _few(lanes: int, each: int) -> slice:
+    """Evenly spaced lanes, as many as make about SAMPLE cells of `each`."""
+    return slice(None, None, max(1, lanes * each // (4 * SAMPLE)) | 1)

@@ -1,0 +1,102 @@
+"""What noise can do and when a series is slow: exact descriptions, false alarms, the closed form of the error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tracekit.analysis.evidence.significance import Episodes, episodes_of, noise_of
+
+SMALLEST = 0.04
+STEPS = np.arange(24)
+
+
+def wandering(rng: np.random.Generator, members: int, steps: int, memory: float) -> np.ndarray:
+    """Unit normals, each step remembering the one before, [members, steps]."""
+    walk = rng.normal(size=(members, steps))
+    for step in range(1, steps):
+        walk[:, step] = memory * walk[:, step - 1] + np.sqrt(1 - memory**2) * walk[:, step]
+    return walk
+
+
+def one_slow_at(on: np.ndarray, *, level: float = 0.4, noise: float = 0.01, seed: int = 0) -> Episodes:
+    """Eight members beside their peers, the third of them slow in some steps."""
+    series = noise * np.random.default_rng(seed).normal(size=(8, len(on)))
+    series[2] += level * on
+    return episodes_of(series, 8)
+
+
+class TestWhen:
+    @pytest.mark.parametrize(
+        ("on", "words"),
+        [
+            (STEPS >= 0, (0, 0, 24)),
+            (STEPS % 3 == 1, (3, 0, 24)),
+            (STEPS >= 14, (0, 14, 24)),
+            (STEPS < 5, (0, 0, 5)),
+            (np.isin(STEPS, (4, 5, 13, 14, 19)), (0, 0, 24)),
+        ],
+        ids=["always", "every third", "since", "until", "bursts"],
+    )
+    def test_the_steps_are_found_and_described_in_the_simplest_way(self, on, words):
+        found = one_slow_at(on)
+        assert np.flatnonzero(found.significant(SMALLEST)).tolist() == [2]
+        assert found.on[2].tolist() == on.tolist()
+        assert (found.period[2], found.since[2], found.until[2]) == words
+        assert found.level[2] == pytest.approx(0.4, abs=0.01)
+
+    def test_of_two_peers_one_is_slow_at_times_and_the_other_is_not_fast(self):
+        series = 0.005 * np.random.default_rng(1).normal(size=(1, 16))
+        series[0, 8:] += 0.5
+        found = episodes_of(np.concatenate([series, -series]), 2)
+        assert found.significant(SMALLEST).tolist() == [True, False]
+        assert np.flatnonzero(found.on[0]).tolist() == list(range(8, 16))
+
+    def test_one_long_step_is_the_tail_of_noise_and_no_episode(self):
+        series = 0.005 * np.random.default_rng(2).normal(size=(12, 24))
+        series[3, 7] = series[9, 2] = 2.0
+        assert not episodes_of(series, 12).significant(SMALLEST).any()
+
+    def test_thousands_of_steps_take_memory_in_proportion(self):
+        found = one_slow_at(np.arange(20_000) >= 12_000)
+        assert found.since[2] == 12_000
+
+
+class TestChance:
+    @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8])
+    @pytest.mark.parametrize("members", [4, 8])
+    def test_workers_that_wander_name_nobody_however_large_the_walk(self, members, memory):
+        """0.07 a step: in one of two such jobs some worker is 5 % slower than its peers on average."""
+        rng, named = np.random.default_rng(members), 0
+        for _ in range(120):
+            walk = 0.07 * wandering(rng, members, 16, memory)
+            named += episodes_of(walk - walk.mean(axis=0), members).significant(SMALLEST).any()
+        assert named <= 2
+
+    def test_the_more_alike_the_steps_the_less_they_prove(self):
+        rng = np.random.default_rng(3)
+        slow = 0.06 * (np.arange(16) == 5)[:, None]
+        nats = []
+        for memory in (0.0, 0.6, 0.9):
+            found = [episodes_of(0.03 * wandering(rng, 16, 20, memory) + slow, 16).nats[5] for _ in range(40)]
+            nats.append(np.median(found))
+        assert nats[0] > 2 * nats[1] > 4 * nats[2]
+
+    def test_the_error_of_a_level_is_what_levels_scatter_by(self):
+        rng = np.random.default_rng(4)
+        for memory in (0.0, 0.7):
+            walks = 0.02 * wandering(rng, 4000, 30, memory)
+            noise = noise_of(walks, 4000)
+            assert float(np.median(noise.error(30) ** 2 - noise.spread**2)) == pytest.approx(
+                float(walks.mean(axis=1).var()), rel=0.1
+            )
+
+    def test_a_large_effect_in_three_steps_is_evidence_and_a_small_one_is_not(self):
+        assert one_slow_at(np.ones(3, bool), level=0.4, noise=0.005).significant(SMALLEST)[2]
+        assert not one_slow_at(np.ones(3, bool), level=0.05, noise=0.03).significant(SMALLEST).any()
+
+    def test_healthy_workers_that_differ_for_good_count_as_noise(self):
+        rng = np.random.default_rng(5)
+        level = 0.02 * rng.normal(size=(64, 1))
+        steady = level + 0.0005 * rng.normal(size=(64, 20))
+        assert not episodes_of(steady - steady.mean(axis=0), 64).significant(SMALLEST).any()

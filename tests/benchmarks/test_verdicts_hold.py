@@ -1,0 +1,90 @@
+"""Jobs of the simulator that shares no model with the rules: causes in computes are named, placed, timed and priced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.eventsim import draw_job, simulate
+from benchmarks.verdicts import judged_job
+from tracekit import Job
+
+#: Of the mean step: what the price of a fix may be off by.
+LARGEST_PRICE_ERROR = 0.03
+
+
+@pytest.mark.parametrize(
+    ("case", "seed"),
+    [
+        ("P1", 20001),
+        ("P1-bad-worker", 20001),
+        ("P2-every-third", 20000),
+        ("P2-last-40%", 20000),
+        ("P2-bursts", 20001),
+        ("P3", 20002),
+        ("P6", 30000),
+        ("P10", 20001),
+        ("P12", 20000),
+        ("P13", 20001),
+    ],
+)
+def test_a_cause_in_the_computes_is_named_with_place_time_and_price(case, seed):
+    judged = judged_job(seed, case)
+    assert judged.must
+    assert not judged.missed
+    assert not judged.wrong, "and nothing else"
+    assert not any(cause.mistimed for cause in judged.right)
+    assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
+    assert max(judged.fix_errors, default=0.0) < LARGEST_PRICE_ERROR
+
+
+def test_a_bad_worker_beside_data_skew_on_its_own_dp_rank_has_a_price_of_its_own():
+    judged = judged_job(30002, "P1-bad-worker")
+    assert {str(truth.kind) for truth in judged.found} == {"data-skew", "bad-worker"}
+    assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
+
+
+@pytest.mark.parametrize("seed", [20001, 30003])
+def test_workers_that_wander_are_spread_that_nobody_owns_without_a_fix(seed):
+    job = draw_job(seed, "P14")
+    report = Job(simulate(job).trace).whatif().to_dict()
+    accused = {cause["kind"] for cause in report["causes"]} - {"random-variation", "healthy", "unexplained"}
+    assert not accused
+    assert not any(fix["cause"] for fix in report["fixes"])
+
+
+def test_what_wandering_costs_is_named_and_priced():
+    judged = judged_job(20001, "P14")
+    assert [str(truth.kind) for truth in judged.found] == ["random-variation"]
+    assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
+
+
+@pytest.mark.parametrize(("case", "seed"), [("P15", 20000), ("P19", 20001), ("healthy-noisy", 20001)])
+def test_noise_names_nobody(case, seed):
+    assert not judged_job(seed, case).named
+
+
+def test_the_price_of_a_cause_that_acts_at_times_is_also_given_for_those_steps():
+    job = draw_job(20000, "P2-every-third")
+    causes = Job(simulate(job).trace).whatif().to_dict()["causes"]
+    worker = next(cause for cause in causes if cause["kind"] == "bad-worker")
+    assert worker["when"] == "every 3 steps"
+    share = float(np.mean(job.causes[0].when.mask(job.shape.steps)))
+    assert worker["saved_when_acting_s"] == pytest.approx(worker["saved_s"] / share, rel=0.02)
+
+
+def test_who_looks_slow_by_chance_is_no_cause_but_says_how_many_steps_would_tell():
+    """Two ranks on busy cores, three steps of them."""
+    for seed in range(20000, 20020):
+        trace = simulate(draw_job(seed, "P19")).trace
+        steps = np.unique(trace.ops["step"].to_numpy())[:3]
+        short = Job(
+            type(trace).from_frame(trace.ops.filter(trace.ops["step"].is_in(steps)), trace.layout, name="short")
+        )
+        causes = short.whatif().to_dict()["causes"]
+        assert not [cause for cause in causes if cause["kind"] == "bad-worker"], seed
+        said = [cause["next_check"] for cause in causes if "steps would tell" in cause["next_check"]]
+        if said:
+            assert "slower, where noise alone makes" in said[0]
+            return
+    raise AssertionError("no job in which somebody looks slow by chance")
