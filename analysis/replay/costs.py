@@ -14,6 +14,7 @@ import numpy as np
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.kernels import kernel
+from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method
 
@@ -48,6 +49,8 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
     clamped_transfers = clamped_delays = 0
     for block in graph.blocks:
         block_own, transfers = _own_costs(block, joined)
+        if block.structure.call is not None:
+            separate_transfers(block, block_own)
         block_delay, late = _launch_delays(block)
         own.append(block_own)
         delays.append(block_delay)

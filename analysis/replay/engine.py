@@ -43,13 +43,17 @@ class JobReplay:
     """The graph of a job and what each op costs.
 
     `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
-    of collectives, None where nothing was reconstructed.
+    of collectives, None where nothing was reconstructed. `stalled_s`: seconds of each step in which no rank does
+    anything and which the graph leaves out, [steps], None where it leaves nothing out; `overlap_s`: those in which the
+    next step has begun.
     """
 
     graph: DependencyGraph
     durations: Durations
     clocks: Clocks
     as_recorded: JobReplay | None = None
+    stalled_s: Floats | None = None
+    overlap_s: Floats | None = None
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
@@ -60,10 +64,11 @@ class JobReplay:
         if method is Method.PUBLISHED:
             graph = DependencyGraph.from_trace(trace)
             return cls(graph, measure_durations(graph, method), Clocks.right(graph.layout.pp, len(graph.dp_ranks)))
-        replay = cls._with_clocks_set(DependencyGraph.from_trace(trace, reconstruct=True), trace)
+        replay = cls._with_clocks_set(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), trace)
         if not replay.graph.reconstructed:
             return replay
-        return replace(replay, as_recorded=cls._with_clocks_set(DependencyGraph.from_trace(trace), trace))
+        as_recorded = DependencyGraph.from_trace(trace, posting=None)
+        return replace(replay, as_recorded=cls._with_clocks_set(as_recorded, trace))
 
     @classmethod
     def _with_clocks_set(cls, graph: DependencyGraph, trace: Trace) -> JobReplay:
