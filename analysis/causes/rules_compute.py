@@ -70,7 +70,7 @@ class BadWorker(Rule):
         "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
         " steal, run queue"
     )
-    suggested_fix = "drain and replace the worker"
+    suggested_fix = "find out by the next check whether it is the machine or what runs on it"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -93,6 +93,7 @@ class BadWorker(Rule):
             confidence_from(figures[:2]),
             workers_as_fast_as_peers(evidence, evidence.profile, hit),
             worker_series(evidence, hit),
+            suggested_fix="drain and replace the worker" if evidence.hardware_at_fault(workers) else None,
         )
 
 
@@ -111,7 +112,7 @@ class SlowHost(Rule):
         "host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet temperature"
         " of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs"
     )
-    suggested_fix = "drain the host"
+    suggested_fix = "find out by the next check whether it is the machine or what runs on it"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -126,6 +127,7 @@ class SlowHost(Rule):
                 confidence_from(figures[:2]),
                 workers_as_fast_as_peers(evidence, profile, hit),
                 worker_series(evidence, hit),
+                suggested_fix="drain the host" if evidence.hardware_at_fault(evidence.workers_where(hit)) else None,
             )
 
 
