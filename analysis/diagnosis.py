@@ -44,7 +44,7 @@ def diagnose(
     trace: Trace, replay: JobReplay, attribution: Attribution, *, layers: tuple[int, ...] | None = None
 ) -> Diagnosis:
     """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`."""
-    evidence = Evidence(trace, replay, attribution)
+    evidence = Evidence.of(trace, replay, attribution)
     causes = causes_of(evidence)
     return Diagnosis(
         verdict=verdict_of(evidence, causes),

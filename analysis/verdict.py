@@ -46,9 +46,10 @@ _KIND_OF = {
     CauseKind.CONGESTION: LossKind.COMMUNICATION,
     CauseKind.PYTHON_GC: LossKind.STALLS,
     CauseKind.CHECKPOINT_STALLS: LossKind.STALLS,
+    CauseKind.PROCESS_PAUSES: LossKind.STALLS,
 }
 #: Stops of a few workers hold up the others: those workers are stragglers.
-_STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS})
+_STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.PROCESS_PAUSES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,8 @@ def _collected_together(job: Job, fix: Fix) -> Job:
 
 
 def _layers_moved(job: Job, fix: Fix) -> Job:
-    now, then = fix["details"]["layers_now"], fix["details"]["layers_then"]
+    what = "layers" if "layers_now" in fix["details"] else "work"
+    now, then = fix["details"][f"{what}_now"], fix["details"][f"{what}_then"]
     return replace(job, layer_factor=tuple(after / before for before, after in zip(now, then, strict=True)))
 
 

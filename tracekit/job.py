@@ -113,6 +113,7 @@ class Job:
             diagnosis=diagnose(self.trace, self.replay, found, layers=layers),
             method=Method(self.method),
             clocks=self._clocks(),
+            posting=self.replay.graph.posting,
             published=self._published(),
             questions_asked=tuple(asked),
             labels_asked=tuple(labels),
@@ -152,6 +153,7 @@ class Job:
     def _published(self) -> PublishedView | None:
         """What the published method says of the job, None where it cannot differ."""
         from tracekit.analysis.attribution.attribution import slowdown_of
+        from tracekit.analysis.graph.rules.posting import Posting
         from tracekit.analysis.replay.engine import JobReplay
         from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
         from tracekit.report import PublishedView
@@ -164,13 +166,16 @@ class Job:
             reasons.append("it takes the clocks as they are")
         if self.replay.graph.reconstructed:
             reasons.append("it leaves out members of collectives that were not recorded")
+        if self.replay.graph.posting.posting is not Posting.SAME_DIRECTION:
+            reasons.append("it posts each receive behind the previous compute of its direction")
         if occasional:
             reasons.append(
                 f"it compares {', '.join(occasional)} only with one another, not with workers that have none"
             )
         if not reasons:
             return None
-        if self.replay.clocks.any_off or self.replay.graph.reconstructed:
+        same_rules = self.replay.graph.posting.posting is Posting.SAME_DIRECTION
+        if self.replay.clocks.any_off or self.replay.graph.reconstructed or not same_rules:
             published = JobReplay.from_trace(self.trace, Method.PUBLISHED)
         else:  # the same graph and costs, other ideals
             published = self.replay.with_ideals(Method.PUBLISHED)

@@ -22,6 +22,7 @@ import polars as pl
 from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.attribution.by_label import Share
 from tracekit.analysis.diagnosis import Diagnosis
+from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
 from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
@@ -131,6 +132,7 @@ class Report:
     diagnosis: Diagnosis
     method: Method
     clocks: ClockReport
+    posting: PostingRule
     published: PublishedView | None = None
     questions_asked: tuple[Question, ...] = ()
     labels_asked: tuple[ByLabel, ...] = ()
@@ -377,6 +379,11 @@ class Report:
                     for row in self.clocks.offsets
                 ],
                 "untied": self.clocks.untied,
+            },
+            "posting": {
+                "rule": str(self.posting.posting),
+                "obeyed": self.posting.obeyed,
+                "telling": self.posting.telling,
             },
             "trust": {
                 "replay_error": trust.replay_error,

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
+from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
 from tracekit.model import Worker
@@ -34,6 +35,11 @@ from tracekit.trace import Trace, share_of_samples
 _TOP = 8
 #: From this share of the loss on, workers or a stage count as the culprit.
 _CULPRIT_SHARE = 0.3
+_POSTED = {
+    Posting.EARLY: "ahead of the computes before them",
+    Posting.ANY_DIRECTION: "behind the previous compute of any direction",
+    Posting.BATCHED: "in batches between computes, which wait for them",
+}
 _LARGEST_MAP = (24, 32)
 #: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
@@ -175,6 +181,8 @@ def _verdict(report: Report) -> RenderableType:
         grid.add_row("Trust", Text.assemble(("NO", "bold red"), f"  {figures}: " + "; ".join(trust.reasons)))
     if clocks := _clocks(report):
         grid.add_row("Clocks", clocks)
+    if posting := _posting(report):
+        grid.add_row("Receives", posting)
     if method := _method(report):
         grid.add_row("Method", method)
     if coverage := _coverage(report):
@@ -203,6 +211,14 @@ def _clock(row: ClockOffset) -> str:
     way = "ahead" if row.offset_s > 0 else "behind"
     drift = f", drifting by {row.drift * 1e6:+.0f} us/s" if row.drift else ""
     return f"{row.worker} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
+
+
+def _posting(report: Report) -> str:
+    """What bounds the start of a receive, as inferred; empty where the published rule stands."""
+    found = report.posting
+    if found.posting is Posting.SAME_DIRECTION:
+        return ""
+    return f"posted {_POSTED[found.posting]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
 
 
 def _method(report: Report) -> str:

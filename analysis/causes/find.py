@@ -25,15 +25,16 @@ from tracekit.analysis.causes.rules_compute import (
     SlowSteps,
     StageImbalance,
 )
-from tracekit.analysis.causes.rules_host import HostBound, LateData
+from tracekit.analysis.causes.rules_host import HostBound, LateData, SlowOptimizer
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
     Congestion,
     SlowLink,
     SlowNic,
     TooLittleTrace,
+    UnrecordedWorkerLate,
 )
-from tracekit.analysis.causes.rules_pauses import Checkpoints, PythonGc
+from tracekit.analysis.causes.rules_pauses import Checkpoints, ProcessPauses, PythonGc
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
@@ -54,12 +55,15 @@ RULES: tuple[Rule, ...] = (
     PositionEffect(),
     RandomVariation(),
     PythonGc(),
+    ProcessPauses(),
     Checkpoints(),
     SlowSteps(),
     SlowLink(),
     SlowNic(),
     Congestion(),
+    UnrecordedWorkerLate(),
     LateData(),
+    SlowOptimizer(),
     HostBound(),
     ClockError(),
     TooLittleTrace(),
@@ -69,7 +73,7 @@ _RULE_OF: Mapping[CauseKind, Rule] = {rule.kind: rule for rule in RULES}
 
 def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Cause, ...]:
     """The causes of the job's slowness, costliest first; one of kind `healthy` (or `unexplained`) where none shows."""
-    return causes_of(Evidence(trace, replay, attribution))
+    return causes_of(Evidence.of(trace, replay, attribution))
 
 
 def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
@@ -88,11 +92,31 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
 
 def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
     """The candidates, among several slow workers only those that cost something once all other causes are gone."""
-    kept = list(candidates)
+    kept = _one_for_each(evidence, candidates)
+    candidates = list(kept)
     for at, candidate in enumerate(candidates):
         if candidate.kind is CauseKind.BAD_WORKER and len(candidate.where.workers) > 1:
             others = [other.change for other in candidates if other is not candidate and other.change is not None]
             kept[at] = BadWorker.of_workers(evidence, _costly_workers(evidence, candidate.where.workers, others))
+    return kept
+
+
+def _one_for_each(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates without workers that are slow because their processes are stopped: one cause, one trouble."""
+    stopped = {
+        worker
+        for candidate in candidates
+        if candidate.kind is CauseKind.PROCESS_PAUSES
+        for worker in candidate.where.workers
+    }
+    kept = []
+    for candidate in candidates:
+        workers = candidate.where.workers
+        if candidate.kind is CauseKind.BAD_WORKER and stopped & set(workers):
+            slow = tuple(worker for worker in workers if worker not in stopped)
+            kept += [BadWorker.of_workers(evidence, slow)] if slow else []
+        else:
+            kept.append(candidate)
     return kept
 
 
@@ -148,15 +172,15 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
     return Cause(
         kind=candidate.kind,
         where=candidate.where,
-        title=rule.title,
+        title=candidate.title or rule.title,
         signature=rule.signature,
         evidence=candidate.evidence,
         confidence=candidate.confidence,
         saved_s=0.0,
         alone_s=0.0,
         refuted_by=rule.refuted_by,
-        next_check=rule.next_check,
-        suggested_fix=rule.suggested_fix,
+        next_check=candidate.next_check or rule.next_check,
+        suggested_fix=candidate.suggested_fix or rule.suggested_fix,
         time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
         change=candidate.change,
     )

@@ -34,6 +34,9 @@ class CauseKind(StrEnum):
     SLOW_NIC = "slow-nic"
     CONGESTION = "congestion"
     SLOW_STEPS = "slow-steps"
+    SLOW_OPTIMIZER = "slow-optimizer"
+    PROCESS_PAUSES = "process-pauses"
+    UNRECORDED_WORKER_LATE = "unrecorded-worker-late"
     CLOCK_ERROR = "clock-error"
     TOO_LITTLE_TRACE = "too-little-trace"
     UNEXPLAINED = "unexplained"
@@ -119,6 +122,7 @@ class Candidate:
 
     `change`: the job without the cause, None where the trace is at fault, not the job. `series`: the cause's strength
     over the steps, 1 = none, [steps], where it has one; `time`: when it acts, by default what the series shows.
+    `title`, `next_check`, `suggested_fix`: in place of the rule's, where the job tells more.
     """
 
     kind: CauseKind
@@ -128,6 +132,9 @@ class Candidate:
     change: Change | None
     series: Floats | None = None
     time: TimePattern | None = None
+    title: str | None = None
+    next_check: str | None = None
+    suggested_fix: str | None = None
 
 
 @dataclass(frozen=True)

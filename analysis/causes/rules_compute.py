@@ -130,7 +130,7 @@ class BadWorker(Rule):
         "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
         " steal, run queue"
     )
-    suggested_fix = "drain and replace the worker"
+    suggested_fix = "find out by the next check whether it is the machine or what runs on it"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -159,6 +159,7 @@ class BadWorker(Rule):
             workers_as_fast_as_peers(evidence, hit),
             worker_series(evidence, hit),
             _time_of(evidence, hit),
+            suggested_fix="drain and replace the worker" if evidence.hardware_at_fault(workers) else None,
         )
 
 
@@ -178,7 +179,7 @@ class SlowHost(Rule):
         "host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet temperature"
         " of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs"
     )
-    suggested_fix = "drain the host"
+    suggested_fix = "find out by the next check whether it is the machine or what runs on it"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -212,6 +213,7 @@ class SlowRankGroup(Rule):
 
 def _of_group(kind: CauseKind, evidence: Evidence, group: SlowGroup, where: Where) -> Candidate:
     figures = _worker_figures(evidence, group.hit)
+    drained = group.host is not None and evidence.hardware_at_fault(evidence.workers_where(group.hit))
     return Candidate(
         kind,
         where,
@@ -220,6 +222,7 @@ def _of_group(kind: CauseKind, evidence: Evidence, group: SlowGroup, where: Wher
         workers_as_fast_as_peers(evidence, group.hit),
         worker_series(evidence, group.hit),
         _time_of(evidence, group.hit),
+        suggested_fix="drain the host" if drained else None,
     )
 
 

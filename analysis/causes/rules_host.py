@@ -11,10 +11,11 @@ import numpy as np
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, NoDelays, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import slow_workers
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, sampled
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, sampled
 
 #: Waiting for data from here on (seconds) is late data.
 SMALLEST_DATA_DELAY_S = 5e-3
@@ -22,6 +23,9 @@ SMALLEST_DATA_DELAY_S = 5e-3
 HOST_BOUND_SHARE = 0.04
 #: A worker stands out from here on: times what is usual.
 HOST_FACTOR = 2.0
+#: An optimizer that takes this many times as long as its peers' is slow, if by so many of its standard errors.
+SMALLEST_OPTIMIZER_FACTOR = 1.5
+OPTIMIZER_ERRORS = 6.0
 
 
 class LateData(Rule):
@@ -50,7 +54,7 @@ class LateData(Rule):
             )
         else:
             return
-        late = waits > max(SMALLEST_DATA_DELAY_S, 10 * usual)
+        late = waits > np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual), HOST_FACTOR * _own_delay(evidence))
         if not late.any():
             return
         seconds = np.where(late, waits, 0.0)
@@ -71,6 +75,55 @@ class LateData(Rule):
         if evidence.data_loads.empty:
             return ScaleDelays(evidence.first_forwards, factor)
         return Scale(evidence.data_loads, factor)
+
+
+class SlowOptimizer(Rule):
+    """The optimizer of a worker takes longer than those of its peers; its forwards and backwards do not.
+
+    Paper: no signature; an optimizer is a compute op among others. tracekit compares the median optimizer of each
+    worker with those of its stage: half as long again, and by six of its standard errors over the steps. Optimizers
+    hold the same parameters on all DP ranks of a stage, so there is nothing that could make them differ by design. A
+    worker that is slow in all it computes is a bad worker.
+    """
+
+    kind = CauseKind.SLOW_OPTIMIZER
+    title = "Optimizer of a worker is slow"
+    signature = "the optimizer of one worker takes longer in all steps, its forwards and backwards do not"
+    refuted_by = "the worker's optimizer has more parameters than those of its peers"
+    next_check = (
+        "a profile of the optimizer step on this rank: offloading or swapping to the host, memory bandwidth, fused or"
+        " foreach kernels; whether it also logs or writes there"
+    )
+    suggested_fix = "make the optimizer the same on all ranks: same kernels, no offloading on this one alone"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if evidence.optimizers.empty or len(evidence.dp_ranks) < 2:
+            return
+        seconds = evidence.optimizers.gather(evidence.replay.durations.own).sum(axis=1)
+        level = median(seconds, (1,))
+        peers = np.maximum(lower_median(level, axis=-1)[:, None], 1e-9)
+        scatter = MAD_TO_SIGMA * median(np.abs(seconds - level[:, None]), (1,)) / np.sqrt(seconds.shape[1])
+        error = np.hypot(scatter, MAD_TO_SIGMA * lower_median(np.abs(level - peers), axis=-1)[:, None]) / peers
+        factor = level / peers
+        hit = (factor > SMALLEST_OPTIMIZER_FACTOR) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(evidence)
+        if not hit.any():
+            return
+        figures = (
+            Figure("optimizer over that of its peers", float(factor[hit].max()), SMALLEST_OPTIMIZER_FACTOR),
+            Figure("beyond its peers", float((level - peers)[hit].max()), 0.0, "s"),
+        )
+        as_peers = Scale(evidence.optimizers, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
+        change = Together((as_peers, NoOverlap()))
+        series = np.where(hit[:, None], seconds / peers[:, None], np.nan)
+        yield Candidate(
+            self.kind,
+            Where(workers=evidence.workers_where(hit)),
+            figures,
+            confidence_from(figures),
+            change,
+            nan_mean(series, (0, 2)),
+        )
 
 
 class HostBound(Rule):
@@ -108,9 +161,23 @@ class HostBound(Rule):
         )
 
 
+def _own_delay(evidence: Evidence) -> Floats:
+    """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
+
+    A host that is late with every launch is late with the first one, too: that is not its data.
+    """
+    if not evidence.data_loads.empty:
+        return np.zeros((1, 1, 1, 1))
+    delays = evidence.replay.durations.launch_delay
+    forwards, backwards = (median(grid.gather(delays), (2,)) for grid in (evidence.forwards, evidence.backwards))
+    later = np.nan_to_num(np.concatenate([forwards[:, 1:], backwards], axis=1))
+    longest: Floats = later.max(axis=1, initial=0.0)
+    return longest[:, None, None, :]
+
+
 def _launch_share(evidence: Evidence) -> float:
     """Launch delays over the step, without those that count as waiting for data."""
-    share = evidence.attribution.trust.discrepancy
+    share = evidence.delay_share
     if evidence.data_loads.empty and not evidence.first_forwards.empty:
         delay = evidence.first_forwards.gather(evidence.replay.durations.launch_delay)
         share -= float(np.nanmax(np.nan_to_num(delay), axis=(0, 1, 3)).mean()) / evidence.attribution.original_s

@@ -13,15 +13,18 @@ from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Link, W
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_usual, hiccups, links_as_usual
+from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, SMALLEST_RING_FACTOR
 from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.text import seconds
 
-#: Transfers scatter; a link (a network card) this many times slower than the others is slow.
-SMALLEST_LINK_FACTOR = 3.0
+#: A member of a ring that takes this many times as long as the others has a slow card.
 SMALLEST_NIC_FACTOR = 1.5
-#: A single transfer this many times the median is a hiccup; up to this share of all may be.
-HICCUP_FACTOR = 8.0
-LARGEST_HICCUP_SHARE = 0.1
-FEWEST_HICCUPS = 3
+#: Up to this share of all transfers may be hiccups.
+#: Waiting for somebody unseen that takes this share of the step is worth a word.
+SMALLEST_LATENESS_SHARE = 0.02
+LARGEST_HICCUP_SHARE = 0.3
+FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3
 #: No collective between workers is quicker, seconds.
 SMALLEST_TRANSFER_S = 1e-6
@@ -29,24 +32,18 @@ SMALLEST_TRANSFER_S = 1e-6
 SMALLEST_OFFSET_S = 1.5e-3
 
 
-def _slow_links(evidence: Evidence) -> np.ndarray:
-    """Which links are slow, [links x directions, dp_ranks]."""
-    slow: np.ndarray = evidence.link_factor > SMALLEST_LINK_FACTOR
-    return slow
-
-
 class SlowLink(Rule):
     """The connection between two neighbouring stages of one DP rank is slow.
 
-    Paper: no signature. A slow sender shows on the
-    receiver's recv, so tracekit takes the shorter of the two sides of each transfer, which no wrong clock can
-    lengthen, and compares the link's median with that of all links: three times.
+    Paper: no signature. A slow sender shows on the receiver's recv, so tracekit takes the shorter of the two sides of
+    each transfer, which no wrong clock can lengthen. A link is slow where nearly all its transfers of a step take three
+    times as long as on the usual link, and beyond what links differ by anyway. What a slow card explains is the card's.
     """
 
     kind = CauseKind.SLOW_LINK
     title = "Link between two stages is slow"
-    signature = "send and recv between two workers take longer in all steps, both sides agree"
-    refuted_by = "other transfers of the same two network cards are as fast as usual"
+    signature = "all transfers between two workers take longer, one way or both, and both sides agree"
+    refuted_by = "other transfers of the same two network cards, or their collectives, are as slow: then it is a card"
     next_check = (
         "node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
         "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host"
@@ -57,49 +54,76 @@ class SlowLink(Rule):
         """See `Rule.candidates`."""
         if evidence.transfers.empty:
             return
-        slow, factor = _slow_links(evidence), evidence.link_factor
+        traffic = evidence.traffic
+        slow, factor = traffic.slow_links, traffic.factor
         for link in range(evidence.stages):
-            hit = slow[2 * link : 2 * link + 2].any(axis=0)
-            if not hit.any():
-                continue
             mine = np.zeros_like(slow)
             mine[2 * link : 2 * link + 2] = slow[2 * link : 2 * link + 2]
-            figures = (Figure("transfer time over the usual", float(factor[mine].max()), SMALLEST_LINK_FACTOR),)
+            if not mine.any():
+                continue
+            figures = (Figure("transfer time over the usual", float(np.median(factor[mine])), SMALLEST_LINK_FACTOR),)
             links = tuple(
-                Link(evidence.dp_ranks[int(at)], link, (link + 1) % evidence.stages) for at in np.flatnonzero(hit)
+                Link(evidence.dp_ranks[int(at)], link, (link + 1) % evidence.stages)
+                for at in np.flatnonzero(mine.any(axis=(0, 1)))
             )
-            change = Scale(evidence.transfers, 1 / np.where(mine, factor, 1.0)[:, None, None, :])
-            yield Candidate(self.kind, Where(links=links), figures, confidence_from(figures), change)
+            series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)
+            change = links_as_usual(traffic, mine)
+            yield Candidate(self.kind, Where(links=links), figures, confidence_from(figures), change, series)
 
 
 class SlowNic(Rule):
-    """The data-parallel collectives of one worker take longer than those of its peers.
+    """The network card of a worker's host is slow, in sending, in receiving or both.
 
-    Paper: no signature. tracekit compares the median transfer duration of a worker's collectives with that of the
-    same collectives on the other DP ranks: one and a half times. Where a slow rank holds up a whole ring, all members
-    end late together and no rank stands out; then this rule stays silent rather than blame one.
+    Paper: no signature. A card passes transfers to both neighbouring stages and the collectives of its stage. So a
+    slow one shows in all transfers of one side of it (three times the usual), and in the ring of its stage, which is
+    as slow as its slowest card: one and a half times the rings of the other stages. Where members of a ring are
+    recorded until they themselves are done, the member that takes half as long again as its peers gives it away alone.
+    A ring that is slow on all members alike, without transfers that say on which of them, blames nobody.
     """
 
     kind = CauseKind.SLOW_NIC
-    title = "Collectives of one worker are slow"
-    signature = "params-all-gather and grads-reduce-scatter of one worker take longer than those of its peers"
-    refuted_by = "its p2p transfers over the same network card are as fast as usual"
+    title = "Network card of a worker is slow"
+    signature = "all transfers of one side of a card, and the collectives of its stage; or those of one worker alone"
+    refuted_by = "one of the links over the same card is as fast as usual"
     next_check = (
         "node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
         " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks"
     )
-    suggested_fix = "replace the network card or drain the worker"
+    suggested_fix = "have the card, its port and its PCIe slot checked; move the worker meanwhile"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        few = len(evidence.replay.graph.steps) < FEWEST_STEPS
-        if evidence.collectives.empty or len(evidence.dp_ranks) < 2 or few:
+        if len(evidence.replay.graph.steps) < FEWEST_STEPS:
             return
-        seconds = evidence.collectives.gather(evidence.replay.durations.own)
-        usual = lower_median(median(seconds, (2,)), axis=-1)
+        cards = () if evidence.transfers.empty else evidence.traffic.cards
+        for card in cards:
+            figures: tuple[Figure, ...] = (
+                Figure("transfer time over the usual", float(card.factor.max()), SMALLEST_LINK_FACTOR),
+            )
+            if card.ring_factor > SMALLEST_RING_FACTOR:
+                ring = Figure("its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR)
+                figures = (*figures, ring)
+            yield Candidate(
+                self.kind,
+                Where(workers=card.workers, host=evidence.hosts.get(card.workers[0])),
+                figures,
+                confidence_from(figures),
+                card_as_usual(evidence.traffic, card),
+                np.where(card.steps, float(card.factor[card.steps].mean()), 1.0),
+                title=f"Network card is slow in {' and '.join(card.sides)}",
+            )
+        if not cards:
+            yield from self._of_one_member(evidence)
+
+    def _of_one_member(self, evidence: Evidence) -> Iterator[Candidate]:
+        """Workers whose collectives take longer than those of their peers in the same rings."""
+        if evidence.collectives.empty or len(evidence.dp_ranks) < 2:
+            return
+        member_s = evidence.collectives.gather(evidence.replay.durations.own)
+        usual = lower_median(median(member_s, (2,)), axis=-1)
         # Peers that transfer in no time have been waited for, or measured by a wrong clock: no measure of a card.
         usual = np.where(usual > SMALLEST_TRANSFER_S, usual, np.nan)
-        factor = median(seconds / usual[:, :, None, None], (1, 2))
+        factor = median(member_s / usual[:, :, None, None], (1, 2))
         if not np.isfinite(factor).any():
             return
         hit = factor > SMALLEST_NIC_FACTOR * max(1.0, float(np.nanmedian(factor)))
@@ -111,41 +135,76 @@ class SlowNic(Rule):
         yield Candidate(self.kind, where, figures, confidence_from(figures), change)
 
 
+class UnrecordedWorkerLate(Rule):
+    """A worker that was not recorded is late: its peers wait for it in their collectives.
+
+    Paper: traces all ranks. tracekit knows who lacks from the layout, and that peers wait from collectives that move
+    the same bytes: reducing gradients takes longer than gathering parameters, on all recorded members, and in most
+    steps. What it takes longer is waiting for somebody unseen, no transfer time, and is promised to no other fix.
+    """
+
+    kind = CauseKind.UNRECORDED_WORKER_LATE
+    title = "A worker that was not recorded is late"
+    signature = "workers lack in the trace, and their peers take far longer to reduce gradients than to gather as many"
+    refuted_by = "the missing workers do not exist, or gradients are many times the bytes of the parameters"
+    next_check = "record the missing workers: why does the collector not run there, and what are they doing?"
+    suggested_fix = "record the worker, then treat it as the slow worker that it is"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if evidence.collectives.empty or evidence.all_workers_traced:
+            return
+        traffic = evidence.traffic
+        wait_s = traffic.unseen_wait_s.sum(axis=1)
+        longest = wait_s.max(axis=0)
+        late_s = float(longest.mean())
+        if (longest > 0).mean() < 0.5 or late_s < SMALLEST_LATENESS_SHARE * evidence.unchanged_s:
+            return
+        missing = evidence.trace.coverage().missing_workers
+        stages = sorted({worker.pp_rank for worker in missing})
+        group = f"the data-parallel group of stage {stages[0]}" if len(stages) == 1 else "a data-parallel group"
+        figures = (Figure("its peers wait", late_s, SMALLEST_LATENESS_SHARE * evidence.unchanged_s, "s"),)
+        yield Candidate(
+            self.kind,
+            Where(workers=missing),
+            figures,
+            confidence_from(figures),
+            Scale(evidence.collectives, traffic.transfer_share[..., None]),
+            1 + longest / evidence.unchanged_s,
+            title=f"A worker of {group} that was not recorded is late by {seconds(late_s)}",
+        )
+
+
 class Congestion(Rule):
-    """A few transfers, here and there, take many times as long as usual: congestion or a flapping port.
+    """A few transfers and collectives, here and there, take many times as long as usual: congestion, a flapping port.
 
     Paper: takes the median, not the mean, as the ideal of communication, which such hiccups do not move; no
-    signature. tracekit counts transfers longer than eight times their link's median.
+    signature. tracekit counts transfers and collectives longer than six times what is usual for the same link or ring.
     """
 
     kind = CauseKind.CONGESTION
     title = "A few transfers take many times as long as usual"
-    signature = "up to a tenth of the transfers between stages are very long, on changing links and steps"
+    signature = "up to a tenth of the transfers and collectives are very long, on changing links and steps"
     refuted_by = "the long transfers are all on one link"
     next_check = "switch port flaps and ECN/PFC counters in those steps; hw_counters/np_cnp_sent, out_of_sequence"
     suggested_fix = "find the flapping port or the congested uplink"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if evidence.transfers.empty:
+        if evidence.transfers.empty and evidence.collectives.empty:
             return
-        seconds = evidence.transfer_s
-        # A slow link is slow all the time: its hiccups stand out from its own usual transfer.
-        usual = evidence.usual_transfer_s * np.where(_slow_links(evidence), evidence.link_factor, 1.0)[:, None, None, :]
-        over = seconds / np.maximum(usual, 1e-9)
-        hiccup = over > HICCUP_FACTOR
-        count = int(hiccup.sum())
-        if count < FEWEST_HICCUPS or count > LARGEST_HICCUP_SHARE * np.isfinite(seconds).sum():
+        hosts = evidence.hosts
+        if len(set(hosts.values())) == 1 and len(hosts) == len(evidence.dp_ranks) * evidence.stages:
+            return  # nothing passes a network: what holds up copies within a host is its cores or memory
+        found = hiccups(evidence.traffic)
+        if found.count < FEWEST_HICCUPS or found.count > LARGEST_HICCUP_SHARE * found.of:
             return
         figures = (
-            Figure("long transfers", count, FEWEST_HICCUPS),
-            Figure("longest over the usual", float(over[hiccup].max()), HICCUP_FACTOR),
+            Figure("long transfers", found.count, FEWEST_HICCUPS),
+            Figure("longest over the usual", found.longest, HICCUP_FACTOR),
         )
-        factor = np.ones_like(seconds)
-        factor[hiccup] = 1 / over[hiccup]
-        series = 1 + np.where(hiccup, seconds, 0.0).sum(axis=(0, 1, 3)) / evidence.unchanged_s
-        change = Scale(evidence.transfers, factor)
-        yield Candidate(self.kind, Where(), figures, confidence_from(figures), change, series)
+        # No word about when: hiccups come by chance, so that where few of them fell says nothing of the next ones.
+        yield Candidate(self.kind, Where(), figures, confidence_from(figures), found.change)
 
 
 class ClockError(Rule):

@@ -11,17 +11,25 @@ import numpy as np
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, Scale, Together
+from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median
+from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.model import Worker
 
 FEWEST_PAUSES = 2
+#: Pauses that nobody recorded: fewer than these may be chance.
+FEWEST_UNRECORDED = 3
 #: What stops the worst worker for this share of the step is worth a replay to price it.
 SMALLEST_STOP_SHARE = 0.02
+#: That a stall of all ranks is a checkpoint is likely, not seen.
+UNRECORDED_CONFIDENCE = 0.9
+STALL_CHECK = (
+    "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
+)
 #: A worker stands out that is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
 
@@ -51,9 +59,8 @@ class PythonGc(Rule):
     """Python's garbage collector stops a worker between its ops or during a forward.
 
     Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and
-    can lengthen over time; found by hand. tracekit names collections that were recorded as ops, and looks for single
-    forwards that exceed what stage, worker, step and microbatch (taken from the backward) explain by half or more,
-    without like pauses in backwards.
+    can lengthen over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
+    that spare backwards so often that it is no chance (see `evidence.pauses`).
     """
 
     kind = CauseKind.PYTHON_GC
@@ -98,17 +105,13 @@ class PythonGc(Rule):
 
 def pauses_in_forwards(evidence: Evidence) -> Floats | None:
     """Seconds of each pause in a forward, in the shape of the table; None where pauses are not those of a collector."""
-    profile = evidence.profile
-    if profile is None:
-        return None
-    paused = profile.pause_s > 0
-    forwards, backwards = int(paused[FORWARD].sum()), int(paused[BACKWARD].sum())
-    if forwards < FEWEST_PAUSES or backwards > 0.2 * forwards:
+    pauses = evidence.pauses
+    if pauses is None or not pauses.spare_backwards:
         return None
     seen = evidence.pauses_inside_computes
-    if seen is not None and seen < forwards / 2:  # something else paused them
+    if seen is not None and seen < pauses.forwards / 2:  # something else paused them
         return None
-    pause = np.where(paused, profile.pause_s, 0.0)
+    pause = pauses.seconds.copy()
     pause[BACKWARD] = 0.0
     return pause
 
@@ -121,16 +124,97 @@ def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
     return 1 + usual / evidence.unchanged_s
 
 
+class ProcessPauses(Rule):
+    """Processes are stopped for a while: by the operating system, throttling, a collector nobody recorded.
+
+    Paper: no signature. tracekit looks for computes that take longer by a time of their own: as long in forwards as in
+    backwards of twice the length, where noise and slow GPUs work in proportion. Pauses of forwards alone are those of
+    Python's collector. On a worker whose process is stopped again and again most computes are hit: they scatter four
+    times as much as its peers', and the fastest are as fast as theirs, which no slow worker's are. What stops the
+    process is not in the trace; the next check says where to look.
+    """
+
+    kind = CauseKind.PROCESS_PAUSES
+    title = "Processes pause"
+    signature = "single computes, forwards and backwards, take longer by about the same time, whatever their length"
+    refuted_by = "long computes are longer in proportion to what they compute"
+    next_check = (
+        "host: cgroup cpu.stat (nr_throttled), PSI cpu, steal, run queue, signals to the process (strace -e signal);"
+        " gc.callbacks with a timer: is it Python's collector?"
+    )
+    suggested_fix = "find what stops the process: CPU limits, neighbours on the cores, a debugger, garbage collection"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        pauses = evidence.pauses
+        if pauses is None:
+            return
+        if pauses.stopped.any():
+            yield self._stopped(evidence, pauses)
+        count = pauses.forwards + pauses.backwards
+        if count < FEWEST_UNRECORDED or not pauses.own_length or pauses.spare_backwards:
+            return
+        lengths = pauses.seconds[pauses.seconds > 0]
+        figures = (
+            Figure("paused computes", count, FEWEST_UNRECORDED),
+            Figure("usual pause", float(np.median(lengths)), 0.0, "s"),
+        )
+        factor = 1 - pauses.seconds / safe(evidence.table.grid)
+        # No word about when: pauses come by chance.
+        yield Candidate(self.kind, Where(), figures, confidence_from(figures), Scale(evidence.table, factor))
+
+    def _stopped(self, evidence: Evidence, pauses: Pauses) -> Candidate:
+        """The workers whose processes are stopped again and again."""
+        hit = pauses.stopped
+        grid = evidence.table.grid
+        mine = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
+        beyond = np.where(mine, grid - pauses.usual_s, 0.0)
+        factor = np.where(beyond > 0, pauses.usual_s / safe(grid), 1.0)
+        share = float(beyond[mine].sum() / grid[mine].sum())
+        figures = (
+            Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE),
+            Figure("usual pause", float(np.median(beyond[mine][beyond[mine] > 0.2 * beyond.max()])), 0.0, "s"),
+        )
+        own, delays = evidence.replay.durations.own, evidence.replay.durations.launch_delay
+        changes: list[Change] = [Scale(evidence.table, factor)]
+        for ops in (evidence.optimizers, evidence.data_loads, evidence.host_work):
+            if not ops.empty:
+                changes.append(Scale(ops, _as_peers(ops.gather(own), hit)))
+        changes.append(ScaleDelays(evidence.computing, _as_peers(evidence.computing.gather(delays), hit)))
+        return Candidate(
+            self.kind,
+            Where(workers=evidence.workers_where(hit)),
+            figures,
+            confidence_from(figures),
+            Together(tuple(changes)),
+            title="The process of a worker is stopped again and again",
+        )
+
+
+def _as_peers(seconds: Floats, hit: np.ndarray) -> Floats:
+    """The factor that takes the ops of the workers in `hit` [stages, dp_ranks] down to what their peers usually take.
+
+    `seconds`: [stages, ops, steps, dp_ranks].
+    """
+    peers = np.fmax(lower_median(median(seconds, (2,)), axis=-1), 0.0)[:, :, None, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = np.where(hit[:, None, None, :] & (seconds > peers), peers / seconds, 1.0)
+    return np.where(np.isfinite(factor), factor, 1.0)
+
+
 class Checkpoints(Rule):
-    """Writing checkpoints stops workers while all others wait.
+    """Checkpoints stop workers while all others wait, or the whole job.
 
     Paper: leaves steps with a checkpoint out. tracekit names checkpoints that were recorded as ops and prices them by
-    replaying without.
+    replaying without. One that was not recorded shows as time in which no rank does anything, before anybody begins
+    a step or between two: a tenth of the usual step or more, in some steps and not in most. Data that is late for all
+    ranks is late in every step, and for some ranks never stops the others. A period makes a checkpoint (or an
+    evaluation) of it; without one the stall is named all the same, less surely.
     """
 
     kind = CauseKind.CHECKPOINT_STALLS
     title = "Checkpoints stop the job"
-    signature = "recorded checkpoints that make up a large share of the time"
+    signature = "recorded checkpoints that make up a large share of the time; or all ranks stand still every n steps"
     refuted_by = "the steps stay as long with checkpoints off"
     next_check = "how long a rank writes and to where; bandwidth of the storage; whether all ranks wait for one"
     suggested_fix = "write checkpoints asynchronously, from a copy in host memory, sharded over the ranks"
@@ -138,16 +222,30 @@ class Checkpoints(Rule):
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
         stops = stops_s(evidence, evidence.checkpoints)
-        share = _longest_share(evidence, stops)
-        if share < SMALLEST_STOP_SHARE:
+        recorded = _longest_share(evidence, stops) >= SMALLEST_STOP_SHARE
+        stalled = float(evidence.stalled_s.mean()) >= SMALLEST_STOP_SHARE * evidence.unchanged_s
+        if not recorded and not stalled:
             return
-        steps = stops.max(axis=(0, 2)) > 0
+        lost_s = evidence.stalled_s * stalled + stops.max(axis=(0, 2)) * recorded
         figures = (
-            Figure("checkpoints, over all steps", share, SMALLEST_STOP_SHARE),
-            Figure("steps with a checkpoint", int(steps.sum()), 0.0),
+            Figure(
+                "checkpoints, over all steps" if recorded else "all ranks stand still, over all steps",
+                float(lost_s.mean()) / evidence.unchanged_s,
+                SMALLEST_STOP_SHARE,
+            ),
+            Figure("steps with a checkpoint" if recorded else "steps with a stall", int((lost_s > 0).sum()), 0.0),
+            Figure("longest", float(lost_s.max()), 0.0, "s"),
         )
-        series = 1 + stops.max(axis=(0, 2)) / evidence.unchanged_s
-        where = Where(workers=_stopped_workers(evidence, stops))
+        series = 1 + lost_s / evidence.unchanged_s
+        changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
+        changes += [NoStalls()] if stalled else []
         yield Candidate(
-            self.kind, where, figures, confidence_from(figures), Scale(evidence.checkpoints, np.array(0.0)), series
+            self.kind,
+            Where(workers=_stopped_workers(evidence, stops) if recorded and not stalled else ()),
+            figures,
+            confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
+            Together(tuple(changes)),
+            series,
+            title=None if recorded else "All ranks stop together, as for a checkpoint that is not recorded",
+            next_check=None if recorded else STALL_CHECK,
         )

@@ -23,17 +23,28 @@ from tracekit.analysis.replay.kernel import Costs
 
 @dataclass
 class CostOverlay:
-    """Costs under change: own costs and launch delays per block, copied when first changed."""
+    """Costs under change: own costs and launch delays per block, copied when first changed.
+
+    `stalled_s`, `overlap_s`: seconds of each step beside the graph, and those that it shares with the next, [steps].
+    """
 
     own: list[Floats]
     delay: list[Floats]
+    stalled_s: Floats
+    overlap_s: Floats
     keeps_delays: bool = True
     _copied: set[tuple[str, int]] = field(default_factory=set)
 
     @classmethod
     def recorded(cls, replay: JobReplay) -> CostOverlay:
         """As the job ran."""
-        return cls(list(replay.durations.own), list(replay.durations.launch_delay))
+        none = np.zeros(len(replay.graph.steps))
+        return cls(
+            list(replay.durations.own),
+            list(replay.durations.launch_delay),
+            none if replay.stalled_s is None else replay.stalled_s,
+            none if replay.overlap_s is None else replay.overlap_s,
+        )
 
     def scale_own(self, parts: Iterable[Part]) -> None:
         """Multiply the own costs of `parts`."""
@@ -98,6 +109,24 @@ class NoDelays:
 
 
 @dataclass(frozen=True, slots=True)
+class NoStalls:
+    """No time in which no rank does anything."""
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Change.make`."""
+        overlay.stalled_s = np.zeros_like(overlay.stalled_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOverlap:
+    """Every step ends before the next one begins: what made some workers late at its end is gone."""
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Change.make`."""
+        overlay.overlap_s = np.zeros_like(overlay.overlap_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Together:
     """Several changes at once."""
 
@@ -118,7 +147,15 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
         rows = np.arange(block.template.rows)
         delayed = np.where(block.template.is_communication | (not overlay.keeps_delays), -1, rows)
         costs.append(Costs(own, rows, np.zeros(len(rows)), delay, delayed))
-    return replay.step_times_at(costs)
+    return replay.step_times_at(costs) + overlay.stalled_s - overlay.overlap_s
+
+
+def delayed_step_times(replay: JobReplay) -> Floats:
+    """The duration of each step as recorded, with all launch delays, those of communication too, seconds, [steps]."""
+    durations = replay.durations
+    return replay.step_times_at(
+        [Costs.of_matrix(own, delay) for own, delay in zip(durations.own, durations.launch_delay, strict=True)]
+    )
 
 
 def _changed(parts: Iterable[Part]) -> Iterator[Part]:

@@ -12,25 +12,36 @@ from functools import cached_property
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.changes import delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.pauses import Pauses, find_pauses
+from tracekit.analysis.evidence.step_edges import with_overlap, with_own_delays
+from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 from tracekit.text import encodable
 from tracekit.trace import Trace, share_of_samples
 
+#: A GPU that was throttled in this share of its samples is slow for it; now and then every GPU is for a moment.
+THROTTLED_SHARE = 0.05
+
 
 @dataclass(frozen=True)
 class Evidence:
-    """One job as the rules see it."""
+    """One job as the rules see it. `replay`: with the launch delays of its own steps alone, see `step_edges`."""
 
     trace: Trace
     replay: JobReplay
     attribution: Attribution
+
+    @classmethod
+    def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
+        """Gather evidence on a job."""
+        own = with_own_delays(replay, trace.step_starts)
+        return cls(trace, with_overlap(own, trace.step_starts, step_times_with(own, ())), attribution)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -53,6 +64,22 @@ class Evidence:
         return float(self.unchanged.mean())
 
     @cached_property
+    def stalled_s(self) -> Floats:
+        """Seconds in which no rank does anything, [steps]."""
+        none = np.zeros(len(self.replay.graph.steps))
+        return none if self.replay.stalled_s is None else self.replay.stalled_s
+
+    @property
+    def recorded_s(self) -> float:
+        """Mean step with what the job stalls between steps, seconds."""
+        return max(self.attribution.recorded_s, self.unchanged_s)
+
+    @cached_property
+    def delay_share(self) -> float:
+        """What launch delays of a step's own add to it, as a share; below 0 where ops overlap that the graph orders."""
+        return float(delayed_step_times(self.replay).mean()) / self.attribution.original_s - 1
+
+    @cached_property
     def table(self) -> ComputeTable:
         """The computes of the job."""
         return ComputeTable.of(self.replay)
@@ -63,25 +90,21 @@ class Evidence:
         return None if self.table.empty else profile_computes(self.table)
 
     @cached_property
+    def pauses(self) -> Pauses | None:
+        """Pauses in computes; None where the job lacks forwards or backwards."""
+        if self.profile is None:
+            return None
+        return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)
+
+    @cached_property
     def transfers(self) -> TransferGrid:
         """The transfers between stages."""
         return transfer_grid(self.replay.graph)
 
     @cached_property
-    def transfer_s(self) -> Floats:
-        """Seconds of each transfer, as `transfers`."""
-        return self.transfers.gather(self.replay.durations.own)
-
-    @cached_property
-    def usual_transfer_s(self) -> float:
-        """Median transfer between stages, seconds."""
-        return float(median(self.transfer_s, (0, 1, 2, 3)))
-
-    @cached_property
-    def link_factor(self) -> Floats:
-        """Median transfer of each link over the usual one, [links x directions, dp_ranks]; 1 where it is not used."""
-        factor = median(self.transfer_s, (1, 2)) / max(self.usual_transfer_s, 1e-9)
-        return np.where(np.isfinite(factor), factor, 1.0)
+    def traffic(self) -> Traffic:
+        """What the network does."""
+        return Traffic.of(self)
 
     @cached_property
     def collectives(self) -> OpGrid:
@@ -89,9 +112,24 @@ class Evidence:
         return op_grid(self.replay.graph, DP_COLLECTIVES)
 
     @cached_property
+    def embedding_exchanges(self) -> OpGrid:
+        """The exchange of embedding gradients on the first and the last stage."""
+        return op_grid(self.replay.graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,))
+
+    @cached_property
     def optimizers(self) -> OpGrid:
         """The optimizer of each stage."""
         return op_grid(self.replay.graph, (OpKind.OPTIMIZER,))
+
+    @cached_property
+    def forwards(self) -> OpGrid:
+        """The forwards of each stage, in row order."""
+        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,))
+
+    @cached_property
+    def backwards(self) -> OpGrid:
+        """The backwards of each stage, in row order."""
+        return op_grid(self.replay.graph, (OpKind.BACKWARD_COMPUTE,))
 
     @cached_property
     def first_forwards(self) -> OpGrid:
@@ -122,6 +160,14 @@ class Evidence:
     def computing(self) -> OpGrid:
         """Every op that is no communication: its launch delay is the host's."""
         return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
+
+    @cached_property
+    def all_workers_traced(self) -> bool:
+        """True where every worker of the layout has ops in the trace."""
+        if self.all_lanes_replayed:
+            return True
+        coverage = self.trace.coverage()
+        return coverage.workers_traced == coverage.workers_expected
 
     @property
     def all_lanes_replayed(self) -> bool:
@@ -158,6 +204,13 @@ class Evidence:
         shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
         known = {worker: share_of_samples(share) for worker, share in shares.items()}
         return {worker: share for worker, share in known.items() if share is not None}
+
+    def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
+        """Whether anything recorded says that the machines of `workers` are slow, not what runs on them.
+
+        A slow compute alone does not: user code, data or a neighbour on the cores slow it just as well.
+        """
+        return any(self.throttled.get(worker, 0.0) >= THROTTLED_SHARE for worker in workers)
 
     def worker(self, stage: int, dp_index: int) -> Worker:
         """The worker at a position of the grids."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from tracekit.analysis.causes.model import Where
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
@@ -22,18 +20,20 @@ COMPRESSION = 2
 def general_plans(evidence: Evidence) -> Iterator[Plan]:
     """What any job could try."""
     if not evidence.collectives.empty:
+        # Waiting for a worker that was not recorded is no transfer: it stays.
+        transfers = evidence.traffic.transfer_share[..., None]
         yield Plan(
             FixKind.OVERLAP_DP,
             "Overlap data-parallel communication with compute, all of it",
             Where(),
-            Scale(evidence.collectives, np.zeros((1, 1, 1, 1))),
+            Scale(evidence.collectives, 1 - transfers),
             bound=True,
         )
         yield Plan(
             FixKind.COMPRESS_DP,
             f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
             Where(),
-            Scale(evidence.collectives, np.full((1, 1, 1, 1), 1 / COMPRESSION)),
+            Scale(evidence.collectives, 1 - transfers * (1 - 1 / COMPRESSION)),
             details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
         )
     profile = evidence.profile

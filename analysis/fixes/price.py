@@ -42,8 +42,11 @@ LARGEST_GC_SHARE = 0.005
 _DIRECT = {
     CauseKind.SLOW_STEPS: (FixKind.STEADY_STEPS, "Keep all steps as fast as the usual one"),
     CauseKind.SLOW_LINK: (FixKind.REPAIR_LINK, "Repair the link: transfers as fast as on the others"),
-    CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: collectives as fast as its peers'"),
+    CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: all that passes it as fast as elsewhere"),
     CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
+    CauseKind.PROCESS_PAUSES: (FixKind.STOP_PAUSES, "No pauses of the process"),
+    CauseKind.SLOW_OPTIMIZER: (FixKind.REPLACE_WORKERS, "Optimizer as fast as those of its peers"),
+    CauseKind.UNRECORDED_WORKER_LATE: (FixKind.REPLACE_WORKERS, "The worker that was not recorded on time"),
     CauseKind.CHECKPOINT_STALLS: (FixKind.ASYNC_CHECKPOINT, "Write checkpoints asynchronously"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data: no wait before the first forward"),
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "No launch delays and host work between ops"),
@@ -57,6 +60,8 @@ _ASSUMED = {
 _UNEVEN_DATA = frozenset({CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: Why a fix of a cause that hides behind another one has no price of its own.
 HIDDEN = "saves nothing until the other causes are gone, see the combination"
+#: Causes that show as launch delays.
+_OF_THE_HOST = frozenset({CauseKind.LATE_DATA, CauseKind.HOST_BOUND, CauseKind.PROCESS_PAUSES})
 #: Fixes that live with a cause.
 _WAYS_AROUND = frozenset({FixKind.SHIFT_WORK})
 #: Fixes that exclude each other: of a combination at most one of them is part.
@@ -77,7 +82,7 @@ def price_fixes(
     fixes say how much work to move and name no split.
     Raises SelectionError where their number differs from that of the stages.
     """
-    return fixes_of(Evidence(trace, replay, attribution), causes, layers=layers)
+    return fixes_of(Evidence.of(trace, replay, attribution), causes, layers=layers)
 
 
 def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, ...] | None = None) -> tuple[Fix, ...]:
@@ -107,9 +112,9 @@ def _removes_a_cause(fix: Fix) -> bool:
 
 def _withheld(evidence: Evidence, causes: Sequence[Cause]) -> str | None:
     """Why no saving can be promised; launch delays that a cause explains do not count against the replay."""
-    explained = sum(cause.saved_s for cause in causes if cause.kind in {CauseKind.LATE_DATA, CauseKind.HOST_BOUND})
+    explained = sum(cause.saved_s for cause in causes if cause.kind in _OF_THE_HOST)
+    left = max(evidence.delay_share - explained / evidence.attribution.original_s, 0.0)
     discrepancy = evidence.attribution.trust.discrepancy
-    left = max(discrepancy - explained / evidence.attribution.original_s, 0.0)
     if left > LARGEST_DISCREPANCY:
         return (
             f"launch delays that no cause explains make up {left:.1%} of the step (at most"
@@ -146,9 +151,9 @@ class _Pricer:
             kind=plan.kind,
             title=plan.title,
             where=plan.where,
-            new_step_s=attribution.recorded_s - saved_s,
+            new_step_s=self.evidence.recorded_s - saved_s,
             saved_s=saved_s,
-            saved_gpu_hours_per_day=saved_s / attribution.recorded_s * attribution.world_size * 24,
+            saved_gpu_hours_per_day=saved_s / self.evidence.recorded_s * attribution.world_size * 24,
             error_s=error_s,
             bound=plan.bound,
             withheld=reason,

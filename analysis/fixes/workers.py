@@ -27,19 +27,23 @@ _SLOW_MACHINES = frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_HOST, CauseKind
 
 
 def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
-    """Replace what is slow; where several workers are, the fewest that suffice; or shift work off a slow DP rank."""
+    """What is slow as fast as its peers; where several workers are, the fewest that suffice; or less work for it.
+
+    The price is that of a healthy worker in its place. To replace or drain a machine is said only where something
+    says that the machine is at fault.
+    """
     slow = [cause for cause in causes if cause.kind in _SLOW_MACHINES]
     for cause in slow:
         host = cause.kind is CauseKind.SLOW_HOST
-        title = f"Drain {cause.where.host}" if host else f"Replace {cause.where}"
-        kind = FixKind.DRAIN_HOST if host else FixKind.REPLACE_WORKERS
+        hardware = evidence.hardware_at_fault(cause.where.workers)
+        moved = f"Drain {cause.where.host}" if host else f"Replace {cause.where}"
         yield Plan(
-            kind,
-            title,
+            FixKind.DRAIN_HOST if host else FixKind.REPLACE_WORKERS,
+            moved if hardware else _like_peers(cause.where),
             cause.where,
             cause.change,
             step_times=cause.without_s,
-            details={"assumes": LIKE_PEERS},
+            details={"assumes": LIKE_PEERS} if hardware else {},
             cause=cause,
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
@@ -60,14 +64,22 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> It
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
+    where = Where(workers=tuple(sorted(chosen)))
+    hardware = evidence.hardware_at_fault(chosen)
     yield Plan(
         FixKind.REPLACE_WORKERS,
-        f"Replace {Where(workers=tuple(sorted(chosen)))}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
-        Where(workers=tuple(sorted(chosen))),
+        f"{f'Replace {where}' if hardware else _like_peers(where)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
+        where,
         as_fast_as_peers(evidence, chosen),
-        details={"assumes": LIKE_PEERS},
+        details={"assumes": LIKE_PEERS} if hardware else {},
         cause=cause,
     )
+
+
+def _like_peers(where: Where) -> str:
+    """What the price says, without a word about who is at fault."""
+    named = f"The workers of {where.host}" if where.host else str(where).capitalize()
+    return f"{named} as fast as {'its' if not where.host and len(where.workers) == 1 else 'their'} peers"
 
 
 def fewest_that_suffice(

@@ -17,9 +17,11 @@ from tracekit.analysis.graph.compiled import NO_JOINS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
 from tracekit.analysis.graph.labels import UNLABELLED, Label, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
+from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, join_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.errors import GraphError
 from tracekit.model import KINDS, Layout, OpKind, Worker
 from tracekit.trace import Trace
 
@@ -75,7 +77,8 @@ class DependencyGraph:
 
     `steps`: step numbers that can be replayed, [steps]. `joins`: how many data-parallel collectives a step has.
     `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not recorded;
-    `reconstructed`: whether they were put in. `trace`: where it came from; it knows ranks and hosts.
+    `reconstructed`: whether they were put in. `posting`: when receives are posted. `trace`: where it came from; it
+    knows ranks and hosts.
     """
 
     layout: Layout
@@ -85,25 +88,37 @@ class DependencyGraph:
     dropped_lanes: tuple[tuple[int, int], ...]
     gaps: tuple[Gap, ...] = ()
     reconstructed: bool = False
+    posting: PostingRule = PUBLISHED
     trace: Trace | None = None
 
     @classmethod
-    def from_trace(cls, trace: Trace, *, reconstruct: bool = False) -> DependencyGraph:
+    def from_trace(
+        cls, trace: Trace, *, reconstruct: bool = False, posting: PostingRule | None = PUBLISHED
+    ) -> DependencyGraph:
         """Build the graph. Raises GraphError for unpaired sends, cycles and the like.
 
         `reconstruct`: put in members of collectives that their peers recorded and they did not, as soon as all that
-        they wait for had ended.
+        they wait for had ended. `posting`: when receives are posted; None: as the recording says.
         """
         lanes = place_lanes(trace)
         missing = lanes.missing
         if reconstruct and len(missing):
             lanes = place_lanes(with_missing_ops(trace, missing))
-            graph = cls._of_lanes(trace, lanes)
+            graph = cls._of_lanes(trace, lanes, posting)
             return replace(_begun_when_ready(graph, missing), gaps=missing.gaps(), reconstructed=True)
-        return replace(cls._of_lanes(trace, lanes), gaps=missing.gaps())
+        return replace(cls._of_lanes(trace, lanes, posting), gaps=missing.gaps())
 
     @classmethod
-    def _of_lanes(cls, trace: Trace, lanes: Lanes) -> DependencyGraph:
+    def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None) -> DependencyGraph:
+        if posting is None:
+            try:
+                return cls._built(trace, *_posted(lanes))
+            except GraphError:  # what was recorded in turn contradicts the other rules: those stand
+                pass
+        return cls._built(trace, lanes, PUBLISHED)
+
+    @classmethod
+    def _built(cls, trace: Trace, lanes: Lanes, posting: PostingRule) -> DependencyGraph:
         replayed = np.unique(np.concatenate([group.step for group in lanes.groups]))
         lanes_of_step = sum(np.bincount(group.step, minlength=len(lanes.steps)) for group in lanes.groups)
         keys = join_keys([group.structure for group in lanes.groups]) if np.max(lanes_of_step) > 1 else NO_JOINS
@@ -116,6 +131,7 @@ class DependencyGraph:
             ),
             joins=len(keys),
             dropped_lanes=lanes.dropped_lanes,
+            posting=posting,
             trace=trace,
         )
 
@@ -209,6 +225,16 @@ class DependencyGraph:
             for lane in np.flatnonzero(block.step == index):
                 _add_lane(graph, block, number, int(lane))
         return graph
+
+
+def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
+    """The lanes with receives posted as the recording says, and the rule they are posted by."""
+    recorded = [RecordedLanes.sampled(group.structure, group.start, group.duration) for group in lanes.groups]
+    rule = infer_posting(recorded)
+    groups = tuple(
+        replace(group, structure=with_posting(some, rule)) for group, some in zip(lanes.groups, recorded, strict=True)
+    )
+    return replace(lanes, groups=groups), rule
 
 
 def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:

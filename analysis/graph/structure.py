@@ -34,7 +34,8 @@ class Structure:
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
     [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number that is the same in
-    every structure of the job, -1 elsewhere, [rows].
+    every structure of the job, -1 elsewhere, [rows]. `call`: sends and receives of one stage that were posted in one
+    call share a number, -1 elsewhere, [rows]; None where every transfer is a call of its own.
     """
 
     pp_rank: npt.NDArray[np.int16]
@@ -45,3 +46,4 @@ class Structure:
     after: Ints
     group: Ints
     dp_key: Ints
+    call: Ints | None = None

@@ -64,3 +64,10 @@ def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
     count = known.sum(axis=axes)
     total = np.where(known, values, 0.0).sum(axis=axes)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def lower_quantile(values: Floats, axis: int, share: float) -> Floats:
+    """The value below which `share` of those over `axis` lie, the lower of two; nan as in `median`."""
+    ordered, count = _sorted(values, (axis,))
+    at = np.maximum(np.floor(share * (count - 1)).astype(np.int64), 0)
+    return np.asarray(np.take_along_axis(ordered, at, axis=-1)[..., 0])

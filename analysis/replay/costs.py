@@ -17,6 +17,7 @@ from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 from tracekit.analysis.replay.method import Method
@@ -44,23 +45,35 @@ class Durations:
 
 def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) -> Durations:
     """Split every recorded duration of a pipeline job into own cost and waiting."""
-    return _split(graph, lambda own: ideal_rows(graph.blocks, own, graph.layout.pp, method))
+
+    def separate(number: int, own: Floats) -> None:
+        if graph.blocks[number].structure.call is not None:
+            separate_transfers(graph.blocks[number], own)
+
+    return _split(graph, separate, lambda own: ideal_rows(graph.blocks, own, graph.layout.pp, method))
 
 
 def measure_op_durations(graph: FoldedGraph) -> Durations:
     """Split every recorded duration of an op graph into own cost and waiting."""
-    return _split(graph, lambda own: ideals_of_peers(graph, own))
+    return _split(graph, None, lambda own: ideals_of_peers(graph, own))
 
 
-def _split(graph: LabelledGraph, ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]]) -> Durations:
+def _split(
+    graph: LabelledGraph,
+    separate: Callable[[int, Floats], None] | None,
+    ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]],
+) -> Durations:
+    """`separate`: takes out of the own costs of a block, by number, what else they waited for."""
     joined = np.full((graph.joins, len(graph.steps)), -np.inf)
     for block in graph.blocks:
         template = block.template
         native.latest_joins(template.order, template.first_of_group, template.join, block.start, block.step, joined)
     own, delays = [], []
     clamped_transfers = clamped_delays = 0
-    for block in graph.blocks:
+    for number, block in enumerate(graph.blocks):
         block_own, transfers = _own_costs(block, joined)
+        if separate is not None:
+            separate(number, block_own)
         block_delay, late = _launch_delays(block)
         own.append(block_own)
         delays.append(block_delay)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.rules.posting import PUBLISHED
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -29,12 +31,16 @@ class JobReplay(GraphReplay):
 
     `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
     of collectives, None where nothing was reconstructed. `left_out_steps`: steps that DP ranks of the job lack.
+    `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out, [steps], None where
+    it leaves nothing out; `overlap_s`: those in which the next step has begun.
     """
 
     graph: DependencyGraph
     clocks: Clocks
     as_recorded: JobReplay | None = None
     left_out_steps: tuple[int, ...] = ()
+    stalled_s: Floats | None = None
+    overlap_s: Floats | None = None
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
@@ -42,23 +48,23 @@ class JobReplay(GraphReplay):
 
         The published method takes the clocks as they are. Raises GraphError where the ops do not fit together.
         """
-        graph = DependencyGraph.from_trace(trace)
+        graph = DependencyGraph.from_trace(trace, posting=PUBLISHED if method is Method.PUBLISHED else None)
         if method is Method.PUBLISHED:
             return cls(graph, measure_durations(graph, method), Clocks.right(graph))
         left_out = _incomplete_steps(graph)
         if left_out:
             trace = trace.without_steps(left_out)
-            graph = replace(DependencyGraph.from_trace(trace), dropped_lanes=graph.dropped_lanes)
+            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
         if clocks.any_off:
             trace = with_clocks_set(trace, graph, clocks)
-            graph = replace(DependencyGraph.from_trace(trace), dropped_lanes=dropped)
+            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=dropped)
         replay = cls(graph, measure_durations(graph), clocks, left_out_steps=left_out)
         if not graph.gaps:
             return replay
         # A missing member ends when its peers did: on clocks that are right.
-        graph = replace(DependencyGraph.from_trace(trace, reconstruct=True), dropped_lanes=dropped)
+        graph = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
         return cls(graph, measure_durations(graph), clocks, as_recorded=replay, left_out_steps=left_out)
 
     def with_ideals(self, method: Method) -> JobReplay:

@@ -275,6 +275,7 @@ class Checkpoints(Cause):
             if not self.recorded:
                 world.hidden.add(Source.CHECKPOINT)
         else:
+            steps[-1] = False  # behind the last step there is no trace in which it could be seen
             world.pause_s[steps] += self.stall_s
 
 

@@ -1,0 +1,189 @@
+"""Pauses: computes that take longer by a time of their own, whatever they compute.
+
+In: a `ComputeTable`. Out: `Pauses`, the seconds by which single computes exceed what their place, microbatch, worker
+and step explain, and the workers whose processes are stopped again and again.
+
+What slows a compute down (a hot GPU, a long sequence, noise) does so in proportion. What stops its process (the
+operating system, a garbage collector, a debugger) takes a time that knows nothing of the compute: as long in a forward
+as in a backward twice its length. That difference, not a threshold, is the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median, safe, sampled
+
+#: So many computes are looked at before all are.
+LARGEST_SAMPLE = 200_000
+#: Beyond so many spreads, and this share of the compute, it is no noise.
+PAUSE_SPREADS = 8.0
+SMALLEST_PAUSE_SHARE = 0.05
+FEWEST_PAUSES = 3
+#: Pauses scatter in length by less than this share of what they would if they were in proportion to the computes.
+OWN_LENGTH_SHARE = 0.5
+#: With a chance below this, pauses that hit every compute alike would have spared so many backwards.
+SPARED_CHANCE = 0.05
+#: So many pauses, all but a tenth of them on one worker, are that worker's: one in a hundred jobs of two workers has
+#: them by chance.
+FEWEST_OF_ONE, NEARLY_ALL_SHARE = 8, 0.9
+#: The computes of a process that is stopped again and again scatter by so many times as much as its peers', and by this
+#: share; the fastest of them are as fast as its peers'.
+STOPPED_SCATTER = 4.0
+SMALLEST_SCATTER = 0.03
+AS_FAST = 0.04
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; nothing for `stopped` workers.
+
+    `stopped`: whose processes are stopped again and again, [stages, dp_ranks]; `usual_s`: computes as their peers run
+    them, like the table. `own_length`: whether pauses are of a length of their own, not in proportion to computes;
+    `backward_share`: of the computes' time.
+    """
+
+    seconds: Floats
+    stopped: Bools
+    usual_s: Floats
+    own_length: bool
+    backward_share: float
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards were paused."""
+        return int((self.seconds[FORWARD] > 0).sum())
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards were paused."""
+        return int((self.seconds[BACKWARD] > 0).sum())
+
+    @property
+    def spare_backwards(self) -> bool:
+        """Whether pauses hit forwards only, and often enough that this is no chance.
+
+        What stops a process does so in proportion to the time spent.
+        """
+        forwards, backwards = self.forwards, self.backwards
+        count = min(forwards + backwards, 1000)  # beyond that chance is none
+        few = round(backwards * count / max(forwards + backwards, 1))
+        hit, spared = self.backward_share, 1 - self.backward_share
+        chance = sum(comb(count, at) * hit**at * spared ** (count - at) for at in range(few + 1))
+        return forwards > 0 and chance < SPARED_CHANCE and backwards <= 0.2 * forwards
+
+
+def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
+    """The pauses in a job's computes. The table must not be empty.
+
+    `suspects`: workers that stand out, [stages, dp_ranks].
+    On large jobs a sample of the DP ranks, with all suspects, says whether there are any.
+    """
+    grid = table.grid
+    every = max(1, grid.size // LARGEST_SAMPLE)
+    chosen = suspects.any(axis=0) | (np.arange(grid.shape[-1]) % every == 0)
+    if chosen.all():
+        return _pauses_in(grid)
+    some = _pauses_in(grid[..., chosen])
+    if some.stopped.any() or (some.seconds > 0).any():
+        return _pauses_in(grid)
+    none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
+    return Pauses(np.zeros_like(grid), none, grid, False, some.backward_share)
+
+
+def _pauses_in(grid: Floats) -> Pauses:
+    """The pauses in all of a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]."""
+    base = median(grid, (3, 4))  # [kinds, stages, chunks, dp_ranks]
+    relative = grid / safe(base)[:, :, :, None, None, :]
+    cells = relative.reshape(-1, *grid.shape[3:])
+    shared = lower_median(cells, axis=0)  # of microbatch, step, DP rank: a pause raises one compute of it
+    relative = relative / safe(shared)
+    level = median(relative, (0, 2, 3))  # of a worker in a step: [stages, steps, dp_ranks]
+    relative = relative / safe(level)[None, :, None, None]
+    centre = np.array([float(median(sampled(of_kind), (0,))) for of_kind in relative])
+    relative = relative / safe(centre)[:, None, None, None, None, None]
+    sigma = max(_spread(sampled(of_kind)) for of_kind in relative)
+    with np.errstate(invalid="ignore"):
+        long = relative > 1 + max(SMALLEST_PAUSE_SHARE, PAUSE_SPREADS * sigma)
+    seconds = np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0)
+    stopped, usual_s = _stopped(grid, base, shared)
+    by_kind = np.nansum(base, axis=(1, 2, 3))
+    backward_share = float(by_kind[BACKWARD] / max(by_kind.sum(), 1e-12))
+    found = Pauses(seconds, stopped, usual_s, _own_length(seconds, base), backward_share)
+    if found.own_length and not found.spare_backwards:
+        stopped = stopped | _where_nearly_all_are(seconds)
+    seconds[:, stopped_cells(stopped, grid.shape)] = 0.0
+    return replace(found, stopped=stopped)
+
+
+def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
+    """`stopped` [stages, dp_ranks] in the shape of one kind of a table."""
+    wide: Bools = np.broadcast_to(stopped[:, None, None, None, :], shape[1:])
+    return wide
+
+
+def _where_nearly_all_are(seconds: Floats) -> Bools:
+    """The one worker that nearly all pauses hit, if there are so many that this is no chance, [stages, dp_ranks]."""
+    count = (seconds > 0).sum(axis=(0, 2, 3, 4))
+    hit: Bools = (count >= FEWEST_OF_ONE) & (count >= NEARLY_ALL_SHARE * count.sum()) & (count.size > 1)
+    return hit
+
+
+def _own_length(seconds: Floats, base: Floats) -> bool:
+    """Whether pauses are more alike in seconds than in proportion to the computes that they hit."""
+    at = np.nonzero(seconds > 0)
+    if len(at[0]) < FEWEST_PAUSES:
+        return False
+    length, of = np.log(seconds[at]), np.log(base[at[0], at[1], at[2], at[5]])
+    # What is shorter than the largest compute's threshold was seen in small computes only, which would tilt the scale.
+    seen = (
+        length >= np.log(seconds[seconds > 0].min() * np.exp(of.max() - of.min())) if np.ptp(of) else length > -np.inf
+    )
+    seen = seen if seen.sum() >= FEWEST_PAUSES else np.ones(len(length), np.bool_)
+    in_proportion = float((length - of)[seen].var())
+    return bool(in_proportion > 0 and length[seen].var() < OWN_LENGTH_SHARE * in_proportion)
+
+
+def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]:
+    """Workers whose processes are stopped again and again, and computes as their peers run them.
+
+    A worker that is slow in some steps is as steady as any within each of them: what counts is the scatter there.
+    """
+    peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
+    even = _spread(sampled(shared)) <= AS_FAST
+    usual_s = np.broadcast_to(peers if even else peers * shared, grid.shape)
+    none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
+    if grid.shape[-1] < 2:
+        return none, usual_s
+    beside = grid / safe(usual_s)
+    within = beside / safe(median(beside, (0, 2, 3)))[None, :, None, None]
+    scatter = _between(within, 0.9) - _between(within, 0.1)
+    usual = np.fmax(
+        lower_median(scatter, axis=2)[:, :, None], lower_median(scatter.reshape(2, -1), axis=1)[:, None, None]
+    )
+    scattered = scatter > np.maximum(STOPPED_SCATTER * usual, 2.56 * SMALLEST_SCATTER)
+    # A backward as long as the time between two stops is hit each time, by as much: slow, and as steady as ever.
+    both_hit = scattered[BACKWARD] | (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
+    stopped = scattered[FORWARD] & both_hit & (_between(beside, 0.1)[FORWARD] < 1 + AS_FAST)
+    return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
+
+
+def _between(values: Floats, share: float) -> Floats:
+    """The quantile of each worker's computes, [kinds, stages, dp_ranks]."""
+    flat = np.moveaxis(values, -1, 2).reshape(*values.shape[:2], values.shape[-1], -1)
+    return lower_quantile(flat, -1, share)
+
+
+def _spread(values: Floats) -> float:
+    """Robust standard deviation of log values."""
+    logs = np.log(np.maximum(values[np.isfinite(values)], 1e-12))
+    return MAD_TO_SIGMA * float(np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0

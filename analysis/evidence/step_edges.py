@@ -1,0 +1,122 @@
+"""How steps hang together: time in which no rank does anything, and ranks that come late from the step before.
+
+In: a trace and its `JobReplay`. Out: a `JobReplay` whose launch delays are those of its own step.
+
+A recorded step begins when the first rank begins it. Two things at its beginning are nobody's launch delay. A rank that
+ended the step before late begins this one late: what made it late was counted there. And where all ranks stand still
+for a while, in the step before anybody begins or between two steps, no op of the graph is late: the job stalls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
+from tracekit.analysis.replay.engine import JobReplay
+
+#: Standing still for this share of the usual step, beyond what is usual between steps, is a stall.
+SMALLEST_STALL_SHARE = 0.1
+#: ... and for so many of the spreads of what is usual.
+STALL_SPREADS = 8.0
+#: Steps that overlap by less than this share on average are one after the other.
+SMALLEST_OVERLAP_SHARE = 0.005
+#: What is in more than this share of the steps is how the job works, no stall.
+MOST_STEPS_SHARE = 0.5
+
+
+def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobReplay:
+    """The job without stalls and late beginnings in its launch delays; what it stalled is in `JobReplay.stalled_s`.
+
+    `step_starts`: absolute starts of steps, seconds, where known.
+    """
+    graph = replay.graph
+    begins, ends = _of_workers(replay)
+    starts = np.array([step_starts.get(int(step), np.nan) for step in graph.steps])
+    following = np.diff(graph.steps) == 1
+    # Seconds from the start of the step before, nan where that was not traced.
+    since = np.r_[np.nan, np.where(following, np.diff(starts), np.nan)]
+    first = np.nanmin(begins, axis=(0, 2))
+    last = np.r_[np.nan, np.nanmax(ends, axis=(0, 2))[:-1]]
+    stalls = _stalls(first, replay)
+    late = _late(begins, ends, since)
+    delays = []
+    for number, block in enumerate(graph.blocks):
+        template = block.template
+        delay = replay.durations.launch_delay[number]
+        rows = np.flatnonzero(np.diff(template.first_wait) == 0)
+        at = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+        excess = stalls[block.step] + late[template.pp_rank[rows]][:, block.step, at]
+        if (excess > 0).any():
+            delay = delay.copy()
+            delay[rows] = np.where(delay[rows] > 0, np.maximum(delay[rows] - excess, 0.0), delay[rows])
+        delays.append(delay)
+    stalled = stalls + _stalls(since - last, replay)
+    return replace(
+        replay,
+        durations=replace(replay.durations, launch_delay=tuple(delays)),
+        stalled_s=stalled if (stalled > 0).any() else None,
+    )
+
+
+def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s: Floats) -> JobReplay:
+    """The job with `JobReplay.overlap_s`: by how much replayed steps, `replayed_s` [steps], exceed their distance.
+
+    A worker that ends late may begin the next step late without harm, while the pipeline fills. So what one worker
+    alone does at the end of a step costs less than the step is longer for it.
+    """
+    steps = replay.graph.steps
+    starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
+    apart = np.r_[np.where(np.diff(steps) == 1, np.diff(starts), np.nan), np.nan]
+    overlap = np.maximum(replayed_s - apart, 0.0)
+    if not np.isfinite(overlap).any() or np.nanmean(overlap) < SMALLEST_OVERLAP_SHARE * replayed_s.mean():
+        return replay
+    usual = float(median(overlap, (0,)))
+    return replace(replay, overlap_s=np.where(np.isfinite(overlap), overlap, usual))
+
+
+def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
+    """When each worker begins its first op of a step and ends its last, [stages, steps, dp_ranks]; nan: no op."""
+    graph = replay.graph
+    shape = (graph.layout.pp, len(graph.steps), len(graph.dp_ranks))
+    begins, ends = np.full(shape, np.nan), np.full(shape, np.nan)
+    for block in graph.blocks:
+        at = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+        # Rows are ordered by stage.
+        bounds = np.searchsorted(block.template.pp_rank, np.arange(shape[0] + 1))
+        for stage, (first, last) in enumerate(pairwise(bounds)):
+            if last > first:
+                start = block.start[first:last]
+                begins[stage, block.step, at] = start.min(axis=0)
+                ends[stage, block.step, at] = (start + block.duration[first:last]).max(axis=0)
+    return begins, ends
+
+
+def _stalls(idle: Floats, replay: JobReplay) -> Floats:
+    """Of the seconds in which nobody does anything, those that are stalls; 0 elsewhere, [steps]."""
+    known = np.isfinite(idle)
+    if known.sum() < 2:
+        return np.zeros(len(idle))
+    usual = float(np.median(idle[known]))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(idle[known] - usual)))
+    step_s = float(median(replay.recorded_step_times(), (0,)))
+    stalled = known & (idle - usual > max(SMALLEST_STALL_SHARE * step_s, STALL_SPREADS * spread))
+    return (
+        np.where(stalled, idle - usual, 0.0) if stalled.sum() <= MOST_STEPS_SHARE * len(idle) else np.zeros(len(idle))
+    )
+
+
+def _late(begins: Floats, ends: Floats, since: Floats) -> Floats:
+    """How late each worker begins because it ended the step before late, seconds, [stages, steps, dp_ranks].
+
+    Where the step before was not traced, as late as usual.
+    """
+    before = np.concatenate([np.full_like(ends[:, :1], np.nan), ends[:, :-1]], axis=1)
+    overlap = before - since[None, :, None]  # seconds into this step
+    late = np.clip(np.where(np.isfinite(overlap), overlap, np.nan), 0.0, np.fmax(begins, 0.0))
+    usual = np.nan_to_num(median(late, (1,)))[:, None, :]
+    return np.nan_to_num(np.where(np.isfinite(late), late, np.minimum(usual, np.maximum(begins, 0.0))))

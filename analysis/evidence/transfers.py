@@ -1,0 +1,363 @@
+"""What the network does: which links and network cards are slow, and in which steps.
+
+In: `Evidence`. Out: `Traffic`.
+
+A transfer between stages passes two network cards and the wire between them; a collective passes the cards of all its
+members. So a slow wire shows in the transfers of one link, a slow card in all that it sends (or receives): transfers to
+both neighbours and the collectives of its stage. A ring is as slow as its slowest card, on all members alike: it tells
+the stage, and the transfers tell the DP rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
+from tracekit.model import OpKind, Worker
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.evidence import Evidence
+
+Bools = npt.NDArray[np.bool_]
+
+#: Transfers scatter, and up to a few share a card; a link this many times slower than the usual one is slow.
+SMALLEST_LINK_FACTOR = 3.0
+#: ... and slower by so many of the spreads between links: where clocks are not known to the length of a transfer,
+#: links differ by that, too.
+LINK_SPREADS = 6.0
+#: In a step in which a link is slow most of its transfers are: all but this share of them.
+FASTER_SHARE = 0.25
+#: All transfers of a slow link are slow, but for those that are recorded short. One that now and then has its way only
+#: waits behind another.
+FASTEST_SHARE = 0.1
+#: A ring this many times slower than those of the other stages holds a slow card; and by this share of what the card's
+#: transfers are, or the stage only has more parameters.
+SMALLEST_RING_FACTOR = 1.5
+RING_SHARE = 0.3
+#: Of the cards that a slow ring passes, the slow one's transfers take this many times as long as the usual one's.
+CARD_MARGIN = 1.5
+#: The side of a card is slow whose fastest transfers take at least this share of the other side's.
+SIDE_SHARE = 0.5
+#: Where more of the links than that are slow at once, it is the network.
+WHOLE_NETWORK_SHARE = 0.7
+#: A link or card is slow in at least so many steps, and this share of them; fewer are hiccups.
+FEWEST_SLOW_STEPS = 2
+SMALLEST_STEP_SHARE = 0.1
+#: A card is slow in this share of the steps in which any of its links is, or it is the link.
+WITH_ITS_LINKS_SHARE = 0.9
+#: Gradients in full precision are twice the bytes of parameters in half; a reduction longer than that waits.
+SMALLEST_WAIT_FACTOR = 2.5
+SENDING, RECEIVING = "sending", "receiving"
+#: A transfer recorded this many times as long as it took, and so many seconds, waited for others of its call: less
+#: than that are clocks.
+WAITED_FACTOR, WAITED_S = 1.5, 300e-6
+#: Seconds; no transfer is quicker.
+NO_TIME_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCard:
+    """A network card: the number of its host, the host's workers, the sides that are slow.
+
+    `factor`: times the usual transfer in each step, [steps], and that of the fastest transfers; `ring_factor`: times
+    the usual collective.
+    `flows`: what passes its slow sides, [slots, dp_ranks]; `stages`: whose rings do; `steps`: when it is slow, [steps].
+    """
+
+    host: int
+    workers: tuple[Worker, ...]
+    sides: tuple[str, ...]
+    flows: Bools
+    stages: tuple[int, ...]
+    steps: Bools
+    factor: Floats
+    fastest_factor: float
+    ring_factor: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The transfers and collectives of a job. Slot of a transfer: 2 x link + direction, as in `TransferGrid`.
+
+    All members end together, and who begins last waits for nobody: the shortest recorded duration is the transfer, on
+    whatever clock. `seconds`: of each transfer, [slots, ops, steps, dp_ranks]; `rings`: of each collective over DP
+    ranks, [stages, ops, steps]; `exchanges`: of the embedding's gradients, [ops, steps, dp_ranks].
+    """
+
+    evidence: Evidence
+    seconds: Floats
+    rings: Floats
+    exchanges: Floats
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Traffic:
+        """Gather the seconds of everything that a job sends."""
+        recorded = [block.duration for block in evidence.replay.graph.blocks]
+        return cls(
+            evidence,
+            _transfers(evidence, recorded),
+            # A member whose own end of a ring is slow ends after the others: those know how long the ring took.
+            np.fmin(
+                _shortest(evidence.collectives.gather(recorded), 3),
+                _shortest(evidence.collectives.gather(evidence.replay.durations.own), 3),
+            ),
+            _shortest(evidence.embedding_exchanges.gather(recorded), 0),
+        )
+
+    @cached_property
+    def link_s(self) -> Floats:
+        """The usual transfer of each link and direction, seconds, nan where it has none, [slots, dp_ranks]."""
+        if not self.seconds.size:
+            return np.full((len(self.seconds), self.seconds.shape[3]), np.nan)
+        return median(self.seconds, (1, 2))
+
+    @cached_property
+    def usual_s(self) -> float:
+        """The transfer of the usual link, seconds; of two middle ones the faster: half of the links may be slow."""
+        return float(np.fmax(lower_median(self.link_s.ravel(), 0), NO_TIME_S))
+
+    @cached_property
+    def spread_s(self) -> float:
+        """How far links lie from the usual one, seconds: clocks, routes, who shares a card."""
+        return MAD_TO_SIGMA * float(lower_median(np.abs(self.link_s - self.usual_s).ravel(), 0))
+
+    @cached_property
+    def limit_s(self) -> float:
+        """The transfer from which on a link is slow, seconds."""
+        return max(SMALLEST_LINK_FACTOR * self.usual_s, self.usual_s + LINK_SPREADS * self.spread_s)
+
+    @cached_property
+    def slow(self) -> Bools:
+        """Which links are slow in which steps, [slots, steps, dp_ranks]."""
+        if not self.seconds.size:
+            return np.zeros((len(self.seconds), *self.seconds.shape[2:]), np.bool_)
+        faster = lower_quantile(self.seconds, 1, FASTER_SHARE)
+        slow: Bools = faster > self.limit_s
+        used = np.isfinite(faster).sum(axis=(0, 2))
+        everywhere = slow.sum(axis=(0, 2)) > WHOLE_NETWORK_SHARE * np.maximum(used, 1)
+        slow &= ~everywhere[None, :, None]
+        return slow
+
+    @cached_property
+    def factor(self) -> Floats:
+        """Times the usual transfer in each step, [slots, steps, dp_ranks]; 1 where there is none."""
+        if not self.seconds.size:
+            return np.ones((len(self.seconds), *self.seconds.shape[2:]))
+        factor = median(self.seconds, (1,)) / self.usual_s
+        return np.where(np.isfinite(factor), factor, 1.0)
+
+    @cached_property
+    def usual_ring_s(self) -> Floats:
+        """The usual collective, seconds, [stages, ops]: as fast as on the other stages, or as itself in most steps."""
+        own = median(self.rings, (2,))
+        return np.fmin(own, lower_median(own, axis=0)[None])
+
+    @cached_property
+    def ring_factor(self) -> Floats:
+        """Times the usual collective in each step, [stages, steps]; 1 where there is none."""
+        factor = median(self.rings / np.maximum(self.usual_ring_s, NO_TIME_S)[:, :, None], (1,))
+        return np.where(np.isfinite(factor), factor, 1.0)
+
+    @cached_property
+    def unseen_wait_s(self) -> Floats:
+        """What collectives wait for workers that were not recorded, seconds, [stages, ops, steps]; 0 where all were.
+
+        A worker whose start nobody recorded makes its rings look long. Parameters are gathered at the beginning of a
+        step, when nobody is late yet, and are as many as the gradients: what reducing those takes longer is waiting.
+        """
+        waits = np.zeros(self.rings.shape)
+        gathers, reductions = self._bytes_alike
+        if self.evidence.all_workers_traced or not (gathers.any() and reductions.any()):
+            return waits
+        gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
+        beyond = self.rings - gather_s[:, None, None]
+        late = reductions[:, :, None] & (self.rings > SMALLEST_WAIT_FACTOR * gather_s[:, None, None])
+        return np.where(late, beyond, 0.0)
+
+    @cached_property
+    def _bytes_alike(self) -> tuple[Bools, Bools]:
+        """Which of the rings gather parameters, and which reduce as many gradients, [stages, ops] each."""
+        shape = self.rings.shape[:2]
+        gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+        for place in self.evidence.collectives.places:
+            kind = self.evidence.replay.graph.blocks[place.block].template.kind[place.rows]
+            gathers[place.slot, : len(kind)] = kind == OpKind.PARAMS_ALL_GATHER.code
+            reductions[place.slot, : len(kind)] = kind == OpKind.GRADS_REDUCE_SCATTER.code
+        return gathers, reductions
+
+    @cached_property
+    def transfer_share(self) -> Floats:
+        """The share of each collective that is transfer and no waiting for unrecorded workers, [stages, ops, steps]."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = 1 - self.unseen_wait_s / self.rings
+        return np.where(np.isfinite(share), share, 1.0)
+
+    @cached_property
+    def cards(self) -> tuple[SlowCard, ...]:
+        """The cards that are slow, those that explain most first."""
+        if not self.seconds.size:
+            return ()
+        found: dict[int, SlowCard] = {}
+        for side in (SENDING, RECEIVING):
+            for number, card in (*self._cards_of_slow_rings(side), *self._cards_without_rings(side)):
+                found[number] = _merged(found.get(number), card)
+        cards = [self._with_slow_sides(card) for card in found.values()]
+        return tuple(sorted(cards, key=lambda card: -int(card.flows.sum() * card.steps.sum())))
+
+    @cached_property
+    def slow_links(self) -> Bools:
+        """Slow links that no slow card explains, [slots, steps, dp_ranks]."""
+        left = self.slow.copy()
+        for card in self.cards:
+            ends = np.isin(self._hosts_of_flows(SENDING), card.host) | np.isin(
+                self._hosts_of_flows(RECEIVING), card.host
+            )
+            left &= ~ends[:, None, :]
+        left &= (left.sum(axis=1) >= self._fewest_steps)[:, None, :]
+        kept = left.copy()
+        for slot, at in np.argwhere(left.any(axis=1)):
+            steps = left.transpose(1, 0, 2)[:, self._beside(slot, at)].any(axis=1)
+            kept[slot, :, at] &= np.nanquantile(self.seconds[slot][:, steps, at], FASTEST_SHARE) > self.limit_s
+        return kept
+
+    @property
+    def _fewest_steps(self) -> int:
+        return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * int(self.seconds.shape[2])))
+
+    def _beside(self, slot: int, at: int) -> Bools:
+        """Links that share a card with this one, itself included, [slots, dp_ranks]."""
+        links = np.zeros(self.link_s.shape, np.bool_)
+        links[slot, at] = True
+        return self.beside(links)
+
+    def beside(self, links: Bools) -> Bools:
+        """Links that share a card with some of `links` [slots, dp_ranks], those included."""
+        together = links.copy()
+        for side in (SENDING, RECEIVING):
+            host = self._hosts_of_flows(side)
+            together |= np.isin(host, host[links])
+        return together
+
+    @cached_property
+    def _host_number(self) -> Ints:
+        """A number per host, [stages, dp_ranks]; where hosts are not known every worker has its own."""
+        evidence = self.evidence
+        cells = [(stage, at) for stage in range(evidence.stages) for at in range(len(evidence.dp_ranks))]
+        names = [evidence.hosts.get(evidence.worker(stage, at)) for stage, at in cells]
+        keys = [name if name is not None else cell for name, cell in zip(names, cells, strict=True)]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        return np.array([numbers[key] for key in keys], np.int64).reshape(evidence.stages, len(evidence.dp_ranks))
+
+    def _hosts_of_flows(self, side: str) -> Ints:
+        """The host that each link's transfers leave (or reach), [slots, dp_ranks]."""
+        link, backward = np.divmod(np.arange(len(self.seconds)), 2)
+        after = (link + 1) % self.evidence.stages
+        stage = np.where((backward == 0) == (side == SENDING), link, after)
+        return self._host_number[stage]
+
+    def _passing(self, side: str) -> tuple[Ints, Bools]:
+        """The host whose card each link's transfers pass on this side, and which pass one, [slots, dp_ranks] each."""
+        host, peer = self._hosts_of_flows(side), self._hosts_of_flows(RECEIVING if side == SENDING else SENDING)
+        return host, np.isfinite(self.link_s) & (host != peer)  # within a host nothing passes a card
+
+    def _ring_stages(self, host: int) -> tuple[int, ...]:
+        """The stages of a host's workers whose rings leave the host."""
+        mine = np.unique(np.argwhere(self._host_number == host)[:, 0])
+        return tuple(int(stage) for stage in mine if len(np.unique(self._host_number[stage])) > 1 and self.rings.size)
+
+    def _cards_of_slow_rings(self, side: str) -> Iterator[tuple[int, SlowCard]]:
+        """Of the cards that a slow ring passes, the one whose transfers are slow beside those of the others."""
+        if not self.rings.size:
+            return
+        host, passes = self._passing(side)
+        for stage in range(self.evidence.stages):
+            steps = self.ring_factor[stage] > SMALLEST_RING_FACTOR
+            cards = np.unique(self._host_number[stage])
+            if steps.sum() < self._fewest_steps or len(cards) < 2:
+                continue
+            flows = [passes & (host == card) for card in cards]
+            level = np.array([self._level(of_card, steps) for of_card in flows])
+            ring = float(median(self.ring_factor[stage, steps], (0,)))
+            slow = level > CARD_MARGIN * lower_median(level, 0)
+            # Of several the one that slows its transfers as it slows the ring; others have a slow link.
+            best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
+            if slow[best] and ring > RING_SHARE * level[best]:
+                yield int(cards[best]), self._card(int(cards[best]), side, flows[best], steps, ring)
+
+    def _level(self, flows: Bools, steps: Bools) -> float:
+        """Times the usual transfer in these steps on the fastest of these links; 1 where there are none."""
+        factor = self.factor.transpose(1, 0, 2)[steps][:, flows]
+        return max(float(factor.mean(axis=0).min()), NO_TIME_S) if factor.size else 1.0
+
+    def _cards_without_rings(self, side: str) -> Iterator[tuple[int, SlowCard]]:
+        """Cards that no ring passes and on which all links are slow at once, to several hosts."""
+        host, passes = self._passing(side)
+        peer = self._hosts_of_flows(RECEIVING if side == SENDING else SENDING)
+        for card in np.unique(host[self.slow.any(axis=1) & passes]):
+            flows = passes & (host == card)
+            slow = self.slow.transpose(1, 0, 2)[:, flows]
+            steps: Bools = np.all(slow, axis=1)
+            alike = steps.sum() >= max(self._fewest_steps, WITH_ITS_LINKS_SHARE * slow.sum(axis=0).max())
+            if alike and not self._ring_stages(int(card)) and len(np.unique(peer[flows])) > 1:
+                yield int(card), self._card(int(card), side, flows, steps, 1.0)
+
+    def _card(self, host: int, side: str, flows: Bools, steps: Bools, ring_factor: float) -> SlowCard:
+        members = np.argwhere(self._host_number == host)
+        workers = tuple(sorted(self.evidence.worker(stage, at) for stage, at in members))
+        factor = np.where(steps, self.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
+        seconds = self.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
+        fastest = max(float(np.nanquantile(seconds, FASTEST_SHARE)) / self.usual_s, 1.0) if seconds.size else 1.0
+        return SlowCard(host, workers, (side,), flows, self._ring_stages(host), steps, factor, fastest, ring_factor)
+
+    def _with_slow_sides(self, card: SlowCard) -> SlowCard:
+        """Only the sides that are slow themselves: what is sent and received in one call is recorded as slow alike."""
+        if len(card.sides) == 1:
+            return card
+        fastest = {}
+        for side in card.sides:
+            host, passes = self._passing(side)
+            seconds = self.seconds.transpose(0, 3, 1, 2)[passes & (host == card.host)][..., card.steps]
+            fastest[side] = float(np.nanquantile(seconds, FASTEST_SHARE))
+        slow = tuple(side for side in card.sides if fastest[side] >= SIDE_SHARE * max(fastest.values()))
+        return replace(card, sides=slow)
+
+
+def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
+    """Seconds of transfers; where they are calls with others, without what the calls waited for those."""
+    seconds = evidence.transfers.gather(recorded)
+    blocks = evidence.replay.graph.blocks
+    if not any(block.structure.call is not None for block in blocks):
+        return seconds
+    own = evidence.transfers.gather(evidence.replay.durations.own)
+    waited = seconds > WAITED_FACTOR * np.abs(own) + WAITED_S
+    return np.where(waited, np.maximum(own, 0.0), seconds)
+
+
+def _shortest(seconds: Floats, axis: int) -> Floats:
+    """The least over `axis`, nan where there is nothing."""
+    least = np.where(np.isfinite(seconds), seconds, np.inf).min(axis=axis, initial=np.inf)
+    return np.where(np.isfinite(least), least, np.nan)
+
+
+def _merged(one: SlowCard | None, other: SlowCard) -> SlowCard:
+    """Both sides of a card."""
+    if one is None:
+        return other
+    return SlowCard(
+        one.host,
+        one.workers,
+        (*one.sides, *other.sides),
+        one.flows | other.flows,
+        one.stages,
+        one.steps | other.steps,
+        np.maximum(one.factor, other.factor),
+        min(one.fastest_factor, other.fastest_factor),
+        max(one.ring_factor, other.ring_factor),
+    )

@@ -1,0 +1,271 @@
+"""When sends and receives are posted: which earlier op bounds their start, inferred from the recording.
+
+In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the
+`PostingRule` that the recording obeys, and structures with its edges. The published method posts a receive behind the
+previous compute of its direction. Megatron does not: it issues sends and receives in batches between computes, and its
+host waits for each batch, so that a slow transfer holds up what the published rule lets overlap.
+
+A rule is an edge that some jobs have and others have not. An op tells whether it is there where what it would wait for
+ended later than all that it waits for anyway: it began near the one time or near the other. Whichever is nearer counts,
+so that no tolerance has to fit how well a job's times are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD
+from tracekit.analysis.graph.structure import Structure
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.model import OpKind
+
+#: A rule holds where this share of the ops that tell obey it: code posts all receives alike, but some ops of a trace
+#: are rounded, or recorded for transfers that never ran.
+OBEYED_SHARE = 0.95
+#: Fewer ops that tell prove nothing (of eight coins all fall alike in one of 128 throws): the published rule stays.
+FEWEST_TELLING = 8
+#: Seconds between the two times from which on an op tells: traces round to up to a tenth of a millisecond.
+SMALLEST_GAP_S = 200e-6
+#: Lanes looked at per structure: steps and DP ranks run the same code.
+MOST_LANES = 64
+#: Ops of one call end in the same moment, but for rounding: seconds, and share of the transfer.
+SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
+
+_COMPUTES = (FORWARD.compute.code, BACKWARD.compute.code)
+_RECVS = (FORWARD.recv.code, BACKWARD.recv.code)
+#: The end of a step, in order: the first of these waits for the last compute.
+_TAIL = (
+    OpKind.LAYERNORM_GRADS_ALL_REDUCE.code,
+    OpKind.EMBEDDING_GRADS_ALL_REDUCE.code,
+    OpKind.OPTIMIZER_CLIP_MAIN_GRAD.code,
+    OpKind.OPTIMIZER.code,
+)
+_SENDS = (FORWARD.send.code, BACKWARD.send.code)
+
+
+class Posting(StrEnum):
+    """What bounds the start of a receive, from the loosest rule to the tightest.
+
+    EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
+    ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it; what is
+    posted together is one call, and the next compute waits for the whole call.
+    """
+
+    EARLY = "early"
+    SAME_DIRECTION = "same-direction"
+    ANY_DIRECTION = "any-direction"
+    BATCHED = "batched"
+
+
+@dataclass(frozen=True, slots=True)
+class PostingRule:
+    """The rule by which a job posts receives. `obeyed`: by which share of the `telling` ops."""
+
+    posting: Posting
+    obeyed: float
+    telling: int
+
+
+#: What the published method takes for granted.
+PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLanes:
+    """Lanes of one structure with recorded seconds, [rows, lanes] each."""
+
+    structure: Structure
+    start: Floats
+    end: Floats
+
+    @classmethod
+    def sampled(cls, structure: Structure, start: Floats, duration: Floats) -> RecordedLanes:
+        """At most `MOST_LANES` of the lanes, evenly spread."""
+        lanes = np.unique(np.linspace(0, start.shape[1] - 1, MOST_LANES).astype(np.int64))
+        some = start[:, lanes]
+        return cls(structure, some, some + duration[:, lanes])
+
+
+def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
+    """The tightest rule that the recording obeys; the published one where too few ops tell."""
+    votes = {posting: np.zeros(2) for posting in Posting}
+    together = np.zeros(2)
+    for lanes in jobs_lanes:
+        for stage in _stages(lanes):
+            votes[Posting.BATCHED] += stage.sends_block()
+            together += stage.end_together()
+            votes[Posting.ANY_DIRECTION] += stage.behind(stage.previous_any, stage.previous_same)
+            votes[Posting.SAME_DIRECTION] += stage.behind(stage.previous_same)
+    if votes[Posting.BATCHED][1] < FEWEST_TELLING:  # no send is by itself: the calls themselves tell
+        votes[Posting.BATCHED] = together
+    for posting in (Posting.BATCHED, Posting.ANY_DIRECTION, Posting.SAME_DIRECTION):
+        obeyed, telling = votes[posting]
+        if telling >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * telling:
+            return PostingRule(posting, float(obeyed / telling), int(telling))
+    obeyed, telling = votes[Posting.SAME_DIRECTION]
+    if telling < FEWEST_TELLING:
+        return PUBLISHED
+    return PostingRule(Posting.EARLY, float(1 - obeyed / telling), int(telling))
+
+
+def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
+    """The structure of the lanes with the edges of the rule in place of those of the published one."""
+    structure = lanes.structure
+    if rule.posting is Posting.SAME_DIRECTION:
+        return structure
+    if rule.posting is Posting.EARLY:
+        kind = structure.kind
+        posts = np.isin(kind[structure.before], _COMPUTES) & np.isin(kind[structure.after], _RECVS)
+        return replace(structure, before=structure.before[~posts], after=structure.after[~posts])
+    batched = rule.posting is Posting.BATCHED
+    call = np.full(len(structure.kind), -1, np.int64)
+    edges: list[tuple[Ints, Ints]] = []
+    for stage in _stages(lanes):
+        edges += stage.call_edges() if batched else stage.posting_edges()
+        for number, ops in enumerate(stage.calls() if batched else (), start=int(call.max()) + 1):
+            call[ops] = number
+    before = np.concatenate([structure.before, *(before for before, _ in edges)])
+    after = np.concatenate([structure.after, *(after for _, after in edges)])
+    return replace(structure, before=before, after=after, call=call if batched else None)
+
+
+def _stages(lanes: RecordedLanes) -> Iterator[_Stage]:
+    """The stages that receive from or send to others."""
+    structure = lanes.structure
+    kind, before, after = structure.kind, structure.before, structure.after
+    received = np.isin(kind[before], _RECVS) & np.isin(kind[after], _COMPUTES)
+    sent = np.isin(kind[before], _COMPUTES) & np.isin(kind[after], _SENDS)
+    sent &= (kind[before] == FORWARD.compute.code) == (kind[after] == FORWARD.send.code)
+    for pp_rank in np.unique(structure.pp_rank):
+        of_recv = received & (structure.pp_rank[before] == pp_rank)
+        of_send = sent & (structure.pp_rank[before] == pp_rank)
+        if of_recv.any() or of_send.any():
+            yield _Stage(lanes, int(pp_rank), before[of_recv], after[of_recv], np.unique(after[of_send]))
+
+
+class _Stage:
+    """What one stage computes, receives and sends: the rows in order, and their recorded times."""
+
+    def __init__(self, lanes: RecordedLanes, pp_rank: int, recvs: Ints, computes: Ints, sends: Ints) -> None:
+        self.start, self.end, self.structure = lanes.start, lanes.end, lanes.structure
+        self.recvs, self.computes, self.sends = recvs, computes, sends
+        here = lanes.structure.pp_rank == pp_rank
+        self.stream = self._in_order(np.flatnonzero(here & np.isin(lanes.structure.kind, _COMPUTES)))
+        place = np.empty(len(here), np.int64)
+        place[self.stream] = np.arange(len(self.stream))
+        at = place[computes]
+        self.previous_any = np.where(at > 0, self.stream[at - 1], -1)
+        self.previous_same = self._previous(computes)
+        self.previous_recv = self._previous(recvs)
+        self.recv_of = np.full(len(here), -1, np.int64)
+        self.recv_of[computes] = recvs
+
+    def _in_order(self, rows: Ints) -> Ints:
+        """Rows by their usual start; rows of a kind keep their order."""
+        return rows[np.argsort(np.median(self.start[rows], axis=1), kind="stable")]
+
+    def _previous(self, rows: Ints) -> Ints:
+        """The row before of the same kind and stage, -1 where there is none."""
+        structure, before = self.structure, np.maximum(rows - 1, 0)
+        same = (structure.kind[before] == structure.kind[rows]) & (structure.pp_rank[before] == structure.pp_rank[rows])
+        return np.where(same & (rows > 0), before, -1)
+
+    def _ends(self, rows: Ints) -> Floats:
+        """Recorded ends, -inf for row -1, [rows, lanes]."""
+        return np.where((rows >= 0)[:, None], self.end[rows], -np.inf)
+
+    def behind(self, bound: Ints, *others: Ints) -> Floats:
+        """How many receives began behind `bound`, and how many tell because it ended last: (obeyed, telling)."""
+        ready = np.maximum.reduce([self._ends(self.previous_recv), *(self._ends(rows) for rows in others)])
+        return _votes(self.start[self.recvs], ready, self._ends(bound))
+
+    def sends_block(self) -> Floats:
+        """How many computes and receives began behind the sends before them, and how many tell."""
+        if not len(self.sends) or not len(self.stream):
+            return np.zeros(2)
+        start, end = self.start[self.sends], self.end[self.sends]
+        following = self._computes_before(self.sends)  # place of the next compute
+        exists = following < len(self.stream)
+        compute = self.stream[np.minimum(following, len(self.stream) - 1)]
+        lane = np.broadcast_to(np.arange(start.shape[1]), compute.shape)
+        previous = np.where(following > 0, self.end[self.stream[np.maximum(following - 1, 0)], lane], -np.inf)
+        recv = self.recv_of[compute]
+        received = np.where(recv >= 0, self.end[recv, lane], -np.inf)
+        posted = self.start[recv, lane]
+        same_call = (recv < 0) | ((posted > start - SMALLEST_GAP_S) & (posted < (start + end) / 2))
+        return _votes(self.start[compute, lane], np.maximum(previous, received), end, exists) + _votes(
+            posted, previous, end, exists & ~same_call
+        )
+
+    def end_together(self) -> Floats:
+        """How many neighbours among transfers that began together also ended together, and how many there are."""
+        transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
+        start, end = self.start[transfers], self.end[transfers]
+        least = np.minimum(end[1:] - start[1:], end[:-1] - start[:-1])
+        moment = np.maximum(SAME_MOMENT_S, SAME_MOMENT_SHARE * least)
+        began = (np.abs(np.diff(start, axis=0)) <= moment) & (least > SMALLEST_GAP_S)
+        ended = began & (np.abs(np.diff(end, axis=0)) <= moment)
+        return np.array([ended.sum(), began.sum()], np.float64)
+
+    def _computes_before(self, rows: Ints) -> Ints:
+        """How many computes were over when each op began, [rows, lanes]."""
+        middle = (self.start[self.stream] + self.end[self.stream]) / 2
+        count: Ints = (middle[None] < self.start[rows][:, None]).sum(axis=1)
+        return count
+
+    def posting_edges(self) -> Iterator[tuple[Ints, Ints]]:
+        """Each receive behind the previous compute."""
+        known = self.previous_any >= 0
+        yield self.previous_any[known], self.recvs[known]
+
+    def call_edges(self) -> Iterator[tuple[Ints, Ints]]:
+        """Computes and calls one after the other; an op of a call waits for all of the call before."""
+        before: Ints = np.empty(0, np.int64)
+        for ops in self._turns():
+            yield np.repeat(before, len(ops)), np.tile(ops, len(before))
+            before = ops
+        tail = self._tail()
+        yield np.repeat(before, len(tail)), np.tile(tail, len(before))
+
+    def _tail(self) -> Ints:
+        """What the host launches behind the last call: that which waits for the last compute and is no reduction."""
+        structure = self.structure
+        here = structure.pp_rank[structure.after] == structure.pp_rank[self.stream[0]]
+        tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], _TAIL)])
+        return tail[:1]
+
+    def calls(self) -> Iterator[Ints]:
+        """What was posted together, each call as the rows of its ops."""
+        return (ops for ops in self._turns() if not np.isin(self.structure.kind[ops], _COMPUTES).any())
+
+    def _turns(self) -> Iterator[Ints]:
+        """The computes, and between them the calls, each as the rows of its ops, in order."""
+        transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
+        before = self._computes_before(transfers)
+        behind = np.sort(before, axis=1)[:, (before.shape[1] - 1) // 2]  # as in most lanes
+        order = np.argsort(behind, kind="stable")
+        transfers, behind = transfers[order], behind[order]
+        start, end = self.start[transfers], self.end[transfers]
+        apart = start[1:] > (start[:-1] + end[:-1]) / 2
+        begins = np.r_[True, (np.diff(behind) > 0) | (apart.mean(axis=1) > 0.5)]
+        calls = np.split(transfers, np.flatnonzero(begins)[1:])
+        after = behind[begins]
+        at = 0
+        for place in range(len(self.stream) + 1):
+            while at < len(calls) and after[at] == place:
+                yield calls[at]
+                at += 1
+            if place < len(self.stream):
+                yield self.stream[place : place + 1]
+
+
+def _votes(start: Floats, ready: Floats, bound: Floats, where: npt.NDArray[np.bool_] | bool = True) -> Floats:
+    """Of the ops for which `bound` ended after `ready`: how many began nearer to it, and how many there are."""
+    telling = where & (bound > ready + SMALLEST_GAP_S)
+    behind = start > np.where(np.isfinite(ready), (ready + bound) / 2, bound - SMALLEST_GAP_S)
+    return np.array([(telling & behind).sum(), telling.sum()], np.float64)

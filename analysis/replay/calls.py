@@ -1,0 +1,70 @@
+"""What each transfer of a call takes by itself, where all of a call is recorded until its last transfer is over.
+
+In: a `Block` whose structure knows calls, and the costs measured so far. Out: costs of its transfers. A call that
+sends to one stage and receives from another ends when the later of the two has had its part; its recorded ops know only
+that end. So a transfer is taken to be as quick as its link usually is, unless that leaves the ends of both its calls
+unexplained: then it was the slow one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import lower_quantile
+from tracekit.model import OpKind
+
+#: The usual transfer of a link: more of them may wait for others of their call than not.
+USUAL_SHARE = 0.25
+#: Transfers up to this many times the usual are as they were measured.
+LONG_FACTOR = 2.0
+#: The end of a call is explained to this share of a transfer, and so many seconds.
+UNEXPLAINED_SHARE, UNEXPLAINED_S = 0.5, 50e-6
+_SENDS = (OpKind.FORWARD_SEND.code, OpKind.BACKWARD_SEND.code)
+_RECVS = (OpKind.FORWARD_RECV.code, OpKind.BACKWARD_RECV.code)
+
+
+def separate_transfers(block: Block, own: Floats) -> None:
+    """Take out of the transfers in `own` [rows, lanes] what their calls waited for others."""
+    call = block.structure.call
+    assert call is not None, "only blocks with calls"
+    send, recv = _pairs(block, call)
+    if not len(send):
+        return
+    measured = np.minimum(own[send], own[recv])
+    usual = _usual(block, send, measured)
+    quick = np.where(measured <= LONG_FACTOR * usual, measured, usual)
+    begin = np.maximum(block.start[send], block.start[recv])
+    shape = (int(call.max()) + 1, block.lanes)
+    explained, recorded, slack = (np.full(shape, -np.inf) for _ in range(3))
+    for rows in (send, recv):
+        np.maximum.at(explained, call[rows], begin + quick)
+        np.maximum.at(recorded, call[rows], block.start[rows] + block.duration[rows])
+        np.maximum.at(slack, call[rows], UNEXPLAINED_SHARE * usual + UNEXPLAINED_S)
+    open_end = recorded > explained + slack
+    took = np.where(open_end[call[send]] & open_end[call[recv]], measured, quick)
+    own[send] = own[recv] = took
+
+
+def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:
+    """Rows of the sends of calls, and of their receives."""
+    template = block.template
+    first = template.first_of_group[:-1][np.diff(template.first_of_group) == 2]
+    one, other = template.order[first], template.order[first + 1]
+    swapped = np.isin(template.kind[other], _SENDS)
+    send, recv = np.where(swapped, other, one), np.where(swapped, one, other)
+    real = np.isin(template.kind[send], _SENDS) & np.isin(template.kind[recv], _RECVS)
+    real &= (call[send] >= 0) & (call[recv] >= 0)
+    return send[real], recv[real]
+
+
+def _usual(block: Block, send: Ints, measured: Floats) -> Floats:
+    """The usual transfer of each one's link in its lane, seconds, as `measured` [transfers, lanes]."""
+    template = block.template
+    link = template.pp_rank[send].astype(np.int64) * 2 + (template.kind[send] == _SENDS[0])
+    usual = np.empty_like(measured)
+    for number in np.unique(link):
+        here = link == number
+        usual[here] = np.maximum(lower_quantile(measured[here], 0, USUAL_SHARE), 0.0)
+    return usual

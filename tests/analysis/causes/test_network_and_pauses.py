@@ -1,0 +1,205 @@
+"""Causes outside the computes, on jobs of the simulator that shares no model with the rules: named and priced.
+
+There is hardly any noise, so that what a rule misses is no bad luck. Truth: the same job, run again without the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tracekit
+from benchmarks.eventsim.causes import (
+    Cause,
+    Checkpoints,
+    GcPauses,
+    LateData,
+    Part,
+    ProcessPauses,
+    SlowHostThread,
+    SlowWorkers,
+    StoppedProcess,
+)
+from benchmarks.eventsim.model import (
+    FIRST_STEP,
+    ComputeCost,
+    Host,
+    Job,
+    Network,
+    Noise,
+    Posting,
+    Recording,
+    Schedule,
+    Shape,
+)
+from benchmarks.eventsim.run import simulate
+from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic, Traffic, Way
+from benchmarks.eventsim.truth import mean_step_s, without
+from tracekit.analysis.causes.model import CauseKind
+from tracekit.report import Report
+
+PIPELINE = Shape(dp=2, pp=4, microbatches=8, steps=4)
+FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)
+#: Transfers of a twentieth of a forward, parameters of an eighth of a step.
+BUSY = Network(activation_bytes=100e6, parameter_bytes=6e9)
+QUIET = Noise(op=0.002, worker=0.001, transfer=0.01)
+
+
+def job(*causes: Cause, **changes) -> Job:
+    chosen = {"shape": PIPELINE, "posting": Posting.ANY_DIRECTION, "noise": QUIET, "network": BUSY} | changes
+    return Job(causes=causes, **chosen)
+
+
+def report(of: Job) -> Report:
+    return tracekit.Job(simulate(of).trace).whatif()
+
+
+def named(of: Job) -> list:
+    return [cause for cause in report(of).diagnosis.causes if cause.change is not None]
+
+
+def costs(of: Job, cause: Cause) -> float:
+    return mean_step_s(of) - mean_step_s(without(of, cause))
+
+
+class TestPosting:
+    @pytest.mark.parametrize("posting", list(Posting))
+    @pytest.mark.parametrize(
+        ("schedule", "shape"),
+        [(Schedule.ONE_F_ONE_B, PIPELINE), (Schedule.INTERLEAVED, Shape(dp=2, pp=4, vpp=2, microbatches=8, steps=3))],
+    )
+    def test_the_rule_is_read_from_the_recording(self, posting, schedule, shape):
+        found = report(job(posting=posting, schedule=schedule, shape=shape)).posting
+        assert found.posting.value == posting.value
+        assert found.obeyed > 0.95
+
+    @pytest.mark.parametrize("posting", list(Posting))
+    def test_a_slow_link_one_way_costs_what_the_job_without_it_saves(self, posting):
+        cause = SlowLink(0, 1, 12.0, Way.FORWARD)
+        slow = job(cause, posting=posting)
+        (found,) = named(slow)
+        assert found.kind is CauseKind.SLOW_LINK
+        assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(0, 1)]
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    def test_the_published_method_keeps_its_own_rule(self):
+        cause = SlowLink(0, 1, 12.0, Way.FORWARD)
+        slow = job(cause)
+        trace = simulate(slow).trace
+        ours, theirs = tracekit.Job(trace).whatif(), tracekit.Job(trace, "published").whatif()
+        truth = mean_step_s(slow) / mean_step_s(without(slow, cause))
+        assert ours.slowdown == pytest.approx(truth, abs=0.01)
+        assert theirs.slowdown < truth - 0.03
+        assert theirs.posting.telling == 0
+        assert ours.published is not None
+        assert any("receive" in reason for reason in ours.published.reasons)
+
+
+class TestNetwork:
+    @pytest.mark.parametrize(
+        ("way", "side"), [(Way.SENDING, "sending"), (Way.RECEIVING, "receiving"), (Way.BOTH, "sending and receiving")]
+    )
+    def test_a_slow_card_is_one_cause_with_its_side_and_one_price(self, way, side):
+        cause = SlowNic(2, 6.0, way)  # host 2: DP rank 0, stage 1
+        slow = job(cause)
+        (found,) = named(slow)
+        assert (found.kind, found.title) == (CauseKind.SLOW_NIC, f"Network card is slow in {side}")
+        assert [(worker.dp_rank, worker.pp_rank) for worker in found.where.workers] == [(0, 1)]
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    @pytest.mark.parametrize(("shape", "traffic"), [(FLAT, Traffic.COLLECTIVES), (PIPELINE, Traffic.ALL)])
+    def test_congestion_is_one_cause_over_all_traffic(self, shape, traffic):
+        cause = Congestion(3, 0.05, 15.0, traffic)
+        slow = job(cause, shape=replace(shape, steps=12))
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == (CauseKind.CONGESTION, "whole job")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    def test_waiting_for_an_unrecorded_worker_is_its_lateness_and_no_transfer(self):
+        cause = SlowWorkers(frozenset({(1, 0)}), 1.6)
+        slow = job(cause, shape=FLAT, recording=Recording(unrecorded=frozenset({(1, 0)})))
+        found = report(slow)
+        (late,) = [one for one in found.diagnosis.causes if one.change is not None]
+        assert late.kind is CauseKind.UNRECORDED_WORKER_LATE
+        assert "of the data-parallel group of stage 0" in late.title
+        # Its optimizer is slow, too, at the end of the step where nobody waits for it in a collective.
+        assert late.saved_s == pytest.approx(costs(slow, cause), abs=0.015 * mean_step_s(slow))
+        (halved,) = [fix for fix in found.diagnosis.fixes if fix.kind == "compress-dp-communication"]
+        saved_s = mean_step_s(slow) - mean_step_s(replace(slow, dp_bytes=0.5))
+        assert halved.saved_s == pytest.approx(saved_s, abs=0.01 * mean_step_s(slow))
+
+
+class TestHost:
+    @pytest.mark.parametrize("at_start", [True, False])
+    def test_a_stall_of_all_ranks_is_checkpoint_like_and_no_late_data(self, at_start):
+        stall = Checkpoints(every=5, stall_s=1.0, at_start=at_start)
+        late = LateData(0, 0.2, frozenset({1}))
+        slow = job(stall, late, shape=Shape(dp=2, pp=2, microbatches=8, steps=20))
+        by_kind = {cause.kind: cause for cause in named(slow)}
+        assert set(by_kind) == {CauseKind.CHECKPOINT_STALLS, CauseKind.LATE_DATA}
+        stalled = by_kind[CauseKind.CHECKPOINT_STALLS]
+        assert stalled.time is not None
+        assert stalled.time.period == 5
+        assert "not recorded" in stalled.title
+        assert by_kind[CauseKind.LATE_DATA].where.dp_ranks == (1,)
+        for cause, truth in ((stalled, stall), (by_kind[CauseKind.LATE_DATA], late)):
+            assert cause.saved_s == pytest.approx(costs(slow, truth), abs=0.005 * mean_step_s(slow))
+
+    @pytest.mark.parametrize("stage", [0, 2])
+    def test_a_slow_optimizer_costs_what_the_next_step_does_not_hide(self, stage):
+        cause = SlowWorkers(frozenset({(1, stage)}), 10.0, part=Part.OPTIMIZER)
+        slow = job(cause, shape=replace(PIPELINE, steps=8))
+        (found,) = named(slow)
+        assert found.kind is CauseKind.SLOW_OPTIMIZER
+        assert [(worker.dp_rank, worker.pp_rank) for worker in found.where.workers] == [(1, stage)]
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
+
+    def test_a_host_that_is_late_with_every_launch_is_not_late_with_its_data(self):
+        cause = SlowHostThread(frozenset({(1, 0)}), 0.04)
+        slow = job(cause, shape=FLAT)
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == (CauseKind.HOST_BOUND, "worker (1,0)")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
+
+
+class TestPauses:
+    def test_pauses_of_forwards_and_backwards_are_the_process_s(self):
+        cause = ProcessPauses(0, rate=0.02, pause_s=0.05)
+        slow = job(cause, shape=replace(PIPELINE, steps=6))
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == (CauseKind.PROCESS_PAUSES, "whole job")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    def test_pauses_that_spare_backwards_are_the_collector_s(self):
+        slow = job(GcPauses(0, rate=0.3, pause_s=0.1, recorded=False), shape=replace(PIPELINE, steps=6))
+        assert [cause.kind for cause in named(slow)] == [CauseKind.PYTHON_GC]
+
+    def test_long_tails_in_proportion_to_computes_are_noise(self):
+        noisy = job(noise=Noise(op=0.03, tail=0.02, tail_factor=2.0), shape=replace(PIPELINE, steps=6))
+        assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in named(noisy)}
+
+    @pytest.mark.parametrize("forward_s", [0.01, 0.04])
+    def test_a_process_stopped_again_and_again_is_no_bad_worker(self, forward_s):
+        cause = StoppedProcess((1, 0))
+        slow = job(
+            cause,
+            shape=Shape(dp=2, pp=1, tp=4, microbatches=6, steps=16),
+            compute=ComputeCost(forward_s=forward_s),
+            host=replace(Job().host, mode=Host.IN_STEP),
+        )
+        found = report(slow)
+        (stopped,) = [one for one in found.diagnosis.causes if one.change is not None]
+        assert (stopped.kind, str(stopped.where)) == (CauseKind.PROCESS_PAUSES, "worker (1,0)")
+        assert stopped.saved_s == pytest.approx(costs(slow, cause), abs=0.01 * mean_step_s(slow))
+        assert stopped.since_step is None or stopped.since_step == FIRST_STEP
+
+
+def test_to_replace_a_worker_takes_evidence_of_its_hardware():
+    slow = simulate(job(SlowWorkers(frozenset({(1, 0)}), 1.5), shape=FLAT)).trace
+    throttled = replace(slow, metadata={**slow.metadata, "gpus": {"8": {"throttled": 0.4}}})
+    for trace, words in ((slow, "Worker (1,0) as fast as its peers"), (throttled, "Replace worker (1,0)")):
+        found = tracekit.Job(trace).whatif().diagnosis
+        assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]
+        (cause,) = found.causes
+        assert ("replace" in cause.suggested_fix) == (trace is throttled)
