@@ -37,11 +37,12 @@ from tracekit.schema import step_positions
 from tracekit.text import seconds
 from tracekit.trace import Trace
 
-#: Offsets below this share of the step change no answer; nor do those below the resolution of the recordings, seconds.
-SMALLEST_SHARE = 0.001
+#: Offsets below this share of the step change no answer, though a step may wait for dozens of transfers one after the
+#: other; nor do those below the resolution of the recordings, seconds.
+SMALLEST_SHARE = 0.0002
 RESOLUTION_S = 20e-6
 #: Offsets are as exact as this share of the smallest one that counts.
-EXACTNESS = 0.02
+EXACTNESS = 0.1
 #: What stays unknown of a clock may move the step by this share.
 LARGEST_UNKNOWN = 0.0025
 #: Runs of steps that are measured by themselves, fewer where so many values are passed.
