@@ -40,6 +40,10 @@ HALF_WIDTH = 1.35
 HALF_WIDTH_LOST = (1.6, 1.25)
 #: The longest memory that is told from a level.
 LONGEST_MEMORY = 0.95
+#: A memory shows where it is this many standard errors long: by chance in one job of forty.
+SHOWS_ERRORS = 2.0
+#: Fewer steps hide any memory.
+FEWEST_TO_SHOW = 6
 #: A level takes at most that much of the variance with it.
 LEAST_VARIANCE_LEFT = 0.1
 
@@ -67,13 +71,17 @@ class Noise:
         return np.asarray(np.sqrt(self.variance_over(steps) + self.spread**2))
 
     def nats(self, level: Floats, steps: Ints | int) -> Floats:
-        """Log-likelihood ratio of `level` against no effect, Student's: few steps make a large ratio worth little."""
-        ratio: Floats = (self.freedom + 1) / 2 * np.log1p((level / self.error(steps)) ** 2 / self.freedom)
-        return np.where(level > 0, ratio, 0.0)
+        """How unlikely `level` is by chance: minus the logarithm of the probability, from Student's likelihood ratio.
+
+        Few steps make a large ratio worth little. The tail beyond a ratio r weighs exp(-r) / sqrt(4 pi r).
+        """
+        ratio = (self.freedom + 1) / 2 * np.log1p((level / self.error(steps)) ** 2 / self.freedom)
+        tail = ratio + np.log(np.maximum(4 * np.pi * ratio, 1.0)) / 2
+        return np.where(level > 0, tail, 0.0)
 
 
 def needed_nats(tests: int) -> float:
-    """The log-likelihood ratio that noise reaches in `FALSE_ALARMS` of all jobs with so many tests at most."""
+    """How unlikely something must be to happen in `FALSE_ALARMS` of all jobs with so many tests at most, as `nats`."""
     return math.log(max(tests, 1) / FALSE_ALARMS)
 
 
@@ -117,7 +125,7 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
     # Each level hides what moves like it.
     levels = quiet.any(axis=1).astype(np.int64) + slow.any(axis=1)
-    left = 1 - levels * _share_left(longest, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
+    left = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
     own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
     # A member that is more restless than its peers is so in its own error; its few steps know that only roughly.
@@ -141,7 +149,9 @@ def _memory(deviation: Floats, independent: float) -> tuple[float, float]:
     # A level that was taken out of a short series hides some of its memory (Kendall, 1954).
     memory = min(max((shows * steps + 1) / (steps - 3), 0.0), LONGEST_MEMORY) if steps > 3 else 0.0
     error = math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
-    return memory, min(memory + error, LONGEST_MEMORY)
+    # One that clearly shows may be longer than it looks; of a few steps none can show.
+    longer = memory > SHOWS_ERRORS * error or steps < FEWEST_TO_SHOW
+    return memory, min(memory + error, LONGEST_MEMORY) if longer else memory
 
 
 def _share_left(memory: float, steps: Ints | int) -> Floats:
