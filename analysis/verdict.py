@@ -172,7 +172,7 @@ def _base_s(evidence: Evidence, losses: Sequence[Loss]) -> float:
     """The step that losses are a share of, seconds."""
     found = evidence.attribution
     by_s = found.straggling and [loss.kind for loss in losses] == [LossKind.STRAGGLER]
-    return found.original_s if by_s else found.recorded_s
+    return found.original_s if by_s else evidence.recorded_s
 
 
 def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
