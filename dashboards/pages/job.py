@@ -78,10 +78,12 @@ def _causes(report: dict[str, Any], name: str) -> Component:
 def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> list[Any]:
     """`advised_kinds`: the kinds of cause for which a fix is promised; only they get a remedy."""
     found = cause["kind"] not in NO_CAUSE
+    # Reports of older stores say since when only.
+    since = "all along" if cause["since_step"] is None else f"since step {cause['since_step']}"
     head: list[Any] = [html.B(cause["title"])]
     if found:
         head += [
-            f"  {short(cause['where_text'])}, {cause['when']}: ",
+            f"  {short(cause['where_text'])}, {cause.get('when', since)}: ",
             html.B(cost(cause["saved_s"], cause["alone_s"])),
             f", {sure(cause['confidence'])}",
         ]
