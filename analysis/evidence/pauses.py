@@ -27,6 +27,8 @@ LARGEST_SAMPLE = 200_000
 PAUSE_SPREADS = 8.0
 SMALLEST_PAUSE_SHARE = 0.05
 FEWEST_PAUSES = 3
+#: Pauses of one origin differ in length by less than the inverse of this.
+SMALLEST_OF_USUAL = 0.25
 #: Pauses scatter in length by less than this share of what they would if they were in proportion to the computes.
 OWN_LENGTH_SHARE = 0.5
 #: With a chance below this, pauses that hit every compute alike would have spared so many backwards.
@@ -114,7 +116,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     sigma = max(_spread(sampled(of_kind)) for of_kind in relative)
     with np.errstate(invalid="ignore"):
         long = relative > 1 + max(SMALLEST_PAUSE_SHARE, PAUSE_SPREADS * sigma)
-    seconds = np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0)
+    seconds = _without_noise(np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0))
     stopped, usual_s = _stopped(grid, base, shared)
     by_kind = np.nansum(base, axis=(1, 2, 3))
     backward_share = float(by_kind[BACKWARD] / max(by_kind.sum(), 1e-12))
@@ -123,6 +125,20 @@ def _pauses_in(grid: Floats) -> Pauses:
         stopped = stopped | _where_nearly_all_are(seconds)
     seconds[:, stopped_cells(stopped, grid.shape)] = 0.0
     return replace(found, stopped=stopped)
+
+
+def _without_noise(seconds: Floats) -> Floats:
+    """The same without what is much shorter than the pauses in which most of the time is lost.
+
+    Noise has a tail: a few computes stand out by a little. Beside pauses they cost next to nothing, but scattered over
+    forwards and backwards they would pass for them.
+    """
+    lengths = np.sort(seconds[seconds > 0])
+    if not len(lengths):
+        return seconds
+    lost = np.cumsum(lengths)
+    usual = lengths[np.searchsorted(lost, lost[-1] / 2)]
+    return np.where(seconds < SMALLEST_OF_USUAL * usual, 0.0, seconds)
 
 
 def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:

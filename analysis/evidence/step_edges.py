@@ -25,6 +25,8 @@ SMALLEST_STALL_SHARE = 0.1
 STALL_SPREADS = 8.0
 #: Steps that overlap by less than this share on average are one after the other.
 SMALLEST_OVERLAP_SHARE = 0.005
+#: Clocks and rounding let a worker's steps overlap by less than this share of one.
+LARGEST_OVERLAP_SHARE = 0.01
 #: What is in more than this share of the steps is how the job works, no stall.
 MOST_STEPS_SHARE = 0.5
 
@@ -40,6 +42,8 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
     following = np.diff(graph.steps) == 1
     # Seconds from the start of the step before, nan where that was not traced.
     since = np.r_[np.nan, np.where(following, np.diff(starts), np.nan)]
+    if _contradict(begins, ends, since):
+        since = np.full_like(since, np.nan)
     first = np.nanmin(begins, axis=(0, 2))
     last = np.r_[np.nan, np.nanmax(ends, axis=(0, 2))[:-1]]
     stalls = _stalls(first, replay)
@@ -61,6 +65,18 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
         durations=replace(replay.durations, launch_delay=tuple(delays)),
         stalled_s=stalled if (stalled > 0).any() else None,
     )
+
+
+def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
+    """Whether some step begins, on all workers, before the one before it has ended: such starts were not measured.
+
+    A worker runs its ops of a step before those of the next; one alone may have a collective under way for longer.
+    """
+    overlap = ends[:, :-1] - since[None, 1:, None] - begins[:, 1:]
+    known = np.isfinite(overlap)
+    least = np.where(known, overlap, np.inf).min(axis=(0, 2))
+    step_s = np.nanmax(ends, axis=(0, 2))[:-1]
+    return bool((np.isfinite(least) & (least > LARGEST_OVERLAP_SHARE * step_s)).any())
 
 
 def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s: Floats) -> JobReplay:
