@@ -187,7 +187,8 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def run(*arguments: str | bytes | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ran:
     """Run tracekit's `main` in this process, which has imported everything: the same lines and exit code."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    written = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(raw, "utf-8", write_through=True) for raw in written)
     with (
         mock.patch.object(sys, "argv", ["tracekit", *map(os.fsdecode, arguments)]),
         mock.patch.dict(os.environ, _environment(env or {}), clear=True),
@@ -199,7 +200,7 @@ def run(*arguments: str | bytes | Path, cwd: Path | None = None, env: Mapping[st
         main()
     code = left.value.code
     assert isinstance(code, int)
-    return Ran(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    return Ran(code, *(raw.getvalue().decode() for raw in written))
 
 
 def run_process(*arguments: str | bytes | Path, env: Mapping[str, str] | None = None, **settings: Any) -> Ran:

@@ -143,7 +143,9 @@ def whatif(
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
     condition = None if fail_on is None else Condition(fail_on)
-    if trace is not None and is_op_trace_file(trace):
+    from tracekit.op_trace import is_op_trace
+
+    if trace is not None and is_op_trace(trace):
         pipeline_only = {
             "--layout": layout, "--unit": unit, "--store": store, "--job": job, "--layers": layers,
             "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file, "--fail-on": fail_on,
@@ -177,13 +179,6 @@ def whatif(
         if path is not None:
             _done(path)
     return EXIT_CONDITION if condition is not None and condition.holds(report.attribution) else 0
-
-
-def is_op_trace_file(trace: Path) -> bool:
-    """Whether to read it as a job of any shape."""
-    from tracekit.op_trace import is_op_trace
-
-    return is_op_trace(trace)
 
 
 def _whatif_of_ops(

@@ -193,7 +193,7 @@ def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
         longer = over.group_by(part).agg(pl.col("over").min()).filter(pl.col("over") >= OTHER_UNIT).sort(part)
         if longer.is_empty() or longer.height == usual[part].n_unique():
             continue
-        factor = 1000 ** max(1, round(float(longer["over"].median()) / 3))  # type: ignore[arg-type]
+        factor = 1000 ** max(1, round(float(np.median(longer["over"].to_numpy())) / 3))
         raise TraceError(
             f"{source}: {_named(part, longer[part].to_list())}: all work takes about {factor:,} times as long as"
             f" {'on' if part == 'rank' else 'in'} the other {part}s: these times are in another unit; divide their"

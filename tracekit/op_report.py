@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN, waste
-from tracekit.analysis.graph.op_graph import Gap
+from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.report import ByLabel, Question, without_nan
 
@@ -41,7 +41,7 @@ class OpReport:
     critical_peers: Mapping[str, float]
     critical_ranks: Mapping[int, float]
     critical_delay_s: float
-    gaps: tuple[Gap, ...]
+    gaps: tuple[MissingMembers, ...]
     clamped: int
     questions_asked: tuple[Question, ...]
 

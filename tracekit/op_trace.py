@@ -19,10 +19,7 @@ from tracekit.atomic_write import replacing
 from tracekit.errors import FormatError
 from tracekit.model import ProcessGroup
 from tracekit.text import encodable
-from tracekit.trace import METADATA_KEY, TRACE_FILE, read_columns, read_header
-
-#: Version of the file; 1 is the canonical Parquet of pipeline traces.
-SCHEMA_VERSION = 2
+from tracekit.trace import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class OpTrace:
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the op trace, in the place of none but another trace. Raises OutputError."""
         header = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": OP_TRACE_VERSION,
             "name": self.name,
             "axes": list(self.axes),
             "rules": list(self.rules),
@@ -60,7 +57,7 @@ class OpTrace:
 def is_op_trace(path: Path) -> bool:
     """Whether a file is an op trace; False for whatever cannot be read."""
     try:
-        return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == SCHEMA_VERSION
+        return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == OP_TRACE_VERSION
     except FormatError:
         return False
 
@@ -68,8 +65,8 @@ def is_op_trace(path: Path) -> bool:
 def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
     """Read an op trace. Raises FormatError where the file is none."""
     header = read_header(path)
-    if header is None or header.get("schema_version") != SCHEMA_VERSION:
-        raise FormatError(f"{path}: no op trace (schema version {SCHEMA_VERSION}); see docs/op-trace.md")
+    if header is None or header.get("schema_version") != OP_TRACE_VERSION:
+        raise FormatError(f"{path}: no op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in header.get("groups", {}).items()}
         return OpTrace(

@@ -27,7 +27,8 @@ from tracekit.schema import Source, checked_columns, distinct_steps, step_positi
 from tracekit.text import encodable
 from tracekit.units import in_seconds
 
-SCHEMA_VERSION = 1
+#: Of the files: pipeline traces, and op traces (`op_trace`).
+SCHEMA_VERSION, OP_TRACE_VERSION = 1, 2
 #: Key of tracekit's JSON in the key-value metadata of a Parquet file.
 METADATA_KEY = "tracekit"
 #: What `write_parquet` replaces.
@@ -202,7 +203,7 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
             " otherwise bring it in with `tracekit import`"
         )
     version = header.get("schema_version")
-    if version == 2:
+    if version == OP_TRACE_VERSION:
         raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read it")
     if version != SCHEMA_VERSION:
         raise FormatError(

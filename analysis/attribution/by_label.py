@@ -89,14 +89,8 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
         mixed.append(np.where(unlabelled, UNLABELLED, code))
     found = np.unique(np.concatenate([np.unique(code) for code in mixed]))
     found = found[found != UNLABELLED]
-    values = []
-    for code in found.tolist():
-        digits = []
-        for size in reversed(sizes):
-            code, digit = divmod(code, size)  # noqa: PLW2901
-            digits.append(digit)
-        labels = parts[0]
-        values.append(tuple(label.value(digit) for label, digit in zip(labels, reversed(digits), strict=True)))
+    digits = np.stack(np.unravel_index(found, sizes), axis=1).tolist()
+    values = [tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in digits]
     positions = [np.where(code == UNLABELLED, UNLABELLED, np.searchsorted(found, code)) for code in mixed]
     return values, positions
 
@@ -121,19 +115,14 @@ class _Only:
     code: int
     kept: bool
 
-    def costs(
-        self,
-        graph: LabelledGraph,  # noqa: ARG002
-        durations: Durations,
-        number: int,
-    ) -> Costs:
+    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of block `number`."""
         own, ideal, chosen = durations.own[number], durations.ideal[number], self.rows[number]
-        none = np.full(len(own), -1, np.int64)
-        if chosen.codes.shape[1] == 1 and chosen.codes.shape[0] == len(own):
+        none = np.full(graph.blocks[number].template.rows, -1, np.int64)
+        if chosen.codes.shape == (len(none), 1):
             rows = chosen.rows[self.code] if self.code < len(chosen.rows) else np.empty(0, np.int64)
-            source = none.copy() if self.kept else np.arange(len(own))
+            source = none.copy() if self.kept else np.arange(len(none))
             source[rows] = rows if self.kept else -1
             return Costs(own, source, ideal, NO_MATRIX, none)
         mask = (chosen.codes == self.code) == self.kept
-        return Costs(np.where(mask, own, ideal[:, None]), np.arange(len(own)), ideal, NO_MATRIX, none)
+        return Costs(np.where(mask, own, ideal[:, None]), np.arange(len(none)), ideal, NO_MATRIX, none)

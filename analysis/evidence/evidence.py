@@ -22,7 +22,6 @@ from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, trans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
-from tracekit.text import encodable
 from tracekit.trace import Trace, share_of_samples
 
 #: A GPU that was throttled in this share of its samples is slow for it; now and then every GPU is for a moment.
@@ -179,12 +178,8 @@ class Evidence:
     @cached_property
     def hosts(self) -> dict[Worker, str]:
         """The host of each traced worker, as far as the metadata says."""
-        hosts = self.trace.metadata.get("hosts") or {}
-        ranks = self.trace.worker_ranks()
-        if not isinstance(hosts, dict):
-            return {}
-        named = {worker: hosts.get(str(rank)) for worker, rank in ranks.items()}
-        return {worker: encodable(str(host)) for worker, host in named.items() if host is not None}
+        hosts = self.trace.hosts
+        return {worker: hosts[rank] for worker, rank in self.trace.worker_ranks().items() if rank in hosts}
 
     @cached_property
     def pauses_inside_computes(self) -> int | None:

@@ -52,7 +52,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class MissingMembers:
     """A rendezvous that lacks members its group has: what it is called, and who was not recorded."""
 
     rendezvous: int
@@ -82,7 +82,7 @@ class OpGraph:
     after: Ints
     why: Ints
     mesh: Mesh
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[MissingMembers, ...] = ()
 
     @classmethod
     def from_frames(
@@ -327,7 +327,7 @@ def _check_edges(graph: OpGraph) -> None:
         )
 
 
-def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[Gap, ...]:
+def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[MissingMembers, ...]:
     """Members that were not recorded. Raises GraphError where ops claim one place, or steps or groups are mixed."""
     members = np.flatnonzero(graph.rendezvous >= 0)
     members = members[np.lexsort((graph.rank[members], graph.rendezvous[members]))]
@@ -344,7 +344,7 @@ def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[G
     return _members_not_recorded(graph, groups, members) if groups and len(members) else ()
 
 
-def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], members: Ints) -> tuple[Gap, ...]:
+def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], members: Ints) -> tuple[MissingMembers, ...]:
     """Who of each rendezvous' group has no op in it. `members`: ops by rendezvous, then rank.
 
     Raises TraceError where no group is named, GraphError for one that is not known and for ranks outside it.
@@ -375,5 +375,5 @@ def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], member
         if count < sizes[code[begin]]:
             name = used[int(code[begin])]
             missing = sorted(set(known[name].ranks) - set(rank[begin : begin + count].tolist()))
-            gaps.append(Gap(int(number[begin]), name, tuple(missing)))
+            gaps.append(MissingMembers(int(number[begin]), name, tuple(missing)))
     return tuple(gaps)

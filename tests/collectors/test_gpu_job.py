@@ -10,8 +10,6 @@ from tests.collectors.conftest import environment, several
 from tests.handmade import run
 from tracekit.model import OpKind
 
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-
 MS = 1e-3
 HERE = Path(__file__).parent
 

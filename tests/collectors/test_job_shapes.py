@@ -9,8 +9,6 @@ from tests.collectors.conftest import CLOCK_TICK_S, SCRIPTS, collect, contradict
 from tests.collectors.shared_runs import PAUSES, STYLES
 from tracekit.model import OpKind, Worker
 
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-
 
 @pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "pipeline"])
 def test_a_job_trains_to_the_same_bits_as_alone(runs, alone, name):

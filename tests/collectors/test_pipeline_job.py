@@ -1,12 +1,9 @@
 """The DP 2 x PP 2 job, from an unmodified script to the verdict."""
 
 import polars as pl
-import pytest
 
 from tests.collectors.conftest import contradictions
 from tracekit.model import OpKind, Worker
-
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
 KINDS = {
     OpKind.DATA_LOAD,

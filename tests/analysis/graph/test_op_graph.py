@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from tests.analysis.op_graphs import frames
 from tracekit.analysis.graph.fold import fold
-from tracekit.analysis.graph.op_graph import Gap, OpGraph
+from tracekit.analysis.graph.op_graph import MissingMembers, OpGraph
 from tracekit.errors import GraphError, TraceError
 from tracekit.model import ProcessGroup
 
@@ -122,7 +122,7 @@ class TestProcessGroups:
     def test_members_that_were_not_recorded_are_gaps(self) -> None:
         group = ProcessGroup("dp", (0, 1, 4))
         graph = OpGraph.from_frames(self.OPS, NO_EDGES, groups=[group])
-        assert graph.gaps == (Gap(7, "dp", (4,)),)
+        assert graph.gaps == (MissingMembers(7, "dp", (4,)),)
         assert OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("dp", (0, 1))]).gaps == ()
 
     def test_a_rank_outside_the_group_is_refused(self) -> None:

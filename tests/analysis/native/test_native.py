@@ -68,7 +68,7 @@ def test_an_array_that_cannot_be_written_to_is_refused_as_output() -> None:
 def test_the_number_of_arguments_is_checked() -> None:
     rows = np.zeros(3, np.int64)
     with pytest.raises(TypeError, match="launch_delays takes 6 arguments, not 2"):
-        native.launch_delays(rows, rows)  # type: ignore[call-arg]
+        native.launch_delays(*[rows, rows])
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from tracekit.collectors.runtime.wire_format import Category
 from tracekit.store import Incoming, Store
 from tracekit.trace import read_parquet
 
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-
 SABOTAGE = Path(__file__).parents[1] / "sabotage"
 
 

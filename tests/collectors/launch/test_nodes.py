@@ -6,13 +6,9 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
 from tracekit.collectors.importers.registry import read_any
 from tracekit.trace import read_parquet
-
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
 
 SCRIPT = str(SCRIPTS / "ddp_accumulation.py")
 

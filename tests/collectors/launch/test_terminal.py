@@ -15,8 +15,6 @@ import pytest
 from tests.collectors.conftest import TIMEOUT_S, environment, plain, python, torchrun
 from tracekit.trace import read_parquet
 
-pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-
 CTRL_C = b"\x03"
 #: Prints which signals each thread of its parent blocks, as a mask; the main thread waits for them, so it is left out.
 PARENT_BLOCKS = """

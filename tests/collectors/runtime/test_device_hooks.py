@@ -3,15 +3,14 @@
 import types
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="collecting needs the extra `torch`")
-
-from tests.collectors.fake_cuda import FakeCuda  # noqa: E402  torch first
-from tracekit.collectors.runtime import session as session_module  # noqa: E402
-from tracekit.collectors.runtime.device import DeviceClock  # noqa: E402
-from tracekit.collectors.runtime.hooks_comm import CollectiveHooks  # noqa: E402
-from tracekit.collectors.runtime.hooks_compute import PipelineHooks  # noqa: E402
-from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions  # noqa: E402
+from tests.collectors.fake_cuda import FakeCuda
+from tracekit.collectors.runtime import session as session_module
+from tracekit.collectors.runtime.device import DeviceClock
+from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
+from tracekit.collectors.runtime.hooks_compute import PipelineHooks
+from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 
 US, MS = 1_000, 1_000_000
 COALESCED, ALLREDUCE = 17, 1
