@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.findings import Findings, Unanalysed
     from tracekit.model import Unit
-    from tracekit.report import ByLabel, ClockReport, PublishedView, Question, Report
+    from tracekit.questions import ByLabel, Question
+    from tracekit.report import ClockReport, PublishedView, Report
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -124,11 +125,9 @@ class Job:
 
         Raises SelectionError for a label that the job has not, or one with too many values.
         """
-        from tracekit.analysis.attribution.by_label import attribute_by
-        from tracekit.report import ByLabel
+        from tracekit.questions import by_labels
 
-        names = tuple(label.strip() for label in labels)
-        return ByLabel(names, attribute_by(self.replay, names))
+        return by_labels(self.replay, *labels)
 
     def _clocks(self) -> ClockReport:
         """Which clocks were off, and whose could not be compared."""
@@ -196,22 +195,9 @@ class Job:
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
-        from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
-        from tracekit.analysis.whatif.selection import count_selected
-        from tracekit.analysis.whatif.selection_text import checked_selection
-        from tracekit.report import Question
+        from tracekit.questions import answer
 
-        replay = self.replay
-        chosen = checked_selection(selection, replay.graph, replay.durations)
-        original = replay.mean_step_time(ORIGINAL)
-        step_time = replay.mean_step_time(Scenario.addition(chosen) if keep else Scenario.removal(chosen))
-        return Question(
-            question=f"keep only {selection}" if keep else f"fix {selection}",
-            ops=count_selected(chosen, replay.graph, replay.durations),
-            step_time_s=step_time,
-            saved_s=original - step_time,
-            saved_gpu_hours_per_day=(1 - step_time / original) * self.trace.layout.world_size * 24,
-        )
+        return answer(self.replay, selection, self.trace.layout.world_size, keep=keep)
 
     def step_time(self, scenario: Scenario) -> float:
         """T(scenario), the mean step time in seconds."""

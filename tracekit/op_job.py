@@ -10,20 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import label_values
 from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
-from tracekit.analysis.whatif.selection import count_selected
-from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.errors import TraceError
 from tracekit.op_report import OpReport
 from tracekit.op_trace import OpTrace, read_op_trace
-from tracekit.report import ByLabel, Question
+from tracekit.questions import ByLabel, Question, answer, by_labels
 from tracekit.text import short
 
 #: Labels by which a report attributes without being asked, as far as the job has them with more than one value.
@@ -98,22 +95,11 @@ class OpJob:
 
         Raises SelectionError for a label that the job has not, or one with too many values.
         """
-        names = tuple(label.strip() for label in labels)
-        return ByLabel(names, attribute_by(self.replay, names))
+        return by_labels(self.replay, *labels)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
-        replay = self.replay
-        chosen = checked_selection(selection, replay.graph, replay.durations)
-        original = replay.mean_step_time(ORIGINAL)
-        step_time = replay.mean_step_time(Scenario.addition(chosen) if keep else Scenario.removal(chosen))
-        return Question(
-            question=f"keep only {selection}" if keep else f"fix {selection}",
-            ops=count_selected(chosen, replay.graph, replay.durations),
-            step_time_s=step_time,
-            saved_s=original - step_time,
-            saved_gpu_hours_per_day=(1 - step_time / original) * len(self.graph.ops.mesh.ranks) * 24,
-        )
+        return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
 
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)

@@ -15,7 +15,8 @@ from typing import Any
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN, waste
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.report import ByLabel, Question, without_nan
+from tracekit.questions import ByLabel, Question
+from tracekit.report import without_nan
 
 _MOST_GAPS = 3
 

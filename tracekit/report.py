@@ -20,7 +20,6 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import Attribution, waste
-from tracekit.analysis.attribution.by_label import Share
 from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats
@@ -29,6 +28,7 @@ from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings
 from tracekit.model import Layout, Worker
+from tracekit.questions import ByLabel, Question
 from tracekit.trace import Coverage
 
 if TYPE_CHECKING:
@@ -60,17 +60,6 @@ TABLE_KEY = "tracekit_table"
 #: What `write_parquet` replaces.
 TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with(TABLE_KEY))
 PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One custom what-if question and its answer; `step_time_s` is the mean step time of its replay."""
-
-    question: str
-    ops: int
-    step_time_s: float
-    saved_s: float
-    saved_gpu_hours_per_day: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +95,6 @@ class PublishedView:
     def differs(self, slowdown: float) -> bool:
         """True where the two are more than 1 % apart."""
         return abs(slowdown / self.slowdown - 1) > LARGEST_DIFFERENCE
-
-
-@dataclass(frozen=True, slots=True)
-class ByLabel:
-    """What the ops of each value of a label, or of several together, cost; costliest first."""
-
-    labels: tuple[str, ...]
-    shares: tuple[Share, ...]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.report import ByLabel, Question
+from tracekit.questions import ByLabel, Question
 from tracekit.text import printable, seconds
 
 #: What the answer to a question is about, beside the prices of fixes.
