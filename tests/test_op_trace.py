@@ -139,6 +139,11 @@ def test_a_rule_that_is_not_known_is_refused() -> None:
         tracekit.OpJob(OpTrace(OPS, "odd", rules=("magic",))).whatif()
 
 
+def test_steps_that_take_no_time_are_an_error() -> None:
+    with pytest.raises(TracekitError, match="idle: its steps take no time"):
+        tracekit.OpJob(OpTrace(OPS.with_columns(start=0.0, duration=0.0), "idle", groups=DP)).whatif(fix=["rank=1"])
+
+
 @pytest.mark.parametrize("option", [["--layers", "1,1"], ["--csv", "tables"], ["--fail-on", "slowdown>2"]])
 def test_options_of_pipeline_traces_are_refused(option: list[str], written: Path) -> None:
     ran = CliRunner().invoke(commands, ["whatif", str(written), *option])

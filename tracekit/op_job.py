@@ -64,10 +64,14 @@ class OpJob:
         tell = progress or (lambda _: None)
         tell("step times")
         replay, ops = self.replay, self.graph.ops
-        questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         recorded, with_delays, original, ideal = (
             replay.recorded_step_times(), *(replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
         )  # fmt: skip
+        if not min(recorded.mean(), original.mean()) > 0:
+            raise TraceError(
+                f"{short(self.trace.name)}: its steps take no time; expected ops with durations in seconds"
+            )
+        questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
