@@ -5,13 +5,15 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: a `Diagnosis`; what cause
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.attribution import Attribution, Trust
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.causes import causes_of
-from tracekit.analysis.causes.model import Cause
+from tracekit.analysis.causes.model import Cause, CauseKind
+from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import fixes_of
 from tracekit.analysis.fixes.model import Fix
@@ -22,8 +24,12 @@ from tracekit.trace import Trace
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """When, where and why a job is slow, and what each fix would give back."""
+    """When, where and why a job is slow, what each fix would give back, and whether to believe it.
 
+    `trust`: as that of the attribution, but launch delays that a named cause explains do not count against the replay.
+    """
+
+    trust: Trust
     verdict: Verdict
     time: TimePattern
     space: SpacePattern
@@ -47,9 +53,23 @@ def diagnose(
     evidence = Evidence.of(trace, replay, attribution)
     causes = causes_of(evidence)
     return Diagnosis(
+        trust=attribution.trust_given(evidence.delay_share_without(_explanations(causes))),
         verdict=verdict_of(evidence, causes),
         time=time_pattern(evidence.attribution),
         space=space_pattern(evidence.attribution, evidence.hosts),
         causes=causes,
         fixes=fixes_of(evidence, causes, layers=layers),
     )
+
+
+def _explanations(causes: Sequence[Cause]) -> list[Change]:
+    """The changes that take launch delays away for a reason that shows.
+
+    That a host keeps no worker busy is no such reason: its whole signature is that there are launch delays, and waiting
+    that the graph does not know of looks alike.
+    """
+    return [
+        cause.change
+        for cause in causes
+        if cause.change is not None and (cause.kind is not CauseKind.HOST_BOUND or cause.where.workers)
+    ]

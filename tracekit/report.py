@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.attribution import Attribution, waste
+from tracekit.analysis.attribution.attribution import Attribution, Trust, waste
 from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats
@@ -122,6 +122,11 @@ class Report:
     def slowdown(self) -> float:
         """S = T(original) / T(ideal)."""
         return self.attribution.slowdown
+
+    @property
+    def trust(self) -> Trust:
+        """Whether to believe the report, and why not."""
+        return self.attribution.trust if self.method is Method.PUBLISHED else self.diagnosis.trust
 
     @property
     def rate_assumption(self) -> str:
@@ -332,7 +337,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
-        found, trust, coverage = self.attribution, self.attribution.trust, self.coverage
+        found, trust, coverage = self.attribution, self.trust, self.coverage
         content = {
             "report_version": REPORT_VERSION,
             "job": {
@@ -369,6 +374,7 @@ class Report:
             "trust": {
                 "replay_error": trust.replay_error,
                 "discrepancy": trust.discrepancy,
+                "unexplained": trust.unexplained,
                 "trustworthy": trust.trustworthy,
                 "reasons": list(trust.reasons),
                 "clamped_transfers": found.clamped_transfers,

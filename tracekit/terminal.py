@@ -19,6 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.graph.rules.posting import Posting
@@ -150,7 +151,7 @@ def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
 
 def _verdict(report: Report) -> RenderableType:
     """What it costs, who costs it, whether to believe it."""
-    found, trust = report.attribution, report.attribution.trust
+    found, trust = report.attribution, report.trust
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -172,6 +173,8 @@ def _verdict(report: Report) -> RenderableType:
     if found.straggling:
         grid.add_row("Who", _who(report))
     figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
+    if trust.trustworthy and trust.discrepancy > LARGEST_DISCREPANCY:
+        figures += f", all but {trust.unexplained:.1%} of them explained by the causes below"
     clamped = found.clamped_transfers + found.clamped_delays
     if clamped and trust.trustworthy:
         figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
@@ -330,8 +333,7 @@ def _causes(report: Report) -> RenderableType:
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(line)
-        evidence = ", ".join(f"{item.name} {_figure(item.value, item.unit)}" for item in cause.evidence)
-        for name, text in (("because", evidence), ("check", cause.next_check)):
+        for name, text in (("because", cause.effect), ("check", cause.next_check)):
             if text:
                 grid = Table.grid(padding=(0, 1))
                 grid.add_row(f"    {name:<7}", Text(text), style="dim")
@@ -363,11 +365,6 @@ def _fixes(report: Report) -> RenderableType:
             f"{fix.saved_gpu_hours_per_day:,.1f}",
         )
     return table
-
-
-def _figure(value: float, unit: str) -> str:
-    """A figure of evidence with its unit."""
-    return seconds(value) if unit == "s" else f"{value:.4g}{f' {unit}' if unit else ''}"
 
 
 def _worker_map(report: Report) -> RenderableType:

@@ -51,11 +51,12 @@ class Trust:
     """Whether the replay explains the recording.
 
     `replay_error` = |T(launch delays kept) - T(recorded)| / T(recorded); `discrepancy` = T(recorded)/T(original) - 1,
-    the share of time that launch delays add.
+    the share of time that launch delays add. `unexplained`: what of it no named cause explains.
     """
 
     replay_error: float
     discrepancy: float
+    unexplained: float
     trustworthy: bool
     reasons: tuple[str, ...]
 
@@ -221,18 +222,30 @@ class Attribution:
         """S of each reported kind."""
         return {name: float(times.mean()) / self.ideal_s for name, times in self.by_kind.items()}
 
+    @property
+    def discrepancy(self) -> float:
+        """T(recorded)/T(original) - 1: the share of time that launch delays add."""
+        return self.recorded_s / self.original_s - 1
+
     @cached_property
     def trust(self) -> Trust:
-        """Whether to believe the numbers above, and why not."""
+        """Whether to believe the numbers above, and why not, as the published method has it: nothing is explained."""
+        return self.trust_given(self.discrepancy)
+
+    def trust_given(self, unexplained: float) -> Trust:
+        """As `trust`, where named causes explain the launch delays but for `unexplained`, a share of T(original)."""
         error = abs(float(self.with_delays.mean()) - self.recorded_s) / self.recorded_s
-        discrepancy = self.recorded_s / self.original_s - 1
+        discrepancy = self.discrepancy
         reasons = []
-        if abs(discrepancy) > LARGEST_DISCREPANCY:
+        if unexplained > LARGEST_DISCREPANCY:
+            of = "" if unexplained >= discrepancy else f", of {discrepancy:.1%} in all"
             reasons.append(
-                f"launch delays add {discrepancy:.1%} to the step: host-side time (data loading, Python, kernel"
-                " launch) that the graph does not explain"
-                if discrepancy > 0
-                else f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
+                f"launch delays add {unexplained:.1%} to the step{of}: host-side time (Python, kernel launch), or"
+                " waiting for something that was not recorded"
+            )
+        if discrepancy < -LARGEST_DISCREPANCY:
+            reasons.append(
+                f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
             )
         if error > LARGEST_DISCREPANCY:
             reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
@@ -243,7 +256,7 @@ class Attribution:
                 f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): clocks of ranks"
                 " disagree, or ops overlapped that the graph orders"
             )
-        return Trust(error, discrepancy, not reasons, tuple(reasons))
+        return Trust(error, discrepancy, unexplained, not reasons, tuple(reasons))
 
     def _doubts(self) -> list[str]:
         """Why the verdict could be another one, had more been recorded."""

@@ -120,6 +120,7 @@ class Figure:
 class Candidate:
     """A cause that shows its signature but has no price yet.
 
+    `effect`: what it does, as a phrase with its size in it ("computes 80 % slower than its peers").
     `change`: the job without the cause, None where the trace is at fault, not the job. `series`: the cause's strength
     over the steps, 1 = none, [steps], where it has one; `time`: when it acts, by default what the series shows.
     `title`, `next_check`, `suggested_fix`: in place of the rule's, where the job tells more.
@@ -127,6 +128,7 @@ class Candidate:
 
     kind: CauseKind
     where: Where
+    effect: str
     evidence: tuple[Figure, ...]
     confidence: float
     change: Change | None
@@ -141,16 +143,18 @@ class Candidate:
 class Cause:
     """One cause of a job's slowness.
 
-    `saved_s`: mean step seconds that go when this cause alone goes; `alone_s`: those it costs when all other named
-    causes are gone. The two differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the
-    steps, None where that means nothing. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None
-    where that is all of them. `change`: the job without the cause; `without_s`: its step times, [steps].
+    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind. `saved_s`: mean step
+    seconds that go when this cause alone goes; `alone_s`: those it costs when all other named causes are gone. The two
+    differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the steps, None where that means
+    nothing. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None where that is all of them.
+    `change`: the job without the cause; `without_s`: its step times, [steps].
     """
 
     kind: CauseKind
     where: Where
     title: str
     signature: str
+    effect: str
     evidence: tuple[Figure, ...]
     confidence: float
     saved_s: float
@@ -193,6 +197,7 @@ class Cause:
             "when": self.when,
             "time": self.time.to_dict() if self.time else None,
             "signature": self.signature,
+            "effect": self.effect,
             "evidence": [item.to_dict() for item in self.evidence],
             "confidence": self.confidence,
             "saved_s": self.saved_s,

@@ -37,18 +37,40 @@ from tracekit.model import Worker
 
 #: Fewer steps than that leave it open which of them are the usual ones.
 FEWEST_STEPS = 3
+NOISE = "what noise alone does to it"
+
+
+def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
+    """By how much the workers in `hit` compute slower than `who`, beside what noise does, in words."""
+    factors = worker_factor(evidence)[hit] - 1
+    low, high = float(factors.min()), float(factors.max())
+    size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    words = f"computes {size} slower than {who}" if len(factors) == 1 else f"compute {size} slower than {who}"
+    noise = next((figure.value for figure in _sureness(evidence, hit) if figure.name == NOISE), None)
+    throttled = _throttled(evidence, hit)
+    return (
+        words
+        + ("" if noise is None else f"; noise alone makes {noise:.1%}")
+        + (f"; its GPU was throttled in {throttled:.0%} of its samples" if throttled else "")
+    )
+
+
+def _throttled(evidence: Evidence, hit: Bools) -> float | None:
+    """In which share of its samples the GPU of the worst worker in `hit` was throttled; None where nobody looked."""
+    shares = [evidence.throttled[worker] for worker in evidence.workers_where(hit) if worker in evidence.throttled]
+    return max(shares, default=None)
 
 
 def _worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
     factor = float(worker_factor(evidence)[hit].min()) - 1
     exact = evidence.attribution.worker_slowdown.T[hit]
-    throttled = [evidence.throttled[worker] for worker in evidence.workers_where(hit) if worker in evidence.throttled]
+    throttled = _throttled(evidence, hit)
     return (
         Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR),
         *_sureness(evidence, hit),
         Figure("exact S_w", float(exact.max()), 0.0),
         Figure("M_W", evidence.attribution.m_w.removal, 0.0),
-        *([Figure("share of samples with its GPU throttled", max(throttled), 0.0)] if throttled else []),
+        *([] if throttled is None else [Figure("share of samples with its GPU throttled", throttled, 0.0)]),
     )
 
 
@@ -68,7 +90,7 @@ def _chance(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
     members = np.flatnonzero(hit.ravel())
     return (
         Figure("log-likelihood against chance", float(episodes.nats[members].min()), episodes.needed),
-        Figure("what noise alone does to it", float(np.expm1(episodes.error[members].max())), 0.0),
+        Figure(NOISE, float(np.expm1(episodes.error[members].max())), 0.0),
     )
 
 
@@ -154,6 +176,7 @@ class BadWorker(Rule):
         return Candidate(
             cls.kind,
             Where(workers=tuple(workers)),
+            _slower(evidence, hit, "its peers" if len(workers) == 1 else "their peers"),
             figures,
             confidence_from(figures[:2]),
             workers_as_fast_as_peers(evidence, hit),
@@ -186,7 +209,7 @@ class SlowHost(Rule):
         for group in slow_groups(evidence)[0]:
             if group.host is not None:
                 where = Where(workers=evidence.workers_where(group.hit), host=group.host)
-                yield _of_group(self.kind, evidence, group, where)
+                yield _of_group(self.kind, evidence, group, where, "their peers on other hosts")
 
 
 class SlowRankGroup(Rule):
@@ -208,15 +231,16 @@ class SlowRankGroup(Rule):
         """See `Rule.candidates`."""
         for group in slow_groups(evidence)[0]:
             if group.dp_ranks:
-                yield _of_group(self.kind, evidence, group, Where(dp_ranks=group.dp_ranks))
+                yield _of_group(self.kind, evidence, group, Where(dp_ranks=group.dp_ranks), "the other DP ranks")
 
 
-def _of_group(kind: CauseKind, evidence: Evidence, group: SlowGroup, where: Where) -> Candidate:
+def _of_group(kind: CauseKind, evidence: Evidence, group: SlowGroup, where: Where, who: str) -> Candidate:
     figures = _worker_figures(evidence, group.hit)
     drained = group.host is not None and evidence.hardware_at_fault(evidence.workers_where(group.hit))
     return Candidate(
         kind,
         where,
+        _slower(evidence, group.hit, who),
         figures,
         confidence_from(figures[:2]),
         workers_as_fast_as_peers(evidence, group.hit),
@@ -251,14 +275,11 @@ class DataSkew(Rule):
         if profile is None or not hit.any():
             return
         members = np.flatnonzero(hit)
+        excess, optimizer = float(np.expm1(profile.ranks.level[members].min())), _optimizer_excess(evidence, hit)
         figures = (
-            Figure(
-                "compute beyond that of other DP ranks, on all stages",
-                float(np.expm1(profile.ranks.level[members].min())),
-                SMALLEST_FACTOR,
-            ),
+            Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR),
             *_chance(profile.ranks, hit),
-            Figure("optimizer beyond that of other DP ranks", float(_optimizer_excess(evidence, hit)), 0.0),
+            Figure("optimizer beyond that of other DP ranks", optimizer, 0.0),
         )
         share = np.where(hit, data_factor(evidence), 1.0)
         even = share.mean(axis=1, keepdims=True) / share  # the data stays in the job
@@ -267,6 +288,8 @@ class DataSkew(Rule):
         yield Candidate(
             self.kind,
             Where(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in members)),
+            f"takes {excess:.0%} longer than other DP ranks, on all {evidence.stages} stages; its optimizers"
+            f" {optimizer:.0%}, so that it is not the machines",
             figures,
             confidence_from(figures[:2]),
             change,
@@ -314,6 +337,7 @@ class StageImbalance(Rule):
             yield Candidate(
                 self.kind,
                 Where(pp_ranks=(int(stage),)),
+                f"takes {excess[stage].max():.0%} longer than the usual stage, on all DP ranks",
                 figures,
                 confidence_from(figures[:1]),
                 Scale(
@@ -367,4 +391,8 @@ class SlowSteps(Rule):
         steps = tuple(int(step) for step in evidence.replay.graph.steps[slow])
         change = Scale(evidence.table, 1 / profile.slow_step[:, None])
         confidence = min(confidence_from(figures[:2]), 1 - float(slow.mean()))
-        yield Candidate(self.kind, Where(steps=steps), figures, confidence, change, profile.step)
+        effect = (
+            f"computes of {len(steps)} of {len(profile.step)} steps take up to {figures[0].value:.0%} longer than in"
+            " the usual step, on all workers"
+        )
+        yield Candidate(self.kind, Where(steps=steps), effect, figures, confidence, change, profile.step)

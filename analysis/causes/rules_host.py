@@ -16,6 +16,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import slow_workers
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, sampled
+from tracekit.text import seconds
 
 #: Waiting for data from here on (seconds) is late data.
 SMALLEST_DATA_DELAY_S = 5e-3
@@ -57,8 +58,7 @@ class LateData(Rule):
         late = waits > np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual), HOST_FACTOR * _own_delay(evidence))
         if not late.any():
             return
-        seconds = np.where(late, waits, 0.0)
-        worst = seconds.sum(axis=1).max(axis=(0, 2))
+        worst = np.where(late, waits, 0.0).sum(axis=1).max(axis=(0, 2))
         figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
         dp_hit = late.any(axis=(0, 1)).mean(axis=0) >= 0.5
         some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
@@ -66,7 +66,11 @@ class LateData(Rule):
         factor = np.where(late, usual / np.where(late, waits, 1.0), 1.0)
         change = self._change(evidence, factor)
         series = 1 + worst / evidence.unchanged_s
-        yield Candidate(self.kind, Where(dp_ranks=dp_ranks), figures, confidence_from(figures), change, series)
+        effect = (
+            f"waits {seconds(float(worst.mean()))} for its data in the mean step, {seconds(float(worst.max()))} in the"
+            " worst"
+        )
+        yield Candidate(self.kind, Where(dp_ranks=dp_ranks), effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
         return "delay before the first forward" if evidence.data_loads.empty else "data loading of the worst DP rank"
@@ -100,10 +104,10 @@ class SlowOptimizer(Rule):
         """See `Rule.candidates`."""
         if evidence.optimizers.empty or len(evidence.dp_ranks) < 2:
             return
-        seconds = evidence.optimizers.gather(evidence.replay.durations.own).sum(axis=1)
-        level = median(seconds, (1,))
+        taken_s = evidence.optimizers.gather(evidence.replay.durations.own).sum(axis=1)
+        level = median(taken_s, (1,))
         peers = np.maximum(lower_median(level, axis=-1)[:, None], 1e-9)
-        scatter = MAD_TO_SIGMA * median(np.abs(seconds - level[:, None]), (1,)) / np.sqrt(seconds.shape[1])
+        scatter = MAD_TO_SIGMA * median(np.abs(taken_s - level[:, None]), (1,)) / np.sqrt(taken_s.shape[1])
         error = np.hypot(scatter, MAD_TO_SIGMA * lower_median(np.abs(level - peers), axis=-1)[:, None]) / peers
         factor = level / peers
         hit = (factor > SMALLEST_OPTIMIZER_FACTOR) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(evidence)
@@ -115,10 +119,11 @@ class SlowOptimizer(Rule):
         )
         as_peers = Scale(evidence.optimizers, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         change = Together((as_peers, NoOverlap()))
-        series = np.where(hit[:, None], seconds / peers[:, None], np.nan)
+        series = np.where(hit[:, None], taken_s / peers[:, None], np.nan)
         yield Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
+            f"optimizer takes {figures[0].value:.3g} times as long as its peers', {seconds(figures[1].value)} more",
             figures,
             confidence_from(figures),
             change,
@@ -152,13 +157,18 @@ class HostBound(Rule):
         )
         if not hit.any() or 2 * hit.sum() > hit.size:
             change: Change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
-            yield Candidate(self.kind, Where(), figures, confidence_from(figures), change)
+            effect = f"launch delays and host work between ops take {share:.0%} of the step"
+            yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
             return
         factor = np.where(hit, 0.0, 1.0)[:, None, None, :]
         change = Together((ScaleDelays(evidence.computing, factor), Scale(evidence.host_work, factor)))
-        yield Candidate(
-            self.kind, Where(workers=evidence.workers_where(hit)), figures, confidence_from(figures), change
+        usual_s = float(lower_median(lost.ravel(), 0))
+        effect = (
+            f"takes {seconds(float(lost[hit].max()))} of each step for launch delays and host work, the usual worker"
+            f" {seconds(usual_s)}"
         )
+        where = Where(workers=evidence.workers_where(hit))
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
 
 def _own_delay(evidence: Evidence) -> Floats:
@@ -188,8 +198,8 @@ def _host_work_share(evidence: Evidence) -> float:
     """Host work of the worker that has most of it in each step, over the step."""
     if evidence.host_work.empty:
         return 0.0
-    seconds = np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
-    return float(seconds.max(axis=(0, 2)).mean()) / evidence.unchanged_s
+    taken_s = np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
+    return float(taken_s.max(axis=(0, 2)).mean()) / evidence.unchanged_s
 
 
 def _lost_s(evidence: Evidence) -> Floats:

@@ -20,9 +20,9 @@ from tracekit.text import seconds
 
 #: A member of a ring that takes this many times as long as the others has a slow card.
 SMALLEST_NIC_FACTOR = 1.5
-#: Up to this share of all transfers may be hiccups.
 #: Waiting for somebody unseen that takes this share of the step is worth a word.
 SMALLEST_LATENESS_SHARE = 0.02
+#: Up to this share of all transfers may be hiccups.
 LARGEST_HICCUP_SHARE = 0.3
 FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3
@@ -68,7 +68,8 @@ class SlowLink(Rule):
             )
             series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)
             change = links_as_usual(traffic, mine)
-            yield Candidate(self.kind, Where(links=links), figures, confidence_from(figures), change, series)
+            effect = f"transfers take {figures[0].value:.3g} times as long as on the usual link"
+            yield Candidate(self.kind, Where(links=links), effect, figures, confidence_from(figures), change, series)
 
 
 class SlowNic(Rule):
@@ -103,9 +104,13 @@ class SlowNic(Rule):
             if card.ring_factor > SMALLEST_RING_FACTOR:
                 ring = Figure("its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR)
                 figures = (*figures, ring)
+            effect = f"transfers over it take {figures[0].value:.3g} times as long as usual"
+            if len(figures) > 1:
+                effect += f", and the collectives of its stage {card.ring_factor:.3g} times as long as other stages'"
             yield Candidate(
                 self.kind,
                 Where(workers=card.workers, host=evidence.hosts.get(card.workers[0])),
+                effect,
                 figures,
                 confidence_from(figures),
                 card_as_usual(evidence.traffic, card),
@@ -132,7 +137,8 @@ class SlowNic(Rule):
         figures = (Figure("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
         change = Scale(evidence.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Where(workers=evidence.workers_where(hit))
-        yield Candidate(self.kind, where, figures, confidence_from(figures), change)
+        effect = f"collectives take {figures[0].value:.3g} times as long as on its peers in the same ring"
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
 
 class UnrecordedWorkerLate(Rule):
@@ -167,6 +173,7 @@ class UnrecordedWorkerLate(Rule):
         yield Candidate(
             self.kind,
             Where(workers=missing),
+            f"its peers wait {seconds(late_s)} of each step for it",
             figures,
             confidence_from(figures),
             Scale(evidence.collectives, traffic.transfer_share[..., None]),
@@ -203,8 +210,12 @@ class Congestion(Rule):
             Figure("long transfers", found.count, FEWEST_HICCUPS),
             Figure("longest over the usual", found.longest, HICCUP_FACTOR),
         )
+        effect = (
+            f"{found.count:,} of {found.of:,} transfers and collectives take up to {found.longest:.3g} times as long as"
+            " usual, on changing links"
+        )
         # No word about when: hiccups come by chance, so that where few of them fell says nothing of the next ones.
-        yield Candidate(self.kind, Where(), figures, confidence_from(figures), found.change)
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), found.change)
 
 
 class ClockError(Rule):
@@ -229,7 +240,9 @@ class ClockError(Rule):
         if not hit.any():
             return
         figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)
-        yield Candidate(self.kind, Where(workers=evidence.workers_where(hit)), figures, confidence_from(figures), None)
+        where = Where(workers=evidence.workers_where(hit))
+        effect = f"clock is off by {seconds(figures[0].value)}"
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), None)
 
 
 class TooLittleTrace(Rule):
@@ -255,4 +268,7 @@ class TooLittleTrace(Rule):
             return
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected
         figures = (Figure("share of worker-steps missing", missing, 0.0), Figure("steps", steps, 0.0))
-        yield Candidate(self.kind, Where(workers=coverage.missing_workers), figures, 1.0, None)
+        effect = f"{steps:,} step{'s' if steps != 1 else ''} traced"
+        if missing:
+            effect += f"; {missing:.1%} of the workers' steps are missing"
+        yield Candidate(self.kind, Where(workers=coverage.missing_workers), effect, figures, 1.0, None)

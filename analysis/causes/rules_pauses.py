@@ -19,6 +19,7 @@ from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.model import Worker
+from tracekit.text import seconds
 
 FEWEST_PAUSES = 2
 #: Pauses that nobody recorded: fewer than these may be chance.
@@ -76,12 +77,14 @@ class PythonGc(Rule):
         """See `Rule.candidates`."""
         changes: list[Change] = []
         figures: list[Figure] = []
+        effects: list[str] = []
         stops = stops_s(evidence, evidence.collections)
         where = Where()
         if _longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
             changes.append(Scale(evidence.collections, np.array(0.0)))
             share = Figure("recorded collections, over the step", _longest_share(evidence, stops), SMALLEST_STOP_SHARE)
             figures.append(share)
+            effects.append(f"recorded collections take {share.value:.0%} of the step on the worst worker")
             where = Where(workers=_stopped_workers(evidence, stops))
         pause = pauses_in_forwards(evidence)
         if pause is not None:
@@ -94,12 +97,21 @@ class PythonGc(Rule):
                 Figure("paused forwards", int(long[FORWARD].sum()), FEWEST_PAUSES),
                 Figure("longest pause", float(pause.max()), 0.0, "s"),
             ]
+            effects.append(
+                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, while backwards do not"
+            )
             if not stops.any():
                 where = Where(workers=evidence.workers_where(paused)) if paused.sum() == 1 else Where()
         if changes:
             series = None if pause is None else _usual_pause(evidence, pause)
             yield Candidate(
-                self.kind, where, tuple(figures), confidence_from(tuple(figures[:1])), Together(tuple(changes)), series
+                self.kind,
+                where,
+                "; ".join(effects),
+                tuple(figures),
+                confidence_from(tuple(figures[:1])),
+                Together(tuple(changes)),
+                series,
             )
 
 
@@ -160,8 +172,12 @@ class ProcessPauses(Rule):
             Figure("usual pause", float(np.median(lengths)), 0.0, "s"),
         )
         factor = 1 - pauses.seconds / safe(evidence.table.grid)
+        effect = (
+            f"{count:,} computes pause by about {seconds(figures[1].value)} ({pauses.forwards:,} forwards,"
+            f" {pauses.backwards:,} backwards)"
+        )
         # No word about when: pauses come by chance.
-        yield Candidate(self.kind, Where(), figures, confidence_from(figures), Scale(evidence.table, factor))
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Scale(evidence.table, factor))
 
     def _stopped(self, evidence: Evidence, pauses: Pauses) -> Candidate:
         """The workers whose processes are stopped again and again."""
@@ -184,6 +200,7 @@ class ProcessPauses(Rule):
         return Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
+            f"stands still for {share:.0%} of the time it computes, about {seconds(figures[1].value)} at a time",
             figures,
             confidence_from(figures),
             Together(tuple(changes)),
@@ -242,6 +259,8 @@ class Checkpoints(Rule):
         yield Candidate(
             self.kind,
             Where(workers=_stopped_workers(evidence, stops) if recorded and not stalled else ()),
+            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
+            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}",
             figures,
             confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
             Together(tuple(changes)),

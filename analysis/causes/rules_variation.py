@@ -15,7 +15,7 @@ from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, 
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.wander import Wander, wander_of
+from tracekit.analysis.evidence.wander import wander_of
 from tracekit.analysis.evidence.workload import SMALLEST_POSITION
 from tracekit.analysis.numeric.robust import safe
 
@@ -58,6 +58,7 @@ class SequenceLengthImbalance(Rule):
         yield Candidate(
             self.kind,
             Where(),
+            f"microbatches differ by {spread:.0%}, forwards and backwards alike (correlation {r:.2f})",
             figures,
             confidence_from(figures[1:]) * min(1.0, r),
             Scale(evidence.table, even[None, None, None]),
@@ -92,7 +93,9 @@ class PositionEffect(Rule):
             Figure("first slow place", float(places[0]), 0.0),
         )
         change = Scale(evidence.table, 1 / profile.position[:, None, None, :, None, None])
-        yield Candidate(self.kind, Where(), figures, confidence_from(figures[:1]), change)
+        named = f"microbatch {places[0]}" if len(places) == 1 else f"{len(places)} microbatches, {places[0]} the first,"
+        effect = f"{named} of each step take{'s' if len(places) == 1 else ''} up to {figures[0].value:.0%} longer"
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures[:1]), change)
 
 
 class RandomVariation(Rule):
@@ -124,10 +127,7 @@ class RandomVariation(Rule):
             return
         figures = (
             Figure("cost of the spread, over the step", share, SMALLEST_VARIATION_SHARE),
-            *self._figures(wander),
+            Figure("spread of workers from step to step", wander.spread, 0.0),
         )
-        yield Candidate(self.kind, Where(), figures, confidence_from(figures), change)
-
-    @staticmethod
-    def _figures(wander: Wander) -> tuple[Figure, ...]:
-        return (Figure("spread of workers from step to step", wander.spread, 0.0),)
+        effect = f"workers differ by {wander.spread:.1%} from step to step, which costs {share:.1%} of the step"
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)

@@ -5,14 +5,14 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.evidence.changes import delayed_step_times, step_times_with
+from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.pauses import Pauses, find_pauses
@@ -77,6 +77,16 @@ class Evidence:
     def delay_share(self) -> float:
         """What launch delays of a step's own add to it, as a share; below 0 where ops overlap that the graph orders."""
         return float(delayed_step_times(self.replay).mean()) / self.attribution.original_s - 1
+
+    def delay_share_without(self, changes: Sequence[Change]) -> float:
+        """As `delay_share`, without the launch delays that go with `changes`: what is left to explain, from 0."""
+        gone_s = self._delays_s(()) - self._delays_s(changes)
+        return max(self.delay_share - gone_s / self.attribution.original_s, 0.0)
+
+    def _delays_s(self, changes: Sequence[Change]) -> float:
+        """What the launch delays of computing ops add to the mean step after `changes`, seconds."""
+        kept = step_times_with(self.replay, changes)
+        return float((kept - step_times_with(self.replay, (*changes, NoDelays()))).mean())
 
     @cached_property
     def table(self) -> ComputeTable:

@@ -44,12 +44,12 @@ _DIRECT = {
     CauseKind.SLOW_LINK: (FixKind.REPAIR_LINK, "Repair the link: transfers as fast as on the others"),
     CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: all that passes it as fast as elsewhere"),
     CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
-    CauseKind.PROCESS_PAUSES: (FixKind.STOP_PAUSES, "No pauses of the process"),
-    CauseKind.SLOW_OPTIMIZER: (FixKind.REPLACE_WORKERS, "Optimizer as fast as those of its peers"),
-    CauseKind.UNRECORDED_WORKER_LATE: (FixKind.REPLACE_WORKERS, "The worker that was not recorded on time"),
+    CauseKind.PROCESS_PAUSES: (FixKind.STOP_PAUSES, "Remove the pauses of the process"),
+    CauseKind.SLOW_OPTIMIZER: (FixKind.REPLACE_WORKERS, "Make the optimizer as fast as those of its peers"),
+    CauseKind.UNRECORDED_WORKER_LATE: (FixKind.REPLACE_WORKERS, "Get the worker that was not recorded on time"),
     CauseKind.CHECKPOINT_STALLS: (FixKind.ASYNC_CHECKPOINT, "Write checkpoints asynchronously"),
-    CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data: no wait before the first forward"),
-    CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "No launch delays and host work between ops"),
+    CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data, so that no forward waits for it"),
+    CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Remove launch delays and host work between ops"),
 }
 #: What their prices take for granted where the title does not say it.
 _ASSUMED = {
@@ -60,8 +60,6 @@ _ASSUMED = {
 _UNEVEN_DATA = frozenset({CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: Why a fix of a cause that hides behind another one has no price of its own.
 HIDDEN = "saves nothing until the other causes are gone, see the combination"
-#: Causes that show as launch delays.
-_OF_THE_HOST = frozenset({CauseKind.LATE_DATA, CauseKind.HOST_BOUND, CauseKind.PROCESS_PAUSES})
 #: Fixes that live with a cause.
 _WAYS_AROUND = frozenset({FixKind.SHIFT_WORK})
 #: Fixes that exclude each other: of a combination at most one of them is part.
@@ -112,16 +110,15 @@ def _removes_a_cause(fix: Fix) -> bool:
 
 def _withheld(evidence: Evidence, causes: Sequence[Cause]) -> str | None:
     """Why no saving can be promised; launch delays that a cause explains do not count against the replay."""
-    explained = sum(cause.saved_s for cause in causes if cause.kind in _OF_THE_HOST)
-    left = max(evidence.delay_share - explained / evidence.attribution.original_s, 0.0)
-    discrepancy = evidence.attribution.trust.discrepancy
+    left = evidence.delay_share_without([cause.change for cause in causes if cause.change is not None])
     if left > LARGEST_DISCREPANCY:
         return (
             f"launch delays that no cause explains make up {left:.1%} of the step (at most"
             f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
         )
-    if discrepancy < -LARGEST_DISCREPANCY:
-        return f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
+    slower = -evidence.attribution.discrepancy
+    if slower > LARGEST_DISCREPANCY:
+        return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
     return None
 
 

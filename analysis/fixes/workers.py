@@ -78,8 +78,8 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> It
 
 def _like_peers(where: Where) -> str:
     """What the price says, without a word about who is at fault."""
-    named = f"The workers of {where.host}" if where.host else str(where).capitalize()
-    return f"{named} as fast as {'its' if not where.host and len(where.workers) == 1 else 'their'} peers"
+    named = f"the workers of {where.host}" if where.host else str(where)
+    return f"Make {named} as fast as {'its' if not where.host and len(where.workers) == 1 else 'their'} peers"
 
 
 def fewest_that_suffice(

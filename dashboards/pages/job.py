@@ -94,7 +94,9 @@ def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> 
         )
         for one in cause["evidence"]
     ]
-    parts = [html.Div(head), html.Ul(evidence, className="evidence")]
+    figures = html.Details([html.Summary("Figures"), html.Ul(evidence, className="evidence")])
+    # Reports of older stores have no words for what a cause does.
+    parts = [html.Div(head), *([html.Div(cause["effect"])] if cause.get("effect") else []), figures]
     for label, key in (
         ("Looks like", "signature"),
         ("Next check", "next_check"),

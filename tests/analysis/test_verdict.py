@@ -122,6 +122,38 @@ def test_many_times_below_zero_are_not_trusted():
     assert not replace(found, clamped_transfers=4).trust.trustworthy
 
 
+def unrecorded(trace: Trace, kind: str) -> Trace:
+    """The trace without its ops of a kind, whose time becomes launch delays."""
+    return replace(trace, ops=trace.ops.filter(pl.col("kind") != kind))
+
+
+def test_launch_delays_that_a_cause_explains_do_not_count_against_the_replay():
+    """0.4 s before the first forward of each 0.7 s step are late data, whether the loading was recorded or not."""
+    report = report_of(unrecorded(data_parallel_job([[("data-load", 0.4), FORWARD, BACKWARD]] * 4), "data-load"))
+    assert [str(cause.kind) for cause in report.diagnosis.causes] == ["late-data-loading"]
+    assert report.trust.discrepancy == pytest.approx(0.4 / 0.31)
+    assert report.trust.unexplained == pytest.approx(0.0)
+    assert report.trust.trustworthy
+    assert not report.attribution.trust.trustworthy  # as published
+
+
+def test_launch_delays_that_no_cause_explains_are_not_trusted():
+    """0.1 s before each backward of each rank can be the host's, or waiting for what was not recorded."""
+    program = [("forward-compute", 0.107), ("host-delay", 0.1), ("backward-compute", 0.193)]
+    report = report_of(unrecorded(data_parallel_job([program] * 4), "host-delay"))
+    assert report.trust.unexplained == pytest.approx(report.trust.discrepancy) == pytest.approx(0.1 / 0.31)
+    assert not report.trust.trustworthy
+    (reason,) = report.trust.reasons
+    assert reason.startswith("launch delays add 32.3% to the step")
+
+
+def test_the_size_of_an_effect_is_in_its_words():
+    """One rank takes twice as long as its peers."""
+    slow = [("forward-compute", 0.2), ("backward-compute", 0.4)]
+    (cause,) = report_of(data_parallel_job([[FORWARD, BACKWARD]] * 3 + [slow], steps=8)).diagnosis.causes
+    assert cause.effect.startswith("computes 100% slower than its peers; noise alone makes ")
+
+
 def test_a_small_cause_does_not_hide_that_communication_binds_the_job():
     """0.4 s of reduction behind 0.3 s of compute, and one rank that loads for 0.02 s."""
     loads = [("data-load", 0.02), FORWARD, BACKWARD]

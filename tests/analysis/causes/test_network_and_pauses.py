@@ -198,7 +198,7 @@ class TestPauses:
 def test_to_replace_a_worker_takes_evidence_of_its_hardware():
     slow = simulate(job(SlowWorkers(frozenset({(1, 0)}), 1.5), shape=FLAT)).trace
     throttled = replace(slow, metadata={**slow.metadata, "gpus": {"8": {"throttled": 0.4}}})
-    for trace, words in ((slow, "Worker (1,0) as fast as its peers"), (throttled, "Replace worker (1,0)")):
+    for trace, words in ((slow, "Make worker (1,0) as fast as its peers"), (throttled, "Replace worker (1,0)")):
         found = tracekit.Job(trace).whatif().diagnosis
         assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]
         (cause,) = found.causes
