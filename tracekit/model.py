@@ -123,14 +123,6 @@ class ReportedKind(StrEnum):
     BACKWARD_PP_COMM = "backward-pp-comm"
 
 
-def op_kind(value: str) -> OpKind:
-    """The kind of that name; raises TraceError that lists the known kinds."""
-    try:
-        return OpKind(value)
-    except ValueError:
-        raise TraceError(f"unknown op kind {value!r}; known kinds: {', '.join(KINDS)}") from None
-
-
 def kind_groups(kinds: Iterable[OpKind]) -> dict[str, tuple[OpKind, ...]]:
     """Reported kind -> the op kinds it stands for: itself, or send and recv of a direction merged."""
     merged = {

@@ -414,16 +414,6 @@ def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
             )
 
 
-def contribution(replay: JobReplay, selection: Selection) -> Contribution:
-    """The removal and addition estimates of any set of ops."""
-    return Contribution(
-        original_s=replay.mean_step_time(ORIGINAL),
-        ideal_s=replay.mean_step_time(IDEAL),
-        added_s=replay.mean_step_time(Scenario.addition(selection)),
-        removed_s=replay.mean_step_time(Scenario.removal(selection)),
-    )
-
-
 def slowdown_of(replay: JobReplay) -> float:
     """S = T(original) / T(ideal)."""
     return replay.mean_step_time(ORIGINAL) / replay.mean_step_time(IDEAL)

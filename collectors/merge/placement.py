@@ -43,8 +43,6 @@ DIMENSION_WORDS = {
 WORDS = ("dp", "pp", "tp", "cp")
 #: What helps where the ranks do not tell their layout.
 STATE_THEM = "state the sizes with --dp, --pp and --tp, or for kept segments with `tracekit import --layout`"
-#: Mesh dimensions that cut across others and place nobody.
-IGNORED_DIMENSIONS = frozenset({"ep", "efsdp", "etp"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analysis.attribution.attribution import attribute, contribution
+from tracekit.analysis.attribution.attribution import attribute
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import Scenario
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import dp_rank, stage, worker
 from tracekit.model import Layout, Worker
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
@@ -107,5 +107,8 @@ def test_the_figures_of_workers_and_last_stage_are_contributions_like_any_other(
     spec = SynthSpec(layout=Layout(dp=2, pp=3), microbatches=4, steps=3, causes=(parse_cause("slow-last-stage"),))
     replay = JobReplay.from_trace(synthesize(spec))
     found = attribute(replay)
-    assert found.m_s == contribution(replay, stage(2))
-    assert found.m_w == contribution(replay, worker(*found.slowest_workers))
+    for figure, selection in ((found.m_s, stage(2)), (found.m_w, worker(*found.slowest_workers))):
+        assert figure.original_s == replay.mean_step_time(ORIGINAL)
+        assert figure.ideal_s == replay.mean_step_time(IDEAL)
+        assert figure.added_s == replay.mean_step_time(Scenario.addition(selection))
+        assert figure.removed_s == replay.mean_step_time(Scenario.removal(selection))
