@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tracekit.analysis.answer import Answer, answer_of
 from tracekit.analysis.attribution.attribution import Attribution, Trust
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.causes import causes_of
@@ -18,6 +19,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import fixes_of
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import Verdict, verdict_of
 from tracekit.trace import Trace
 
@@ -26,10 +28,12 @@ from tracekit.trace import Trace
 class Diagnosis:
     """When, where and why a job is slow, what each fix would give back, and whether to believe it.
 
+    `answer`: all of it in a few sentences.
     `trust`: as that of the attribution, but launch delays that a named cause explains do not count against the replay.
     """
 
     trust: Trust
+    answer: Answer
     verdict: Verdict
     time: TimePattern
     space: SpacePattern
@@ -37,8 +41,9 @@ class Diagnosis:
     fixes: tuple[Fix, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`: `verdict`, `patterns`, `causes`, `fixes`."""
+        """Plain data for `whatif --json`: `answer`, `verdict`, `patterns`, `causes`, `fixes`."""
         return {
+            "answer": self.answer.to_dict(),
             "verdict": self.verdict.to_dict(),
             "patterns": {"time": self.time.to_dict(), "space": self.space.to_dict()},
             "causes": [cause.to_dict() for cause in self.causes],
@@ -47,18 +52,30 @@ class Diagnosis:
 
 
 def diagnose(
-    trace: Trace, replay: JobReplay, attribution: Attribution, *, layers: tuple[int, ...] | None = None
+    trace: Trace,
+    replay: JobReplay,
+    attribution: Attribution,
+    *,
+    layers: tuple[int, ...] | None = None,
+    method: Method = Method.TRACEKIT,
 ) -> Diagnosis:
-    """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`."""
+    """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`. By the published method no cause explains launch
+    delays.
+    """
     evidence = Evidence.of(trace, replay, attribution)
     causes = causes_of(evidence)
+    verdict, fixes = verdict_of(evidence, causes), fixes_of(evidence, causes, layers=layers)
+    trust = attribution.trust
+    if method is Method.TRACEKIT:
+        trust = attribution.trust_given(evidence.delay_share_without(_explanations(causes)))
     return Diagnosis(
-        trust=attribution.trust_given(evidence.delay_share_without(_explanations(causes))),
-        verdict=verdict_of(evidence, causes),
+        trust=trust,
+        answer=answer_of(evidence, verdict, causes, fixes, trust),
+        verdict=verdict,
         time=time_pattern(evidence.attribution),
         space=space_pattern(evidence.attribution, evidence.hosts),
         causes=causes,
-        fixes=fixes_of(evidence, causes, layers=layers),
+        fixes=fixes,
     )
 
 

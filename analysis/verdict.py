@@ -13,6 +13,7 @@ from typing import Any
 
 from tracekit.analysis.attribution.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
+from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
@@ -47,6 +48,12 @@ _KIND_OF = {
     CauseKind.PYTHON_GC: LossKind.STALLS,
     CauseKind.CHECKPOINT_STALLS: LossKind.STALLS,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
+}
+#: Where the time of a loss goes that all ranks share.
+_WENT_TO = {
+    LossKind.INPUT: "are spent waiting for data",
+    LossKind.HOST: "go to launches and host work",
+    LossKind.STALLS: "are lost to pauses and stalls",
 }
 #: Stops of a few workers hold up the others: those workers are stragglers.
 _STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.PROCESS_PAUSES})
@@ -193,43 +200,54 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
         return _Headline(
             LossKind.CONTRADICTION,
             0.0,
-            f"S = {found.slowdown:.2f}: the job without stragglers would be slower than it is, which cannot be",
+            f"without stragglers the job would be slower than it is (S = {found.slowdown:.2f}), which cannot be",
         )
     small = ""
     if losses and losses[0].causes:
         first = losses[0].causes[0]
-        small = f"; the largest loss is small: {first.title}{_place(first)}: {cost(first.saved_s, first.alone_s)}"
-    sentence = f"no straggler, S = {found.slowdown:.3f} is below {STRAGGLING_SLOWDOWN}{small}"
+        small = f"; the largest loss is small: {_described(evidence, first)} ({cost(first.saved_s, first.alone_s)})"
+    sentence = f"no straggler (S = {found.slowdown:.3f}, below {STRAGGLING_SLOWDOWN}){small}"
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 
 def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
-    """What the largest loss costs, and its leading cause."""
+    """Who costs what, and how; of losses that all ranks share, what goes where."""
     found, loss = evidence.attribution, losses[0]
     base_s = _base_s(evidence, losses)
-    size = f"{seconds(loss.lost_s)} of every {seconds(base_s)} step ({loss.lost_s / base_s:.1%})"
+    share = f"{loss.lost_s / base_s:.0%} of each step"
     if not loss.causes:
-        return f"S = {found.slowdown:.2f}: stragglers cost {size}, for a reason tracekit does not know"
-    first = loss.causes[0]
-    more = f", and {len(loss.causes) - 1} more" if len(loss.causes) > 1 else ""
-    said = f"{first.title}{_place(first)}{more}: {size}"
-    figure = f"S = {found.slowdown:.2f}"
-    return f"{figure}. {said}" if loss.kind is LossKind.STRAGGLER else f"{said}; {figure}"
+        return f"stragglers cost {share}, for a reason tracekit does not know"
+    first, more = loss.causes[0], len(loss.causes) - 1
+    others = f", and {more} other cause{'s' if more > 1 else ''}" if more else ""
+    place, effect = Names.of(evidence).place(first.where), main_clause(first.effect)
+    if loss.kind is not LossKind.STRAGGLER:
+        size = f"{seconds(loss.lost_s)} of every {seconds(found.recorded_s)} step"
+        on = f" on {place.words}" if place else ""
+        return f"{size} {_WENT_TO.get(loss.kind, 'are lost')}{on}: {effect}{others}"
+    if place is None:
+        return f"{effect}, which costs {share}{others}"
+    return f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}{others}"
+
+
+def main_clause(effect: str) -> str:
+    """What a cause does, without what noise or others do."""
+    return effect.split(";", maxsplit=1)[0]
 
 
 def _hiding(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
     """The headline of causes that cost little each, because each hides behind the others, and much together."""
     causes = sorted((cause for loss in losses for cause in loss.causes), key=lambda cause: -cause.alone_s)
-    recorded_s = evidence.attribution.recorded_s
-    named = "; ".join(f"{cause.title}{_place(cause)}" for cause in causes[:2])
-    more = f" and {len(causes) - 2} more" if len(causes) > 2 else ""
-    size = f"together {seconds(lost_s)} of every {seconds(recorded_s)} step ({lost_s / recorded_s:.1%})"
-    return _Headline(_loss_kind(causes[0]), lost_s, f"{named}{more}, which hide each other: {size}")
+    share = lost_s / evidence.attribution.recorded_s
+    named = "; ".join(_described(evidence, cause) for cause in causes[:2])
+    more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
+    sentence = f"causes that hide each other cost {share:.0%} of each step together: {named}{more}"
+    return _Headline(_loss_kind(causes[0]), lost_s, sentence)
 
 
-def _place(cause: Cause) -> str:
-    """Where a cause is, in brackets; nothing where that is the whole job."""
-    return f" ({cause.where})" if str(cause.where) != "whole job" else ""
+def _described(evidence: Evidence, cause: Cause) -> str:
+    """Where a cause is and what it does."""
+    place = Names.of(evidence).place(cause.where)
+    return f"{f'{place.words}: ' if place else ''}{main_clause(cause.effect)}"
 
 
 def _exposed_communication(evidence: Evidence) -> list[Loss]:

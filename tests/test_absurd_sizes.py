@@ -27,7 +27,7 @@ from tracekit.errors import FormatError, GraphError, SelectionError, TraceError
 from tracekit.findings import Unanalysed
 from tracekit.job import Job
 from tracekit.model import Layout
-from tracekit.terminal import print_trace
+from tracekit.terminal_info import print_trace
 from tracekit.trace import MOST_MISSING, Trace
 
 #: Runs a command in this process and prints the most memory it held, in MB: VmHWM, for what getrusage says begins with

@@ -114,6 +114,8 @@ def _trace_source(command: Any) -> Any:
     show_default=True,
     help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
 )
+@click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--csv", "csv_directory", type=_PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=_PATH, metavar="FILE", help="Also write exact S per worker and step.")
@@ -130,6 +132,8 @@ def whatif(
     layers: str | None,
     ignore_steps: str | None,
     method: str,
+    full: bool,
+    gpu_hour: float | None,
     as_json: bool,
     csv_directory: Path | None,
     parquet_file: Path | None,
@@ -174,7 +178,7 @@ def whatif(
     else:
         from tracekit.terminal import print_report
 
-        print_report(report, _console())
+        print_report(report, _console(), source=_as_arguments(trace, layout, store, job), full=full, gpu_hour=gpu_hour)
     for path in (csv_directory, parquet_file):
         if path is not None:
             _done(path)
@@ -272,7 +276,7 @@ def _analyse(trace: Trace) -> Findings | Unanalysed:
 @_trace_source
 def info(trace: Path | None, layout: Path | None, unit: str | None, store: Path | None, job: str | None) -> None:
     """Say what a trace holds, or list the jobs of a store."""
-    from tracekit.terminal import print_jobs, print_trace
+    from tracekit.terminal_info import print_jobs, print_trace
 
     if trace is None and job is None:
         from tracekit.store import Store, default_store
@@ -411,6 +415,13 @@ def _load(
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
+
+
+def _as_arguments(trace: Path | None, layout: Path | None, store: Path | None, job: str | None) -> str:
+    """How to name a job on the command line again."""
+    named = {"": trace, "--layout": layout, "--store": store, "--job": job}
+    given = {name: shlex.quote(printable(str(value))) for name, value in named.items() if value is not None}
+    return " ".join(f"{name} {value}".strip() for name, value in given.items())
 
 
 def _console() -> Any:

@@ -111,7 +111,7 @@ class Job:
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers),
+            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=Method(self.method)),
             method=Method(self.method),
             clocks=self._clocks(),
             posting=self.replay.graph.posting,

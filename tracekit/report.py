@@ -126,7 +126,7 @@ class Report:
     @property
     def trust(self) -> Trust:
         """Whether to believe the report, and why not."""
-        return self.attribution.trust if self.method is Method.PUBLISHED else self.diagnosis.trust
+        return self.diagnosis.trust
 
     @property
     def rate_assumption(self) -> str:

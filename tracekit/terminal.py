@@ -1,143 +1,74 @@
-"""The `whatif` report as a person reads it in a terminal.
+"""The `whatif` report as a person reads it in a terminal: the answer first, on one screen.
 
-In: a `Report`. Out: text on a rich console, laid out for its width. Draws only; every number comes from the report.
+In: a `Report`. Out: text on a rich console, laid out for its width. Draws only; every sentence and number comes from
+the report.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-import numpy as np
-import numpy.typing as npt
-import polars as pl
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
-from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
-from tracekit.model import Worker
 from tracekit.report import ClockOffset, Report
-from tracekit.store import StoredJob
-from tracekit.terminal_tables import by_label, new_table, percent, questions, saving_text, side_by_side, slowdown_text
-from tracekit.text import cost, printable, seconds, short
-from tracekit.trace import Trace, share_of_samples
+from tracekit.terminal_details import print_details
+from tracekit.terminal_maps import step_bars, worker_map
+from tracekit.terminal_tables import by_label, questions
+from tracekit.text import seconds, short
 
-#: Rows of a table that names culprits.
-_TOP = 8
-#: From this share of the loss on, workers or a stage count as the culprit.
-_CULPRIT_SHARE = 0.3
-_POSTED = {
-    Posting.EARLY: "ahead of the computes before them",
-    Posting.ANY_DIRECTION: "behind the previous compute of any direction",
-    Posting.BATCHED: "in batches between computes, which wait for them",
-}
-_LARGEST_MAP = (24, 32)
-#: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
-_HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
-_GLYPHS = "·░▒▓▆█"
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
-_SPARKS = "▁▂▃▄▅▆▇█"
+#: The map of the first screen, DP ranks x stages.
+_SMALL_MAP = (6, 32)
+#: Further causes that the first screen names, and clocks.
+_MOST_CAUSES = 3
+_MOST_CLOCKS = 3
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print the whole report."""
+def print_report(
+    report: Report, console: Console, *, source: str | None = None, full: bool = False, gpu_hour: float | None = None
+) -> None:
+    """Print the answer, and with `full` all that it rests on.
+
+    `source`: the job as arguments of a command, for the commands to type next. `gpu_hour`: the price of a GPU-hour, in
+    any currency.
+    """
+    console.print(_job(report))
+    console.print()
     console.print(_headline(report))
     console.print()
-    console.print(_verdict(report))
+    console.print(_answer(report, gpu_hour))
     console.print()
     if report.questions_asked:
         console.print(questions(report.questions_asked, report.attribution.original_s))
     for group in report.labels_asked:
         console.print(by_label(group))
-    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), _worker_map(report)]
-    console.print(side_by_side(panels, console))
-    console.print(Padding(_steps(report, console.width), (0, 0, 1, 0)))
-    console.print(_causes(report))
-    console.print(_fixes(report))
+    if full:
+        print_details(report, console)
+    elif report.diagnosis.verdict.losses:
+        console.print(worker_map(report, _SMALL_MAP))
+        console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
+    if source is not None:
+        console.print(Text("Next", style="bold"))
+        for command in _commands(report, source, full):
+            console.print(Text(f"  {command}"), soft_wrap=True)  # whole, to be copied
 
 
-def print_trace(trace: Trace, console: Console) -> None:
-    """Print what a trace holds: identity, layout, coverage, ops per kind."""
-    coverage, layout = trace.coverage(), trace.layout
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", overflow="fold", max_width=24)
-    grid.add_column(overflow="fold")
-    grid.add_row("Job", Text(short(trace.name)))
-    grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
-    grid.add_row("Steps", f"{len(trace.steps)}, from {trace.steps[0]} to {trace.steps[-1]}")
-    grid.add_row(
-        "Workers",
-        f"{coverage.workers_traced} of {coverage.workers_expected} traced, {coverage.worker_steps_traced} of"
-        f" {coverage.worker_steps_expected} worker-steps",
-    )
-    grid.add_row("Ops", f"{trace.ops.height:,}")
-    for name, value in trace.metadata.items():
-        text = _gpus(value) if name == "gpus" else json.dumps(value)
-        grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
-    console.print(grid)
-    console.print()
-    table = new_table("Op kind", "ops", "mean", "longest")
-    by_kind = trace.ops.group_by("kind").agg(
-        pl.len().alias("ops"), pl.col("duration").mean().alias("mean"), pl.col("duration").max().alias("longest")
-    )
-    for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
-        table.add_row(kind, f"{ops:,}", seconds(mean), seconds(longest))
-    console.print(table)
-
-
-def _gpus(gpus: Any) -> str:
-    """The GPUs of the ranks in a line, with those that were throttled; as JSON where it is nothing of the kind."""
-    if not isinstance(gpus, dict) or not all(isinstance(gpu, dict) for gpu in gpus.values()):
-        return json.dumps(gpus)
-    if not gpus:
-        return json.dumps(gpus)
-    models = Counter(str(gpu.get("model")) for gpu in gpus.values())
-    hosts = len({str(gpu.get("host")) for gpu in gpus.values()})
-    text = f"{', '.join(f'{count} x {model}' for model, count in sorted(models.items()))} on {hosts} host(s)"
-    throttled = [
-        f"rank {rank} {share:.0%} of samples ({', '.join(_names(gpu.get('reasons')))})"
-        for rank, gpu in gpus.items()
-        if (share := share_of_samples(gpu.get("throttled"))) is not None and share > 0
-    ]
-    if throttled:
-        text += f"; throttled: {', '.join(throttled[:_TOP])}{' ...' if len(throttled) > _TOP else ''}"
-    return printable(text)
-
-
-def _names(found: object) -> list[str]:
-    """The names in free metadata that counts things by name, or lists them."""
-    return [str(name) for name in found] if isinstance(found, dict | list) else []
-
-
-def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
-    """Print the jobs of a store, newest first."""
-    if not jobs:
-        console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
-        return
-    table = new_table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
-    for job in jobs:
-        sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
-        table.add_row(Text(short(job.name)), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
-    console.print(table)
-
-
-def _headline(report: Report) -> Text:
+def _job(report: Report) -> Text:
+    """What was analysed."""
     layout = report.layout
     sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
     line = Text(short(report.name), style="bold")
+    steps, gpus = len(report.attribution.steps), layout.world_size
     line.append(
-        f"   {' x '.join(sizes)} on {layout.world_size} GPUs, {len(report.attribution.steps)} steps,"
+        f"   {' x '.join(sizes)} on {gpus:,} GPU{'s' if gpus > 1 else ''}, {steps:,} step{'s' if steps > 1 else ''},"
         f" {report.ops:,} ops",
         style="dim",
     )
@@ -149,57 +80,54 @@ def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
     return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
 
 
-def _verdict(report: Report) -> RenderableType:
-    """What it costs, who costs it, whether to believe it."""
-    found, trust = report.attribution, report.trust
+def _headline(report: Report) -> Text:
+    verdict = report.diagnosis.verdict
+    kind = (str(verdict.kind).upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
+    return Text.assemble(kind, f": {report.diagnosis.answer.headline}")
+
+
+def _answer(report: Report, gpu_hour: float | None) -> RenderableType:
+    """What it costs, who, why, what to do first, what that saves, and whether to believe it."""
+    answer, trusted = report.diagnosis.answer, report.trust.trustworthy
+    cost = answer.cost
+    if cost is not None and gpu_hour is not None:
+        cost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    verdict = report.diagnosis.verdict
-    grid.add_row(
-        "Verdict",
-        Text.assemble((verdict.kind.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE)), f"  {verdict.sentence}"),
-    )
-    grid.add_row(
-        "Lost",
-        f"{verdict.lost_gpu_hours:,.3g} GPU-hours in these steps, {verdict.lost_gpu_hours_per_day:,.3g} a day at this"
-        f" rate, {verdict.share:.1%} of the time",
-    )
-    grid.add_row(
-        "Step time",
-        f"recorded {seconds(found.recorded_s)}, original (launch delays removed) {seconds(found.original_s)},"
-        f" ideal {seconds(found.ideal_s)}",
-    )
-    if found.straggling:
-        grid.add_row("Who", _who(report))
-    figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
-    if trust.trustworthy and trust.discrepancy > LARGEST_DISCREPANCY:
-        figures += f", all but {trust.unexplained:.1%} of them explained by the causes below"
-    clamped = found.clamped_transfers + found.clamped_delays
-    if clamped and trust.trustworthy:
-        figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
-    if trust.trustworthy:
-        grid.add_row("Trust", Text.assemble(("yes", "green"), f"  {figures}"))
-    else:
-        grid.add_row("Trust", Text.assemble(("NO", "bold red"), f"  {figures}: " + "; ".join(trust.reasons)))
-    if clocks := _clocks(report):
-        grid.add_row("Clocks", clocks)
-    if posting := _posting(report):
-        grid.add_row("Receives", posting)
-    if method := _method(report):
-        grid.add_row("Method", method)
-    if coverage := _coverage(report):
-        grid.add_row("Coverage", Text(coverage, style="yellow"))
+    rows = {"Cost": cost, "Who": answer.who, "Why": answer.why, "Check": answer.check, "Fix": answer.fix}
+    for name, words in rows.items():
+        if words is not None:
+            grid.add_row(name, Text(words))
+    for number, cause in enumerate(answer.others[:_MOST_CAUSES]):
+        grid.add_row("" if number else "Also", Text(cause))
+    mark = ("yes", "green") if trusted else ("NO", "bold red")
+    grid.add_row("Trust", Text.assemble(mark, f": {answer.trust}"))
+    for name, words, style in (
+        ("Clocks", _clocks(report), ""), ("Method", _method(report), ""), ("Missing", _coverage(report), "yellow"),
+    ):  # fmt: skip
+        if words:
+            grid.add_row(name, Text(words, style=style))
     return grid
+
+
+def _commands(report: Report, source: str, full: bool) -> Iterator[str]:
+    """What to type next: a look at the worst step, and the whole report."""
+    found = report.attribution
+    if report.diagnosis.verdict.losses:
+        worst = int(found.steps[int(found.recorded.argmax())])
+        yield f"tracekit export {source} --steps {worst} --out timeline.json.gz"
+    if not full:
+        yield f"tracekit whatif {source} --full"
 
 
 def _clocks(report: Report) -> str:
     """Which clocks were off and set right, or that some could not be compared; empty where neither."""
     clocks = report.clocks
     off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
-    parts = [_clock(row) for row in off[:_TOP]]
+    parts = [_clock(row) for row in off[:_MOST_CLOCKS]]
     if parts:
-        more = f" and {len(off) - _TOP} more" if len(off) > _TOP else ""
+        more = f" and {len(off) - _MOST_CLOCKS} more" if len(off) > _MOST_CLOCKS else ""
         return f"worker{'s' if len(off) > 1 else ''} {', '.join(parts)}{more}: taken out of all figures"
     if clocks.untied:
         return f"{clocks.untied} cannot be compared: no op ends at once on several of them"
@@ -216,14 +144,6 @@ def _clock(row: ClockOffset) -> str:
     return f"{row.worker} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
 
 
-def _posting(report: Report) -> str:
-    """What bounds the start of a receive, as inferred; empty where the published rule stands."""
-    found = report.posting
-    if found.posting is Posting.SAME_DIRECTION:
-        return ""
-    return f"posted {_POSTED[found.posting]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
-
-
 def _method(report: Report) -> str:
     """Which rules were followed, and where the published ones say something else; empty where they agree."""
     if report.method is Method.PUBLISHED:
@@ -232,24 +152,6 @@ def _method(report: Report) -> str:
     if published is None or not published.differs(report.slowdown):
         return ""
     return f"the published method has S = {published.slowdown:.2f}: {'; '.join(published.reasons)}"
-
-
-def _who(report: Report) -> str:
-    """How much of the loss goes back to few workers, and to the last stage; the larger share first."""
-    found = report.attribution
-    workers = ", ".join(str(worker) for worker in found.slowest_workers[:3])
-    more = len(found.slowest_workers) - 3
-    plural = "s" if len(found.slowest_workers) > 1 else ""
-    named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
-    shares = [(found.m_w.removal, f"idealising {named} gives back {percent(found.m_w.removal)} of the loss (M_W)")]
-    if found.stages > 1:
-        shares.append((found.m_s.removal, f"idealising the last stage gives back {percent(found.m_s.removal)} (M_S)"))
-    shares.sort(reverse=True)
-    line = ", ".join(text for _, text in shares)
-    if shares[0][0] >= _CULPRIT_SHARE:
-        return line
-    most = max(shares[0][0], 0.0)
-    return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {percent(most)}"
 
 
 def _coverage(report: Report) -> str:
@@ -281,148 +183,3 @@ def _coverage(report: Report) -> str:
         done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"
         parts.append(f"not recorded{done}: {gaps_text(gaps)}")
     return "; ".join(parts)
-
-
-def _kinds(report: Report) -> Table:
-    table = new_table("Op kind", "S alone", "if ideal", "on path")
-    on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
-    for row in report.by_kind.head(_TOP).iter_rows(named=True):
-        share = percent(on_path[row["kind"]] / report.attribution.recorded_s)
-        table.add_row(row["kind"], slowdown_text(row["slowdown"]), saving_text(row["saved_s"]), share)
-    return table
-
-
-def _stages(report: Report) -> Table:
-    table = new_table("Stage", "S alone", "if ideal")
-    for row in _worst(report.by_pp_rank).iter_rows(named=True):
-        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), saving_text(row["saved_s"]))
-    return table
-
-
-def _dp_ranks(report: Report) -> Table:
-    table = new_table("DP rank", "S alone")
-    for row in _worst(report.by_dp_rank).iter_rows(named=True):
-        table.add_row(str(row["dp_rank"]), slowdown_text(row["slowdown"]))
-    return table
-
-
-def _workers(report: Report) -> Table:
-    has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
-    table = new_table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone", "on path")
-    on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}
-    for row in report.by_worker.head(_TOP).iter_rows(named=True):
-        host = (Text(short(row["host"] or "")),) if has_hosts else ()
-        worker = row["dp_rank"], row["pp_rank"]
-        share = percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
-        table.add_row(str(Worker(*worker)), str(row["rank"]), *host, slowdown_text(row["slowdown"]), share)
-    return table
-
-
-def _worst(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
-
-
-def _causes(report: Report) -> RenderableType:
-    """What is wrong, where, since when, how sure, on what evidence, what to check next."""
-    lines: list[RenderableType] = [Text("Causes", style="bold underline")]
-    for number, cause in enumerate(report.diagnosis.causes, 1):
-        line = Text(f" {number}. ").append(cause.title, style="bold")
-        line.append(f"  {cause.where}" if cause.change is not None or str(cause.where) != "whole job" else "")
-        if cause.change is not None:
-            line.append(f", {cause.when}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
-            if cause.saved_when_acting_s is not None:
-                line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
-        lines.append(line)
-        for name, text in (("because", cause.effect), ("check", cause.next_check)):
-            if text:
-                grid = Table.grid(padding=(0, 1))
-                grid.add_row(f"    {name:<7}", Text(text), style="dim")
-                lines.append(grid)
-    return Group(*lines, Text())
-
-
-def _fixes(report: Report) -> RenderableType:
-    """What to do, what the step takes then, what it saves, best first."""
-    fixes = report.diagnosis.fixes
-    if not fixes:
-        return Text("Fixes: none that would save 1 % of the step")
-    table = new_table("Fix", "sure", "step then", "saves", "GPU-hours a day")
-    table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
-    for fix in fixes:
-        title = Text(fix.title)
-        sure = "-" if fix.confidence is None else f"{min(fix.confidence, 0.99):.0%}"
-        remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
-        if remarks:
-            title.append(f" ({'; '.join(remarks)})", style="dim")
-        if fix.withheld is not None:
-            table.add_row(title.append(f": no promise, {fix.withheld}", style="dim"), sure, "", "", "")
-            continue
-        table.add_row(
-            title,
-            sure,
-            seconds(fix.new_step_s),
-            seconds(fix.saved_s) + (f" \u00b1 {seconds(fix.error_s)}" if fix.error_s > 0 else ""),
-            f"{fix.saved_gpu_hours_per_day:,.1f}",
-        )
-    return table
-
-
-def _worker_map(report: Report) -> RenderableType:
-    """S of every worker, DP ranks down, stages across; large maps keep the maximum of each patch."""
-    slowdown = report.attribution.worker_slowdown
-    pooled, patch = _pooled(slowdown)
-    if slowdown.size == 1:
-        return Text()
-    scale = _heat_scale(slowdown)
-    lines: list[RenderableType] = [Text("S alone: DP rank down, stage across", style="bold underline")]
-    if patch != (1, 1):
-        lines.append(Text(f"a cell is the worst of {patch[0]} x {patch[1]} workers", style="dim"))
-    for row, values in enumerate(pooled):
-        first = report.attribution.dp_ranks[row * patch[0]]
-        line = Text(f"  {first:>5} ", style="dim")
-        for value in values:
-            level = int(np.searchsorted(scale, value, side="right"))
-            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
-        lines.append(line)
-    legend = Text("        ")
-    for level, glyph in enumerate(_GLYPHS):
-        bound = f"<{scale[0]:.2f}" if level == 0 else f"{scale[level - 1]:.2f}"
-        legend.append(glyph * 2, style=_HEAT[level]).append(f" {bound} ", style="dim")
-    lines.append(legend)
-    return Group(*lines)
-
-
-def _heat_scale(slowdown: npt.NDArray[np.float64]) -> list[float]:
-    """Five thresholds from just above 1 to the largest slowdown; a map of healthy workers stays blank."""
-    top = max(float(slowdown.max()), 1.1)
-    return [1.0 + (top - 1.0) * share for share in (0.1, 0.25, 0.45, 0.65, 0.85)]
-
-
-def _pooled(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], tuple[int, int]]:
-    """The map reduced to at most _LARGEST_MAP cells by maximum, and how many workers a cell covers."""
-    patch = tuple(-(-size // limit) for size, limit in zip(values.shape, _LARGEST_MAP, strict=True))
-    rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
-    padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
-    padded[: values.shape[0], : values.shape[1]] = values
-    return padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)), (patch[0], patch[1])
-
-
-def _steps(report: Report, width: int) -> RenderableType:
-    """Slowdown over the steps as a line of bars, with its extremes in words."""
-    found = report.attribution
-    slowdown = found.step_slowdown
-    if len(slowdown) == 1:
-        return Text(f"One step traced: {found.steps[0]}; variation over steps is unknown", style="dim")
-    worst = int(slowdown.argmax())
-    line = Text("Steps: ", style="bold")
-    line.append(
-        f"S {slowdown.min():.3f} to {slowdown.max():.3f}, median {float(np.median(slowdown)):.3f}; worst step"
-        f" {found.steps[worst]}",
-        style="not bold",
-    )
-    size = -(-len(slowdown) // max(width - 10, 10))
-    peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
-    low = min(peaks)
-    high = max(*peaks, low + 0.05)  # so that noise stays flat
-    bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
-    return Group(line, Text(f"        {bars}", style="#fe9929"))

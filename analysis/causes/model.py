@@ -184,7 +184,7 @@ class Cause:
         if self.time is not None and self.time.slow_steps:
             steps = self.time.slow_steps
             return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
-        return "all along"
+        return "in every step"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""

@@ -288,8 +288,8 @@ class DataSkew(Rule):
         yield Candidate(
             self.kind,
             Where(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in members)),
-            f"takes {excess:.0%} longer than other DP ranks, on all {evidence.stages} stages; its optimizers"
-            f" {optimizer:.0%}, so that it is not the machines",
+            f"{'takes' if len(members) == 1 else 'take'} at least {excess:.0%} longer than other DP ranks, on all"
+            f" {evidence.stages} stages; the optimizers take {optimizer:.0%} longer, so it is not the machines",
             figures,
             confidence_from(figures[:2]),
             change,

@@ -66,10 +66,8 @@ class LateData(Rule):
         factor = np.where(late, usual / np.where(late, waits, 1.0), 1.0)
         change = self._change(evidence, factor)
         series = 1 + worst / evidence.unchanged_s
-        effect = (
-            f"waits {seconds(float(worst.mean()))} for its data in the mean step, {seconds(float(worst.max()))} in the"
-            " worst"
-        )
+        mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
+        effect = f"data comes {mean} late in the mean step, {longest} in the worst"
         yield Candidate(self.kind, Where(dp_ranks=dp_ranks), effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:

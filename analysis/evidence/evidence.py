@@ -186,10 +186,15 @@ class Evidence:
         return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
 
     @cached_property
+    def worker_ranks(self) -> dict[Worker, int]:
+        """The recorded rank of each traced worker."""
+        return self.trace.worker_ranks()
+
+    @cached_property
     def hosts(self) -> dict[Worker, str]:
         """The host of each traced worker, as far as the metadata says."""
         hosts = self.trace.hosts
-        return {worker: hosts[rank] for worker, rank in self.trace.worker_ranks().items() if rank in hosts}
+        return {worker: hosts[rank] for worker, rank in self.worker_ranks.items() if rank in hosts}
 
     @cached_property
     def pauses_inside_computes(self) -> int | None:
@@ -205,7 +210,7 @@ class Evidence:
         gpus = self.trace.metadata.get("gpus") or {}
         if not isinstance(gpus, dict):
             return {}
-        sampled = {worker: gpus.get(str(rank)) for worker, rank in self.trace.worker_ranks().items()}
+        sampled = {worker: gpus.get(str(rank)) for worker, rank in self.worker_ranks.items()}
         shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
         known = {worker: share_of_samples(share) for worker, share in shares.items()}
         return {worker: share for worker, share in known.items() if share is not None}

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
+from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
@@ -33,13 +34,14 @@ def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
     says that the machine is at fault.
     """
     slow = [cause for cause in causes if cause.kind in _SLOW_MACHINES]
+    names = Names.of(evidence)
     for cause in slow:
         host = cause.kind is CauseKind.SLOW_HOST
         hardware = evidence.hardware_at_fault(cause.where.workers)
-        moved = f"Drain {cause.where.host}" if host else f"Replace {cause.where}"
+        moved = f"Drain {cause.where.host}" if host else _replace(names, cause.where)
         yield Plan(
             FixKind.DRAIN_HOST if host else FixKind.REPLACE_WORKERS,
-            moved if hardware else _like_peers(cause.where),
+            moved if hardware else _like_peers(names, cause.where),
             cause.where,
             cause.change,
             step_times=cause.without_s,
@@ -64,11 +66,12 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> It
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where = Where(workers=tuple(sorted(chosen)))
+    where, names = Where(workers=tuple(sorted(chosen))), Names.of(evidence)
     hardware = evidence.hardware_at_fault(chosen)
+    repair = _replace(names, where) if hardware else _like_peers(names, where)
     yield Plan(
         FixKind.REPLACE_WORKERS,
-        f"{f'Replace {where}' if hardware else _like_peers(where)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
+        f"{repair}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         where,
         as_fast_as_peers(evidence, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
@@ -76,10 +79,17 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> It
     )
 
 
-def _like_peers(where: Where) -> str:
+def _replace(names: Names, where: Where) -> str:
+    place = names.place(where)
+    assert place is not None, "what is slow has a place"
+    return f"Replace {place.words}"
+
+
+def _like_peers(names: Names, where: Where) -> str:
     """What the price says, without a word about who is at fault."""
-    named = f"the workers of {where.host}" if where.host else str(where)
-    return f"Make {named} as fast as {'its' if not where.host and len(where.workers) == 1 else 'their'} peers"
+    place = names.place(where)
+    assert place is not None, "what is slow has a place"
+    return f"Make {place.words} as fast as {place.verb('its', 'their')} peers"
 
 
 def fewest_that_suffice(

@@ -17,6 +17,8 @@ from tracekit.dashboards.ui.sentences import NO_CAUSE, advice_words, advised, he
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import cost, seconds, short
 
+_ANSWER = (("Cost", "cost"), ("Who", "who"), ("Why", "why"), ("Check first", "check"))
+
 
 def build(stored: Stored, **_: str) -> list[Component]:
     """The page of one job."""
@@ -37,6 +39,7 @@ def _verdict(report: dict[str, Any]) -> Component:
     trust, coverage = report["trust"], report["coverage"]
     lines: list[Any] = [html.P(headline(report).sentence, className="verdict")]
     lines += [html.P(words) for words in advice_words(report)]
+    lines.append(_answer(report))
     if not trust["trustworthy"]:
         lines.append(
             html.P(["Do not trust S and what follows from it: ", "; ".join(trust["reasons"])], className="warning")
@@ -70,6 +73,13 @@ def _verdict(report: dict[str, Any]) -> Component:
     return panel("Verdict", *lines)
 
 
+def _answer(report: dict[str, Any]) -> Component:
+    """What it costs, who, why and what to check first; reports of older stores have no such sentences."""
+    answer = report.get("answer") or {}
+    rows = [(label, answer.get(key)) for label, key in _ANSWER if answer.get(key)]
+    return html.Dl([part for label, words in rows for part in (html.Dt(label), html.Dd(words))], className="answer")
+
+
 def _causes(report: dict[str, Any], name: str) -> Component:
     remedies = advised(report)
     return html.Ol([html.Li(_cause(cause, name, remedies)) for cause in report["causes"]], className="causes")
@@ -79,7 +89,7 @@ def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> 
     """`advised_kinds`: the kinds of cause for which a fix is promised; only they get a remedy."""
     found = cause["kind"] not in NO_CAUSE
     # Reports of older stores say since when only.
-    since = "all along" if cause["since_step"] is None else f"since step {cause['since_step']}"
+    since = "in every step" if cause["since_step"] is None else f"since step {cause['since_step']}"
     head: list[Any] = [html.B(cause["title"])]
     if found:
         head += [

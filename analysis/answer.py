@@ -1,0 +1,196 @@
+"""The answer in a few sentences: what is slow, what it costs, who, why, what to do first, and whether to believe it.
+
+In: the diagnosis of a job. Out: an `Answer`. Terminal, notebook, dashboard, metrics and alerts all show these
+sentences; none of them interprets a figure itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Trust
+from tracekit.analysis.causes.model import Cause, CauseKind, Where
+from tracekit.analysis.causes.naming import Names
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.fixes.model import Fix
+from tracekit.analysis.verdict import LossKind, Verdict, main_clause
+from tracekit.model import Worker
+from tracekit.text import cost, seconds
+
+#: The part of a rank that a cause slows down.
+_PART = {
+    CauseKind.BAD_WORKER: "compute",
+    CauseKind.SLOW_HOST: "compute",
+    CauseKind.SLOW_RANK_GROUP: "compute",
+    CauseKind.DATA_SKEW: "workload",
+    CauseKind.PYTHON_GC: "python-gc",
+    CauseKind.CHECKPOINT_STALLS: "checkpoint",
+    CauseKind.LATE_DATA: "data-loading",
+    CauseKind.HOST_BOUND: "host",
+    CauseKind.SLOW_LINK: "network",
+    CauseKind.SLOW_NIC: "network",
+    CauseKind.SLOW_OPTIMIZER: "optimizer",
+    CauseKind.PROCESS_PAUSES: "process",
+    CauseKind.UNRECORDED_WORKER_LATE: "unrecorded",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """One rank that a cause sits on. `part`: what of it is slow. `cost_s`: of the whole cause, seconds a mean step.
+
+    `rank`, `host`, `gpu_uuid`: None where unknown. `first_step`: since when, None for all along.
+    """
+
+    rank: int | None
+    dp_rank: int
+    pp_rank: int
+    host: str | None
+    gpu_uuid: str | None
+    part: str
+    cost_s: float
+    confidence: float
+    first_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Sentences without a full stop, None where there is nothing to say.
+
+    `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
+    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each.
+    """
+
+    headline: str
+    cost: str | None
+    who: str | None
+    why: str | None
+    check: str | None
+    fix: str | None
+    others: tuple[str, ...]
+    trust: str
+    culprits: tuple[Culprit, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self) | {"culprits": [asdict(culprit) for culprit in self.culprits]}
+
+
+def answer_of(
+    evidence: Evidence, verdict: Verdict, causes: Sequence[Cause], fixes: Sequence[Fix], trust: Trust
+) -> Answer:
+    """The answer for a diagnosed job."""
+    leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
+    lost = verdict.lost_s > 0
+    return Answer(
+        headline=verdict.sentence,
+        cost=_cost(evidence, verdict) if lost else None,
+        who=None if leading is None else _who(evidence, leading),
+        why=None if leading is None else leading.effect,
+        check=None if leading is None else leading.next_check,
+        fix=None if leading is None else _fix(evidence, leading, fixes),
+        others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
+        trust=_trust(trust),
+        culprits=tuple(_culprits(evidence, causes)),
+    )
+
+
+def _cost(evidence: Evidence, verdict: Verdict) -> str:
+    a_day = evidence.attribution.world_size * 24
+    # What a fix saves is another figure: beside its peers a slow rank loses more than beside the mean, which it is in.
+    than = ", compared with mean ops;" if verdict.kind is LossKind.STRAGGLER else ","
+    return (
+        f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
+        f" {verdict.lost_gpu_hours_per_day:,.3g} of {a_day:,} GPU-hours a day"
+    )
+
+
+def _is_found(cause: Cause) -> bool:
+    return cause.kind not in (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
+
+
+def _other(evidence: Evidence, cause: Cause) -> str:
+    """One more cause: where, what, what it costs."""
+    place = Names.of(evidence).place(cause.where)
+    said = f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+    return said if cause.change is None else f"{said} ({cost(cause.saved_s, cause.alone_s)})"
+
+
+def _who(evidence: Evidence, cause: Cause) -> str:
+    """Ranks and nodes, then coordinates, since when, and how sure."""
+    place = Names.of(evidence).place(cause.where)
+    known = "all ranks" if place is None else place.words
+    at = str(cause.where) if place is not None and cause.where.workers else ""
+    coordinates = f" ({_coordinates(cause.where)})" if at and len(cause.where.workers) == 1 else ""
+    return f"{known}{coordinates}, {cause.when}, {min(cause.confidence, 0.99):.0%} sure"
+
+
+def _coordinates(where: Where) -> str:
+    (worker,) = where.workers
+    return f"dp {worker.dp_rank}, stage {worker.pp_rank}"
+
+
+def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
+    """What the best fix of a cause gives back, or why that is not promised."""
+    of_cause = [fix for fix in fixes if fix.cause is cause.kind and not fix.bound]
+    here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
+    promised = [fix for fix in here if fix.withheld is None]
+    if not promised:
+        return f"{here[0].title}: no saving promised, {here[0].withheld}" if here else None
+    best = promised[0]
+    error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 else ""
+    assumes = f"; assumes {best.assumes}" if best.assumes else ""
+    return (
+        f"{best.title}: saves {seconds(best.saved_s)}{error} a step ({seconds(evidence.recorded_s)} ->"
+        f" {seconds(best.new_step_s)}), {best.saved_gpu_hours_per_day:,.3g} GPU-hours a day{assumes}"
+    )
+
+
+def _trust(trust: Trust) -> str:
+    if not trust.trustworthy:
+        return "; ".join(trust.reasons)
+    explained = (
+        f"launch delays add {trust.discrepancy:.1%}, all but {trust.unexplained:.1%} of it explained by causes"
+        if trust.discrepancy > LARGEST_DISCREPANCY
+        else f"launch delays add {trust.discrepancy:.1%}"
+    )
+    return f"the replay is within {trust.replay_error:.1%} of the recording; {explained}"
+
+
+def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
+    """The ranks that causes sit on, costliest cause first."""
+    ranks, gpus = evidence.worker_ranks, evidence.trace.metadata.get("gpus")
+    for cause in causes:
+        if cause.kind not in _PART or cause.change is None:
+            continue
+        for worker in _workers(evidence, cause.where):
+            rank = ranks.get(worker)
+            yield Culprit(
+                rank=rank,
+                dp_rank=worker.dp_rank,
+                pp_rank=worker.pp_rank,
+                host=evidence.hosts.get(worker),
+                gpu_uuid=_uuid(gpus, rank),
+                part=_PART[cause.kind],
+                cost_s=max(cause.saved_s, cause.alone_s),
+                confidence=cause.confidence,
+                first_step=cause.since_step,
+            )
+
+
+def _workers(evidence: Evidence, where: Where) -> Iterator[Worker]:
+    """The workers of a place; none for the whole job."""
+    yield from where.workers
+    for link in where.links:
+        yield from (Worker(link.dp_rank, link.pp_rank), Worker(link.dp_rank, link.next_pp_rank))
+    for dp_rank in where.dp_ranks:
+        yield from (Worker(dp_rank, stage) for stage in range(evidence.stages))
+
+
+def _uuid(gpus: object, rank: int | None) -> str | None:
+    """The UUID of a rank's GPU, as far as the free metadata says."""
+    gpu = gpus.get(str(rank)) if isinstance(gpus, dict) else None
+    uuid = gpu.get("uuid") if isinstance(gpu, dict) else None
+    return uuid if isinstance(uuid, str) else None

@@ -1,0 +1,98 @@
+"""What people call a place in a job: ranks and nodes, not coordinates.
+
+In: a `Where`, and which rank on which host is which worker. Out: a noun phrase, such as "rank 9 on host-0001".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tracekit.analysis.causes.model import Link, Where
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.model import Worker
+from tracekit.text import short
+
+#: Names of a list that are written out; of the others their number.
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in words. `plural`: whether what follows is said of several."""
+
+    words: str
+    plural: bool
+
+    def verb(self, singular: str, plural: str) -> str:
+        """The form of a verb that goes with the place."""
+        return plural if self.plural else singular
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages."""
+
+    ranks: Mapping[Worker, int]
+    hosts: Mapping[Worker, str]
+    stages: int
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Names:
+        """The names of a job."""
+        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages)
+
+    def place(self, where: Where) -> Place | None:
+        """What `where` is called; None for the whole job."""
+        if where.workers:
+            return self._workers(where.workers)
+        if where.links:
+            return self._links(where.links)
+        if where.pp_ranks:
+            return _several("stage", where.pp_ranks)
+        if where.dp_ranks and self.stages == 1:
+            return self._workers([Worker(dp_rank, 0) for dp_rank in where.dp_ranks])
+        return _several("DP rank", where.dp_ranks) if where.dp_ranks else None
+
+    def _workers(self, workers: Sequence[Worker]) -> Place:
+        if any(worker not in self.ranks for worker in workers):  # not recorded
+            return _several("worker", workers)
+        ranks = _several("rank", [self.ranks[worker] for worker in workers])
+        hosts = sorted({self.hosts.get(worker, "") for worker in workers})
+        if "" in hosts or len(hosts) > _MOST_NAMED:
+            return ranks
+        return Place(f"{ranks.words} on {listed(map(short, hosts))}", ranks.plural)
+
+    def _links(self, links: Sequence[Link]) -> Place:
+        first = links[0]
+        ends = [Worker(first.dp_rank, first.pp_rank), Worker(first.dp_rank, first.next_pp_rank)]
+        known = [f"rank {self.ranks[end]}" if end in self.ranks else f"worker {end}" for end in ends]
+        link = f"link between {known[0]} and {known[1]}"
+        return Place(f"the {link}", False) if len(links) == 1 else Place(f"{len(links)} links, first the {link}", True)
+
+
+def listed(items: Iterable[object]) -> str:
+    """Items as a list in a sentence."""
+    shown = [str(item) for item in items]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _several(noun: str, numbers: Sequence[object]) -> Place:
+    """One or several of a kind, neighbours as ranges."""
+    if len(numbers) == 1:
+        return Place(f"{noun} {numbers[0]}", False)
+    runs = _runs([number for number in numbers if isinstance(number, int)]) or [str(number) for number in numbers]
+    if len(runs) > _MOST_NAMED:
+        return Place(f"{len(numbers)} {noun}s ({', '.join(runs[:_MOST_NAMED])}, ...)", True)
+    return Place(f"{noun}s {listed(runs)}", True)
+
+
+def _runs(numbers: Sequence[int]) -> list[str]:
+    """Ascending numbers, each run of neighbours as first-last."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

@@ -1,0 +1,51 @@
+"""Places are called by ranks and nodes, as people know them."""
+
+import pytest
+
+from tracekit.analysis.causes.model import Link, Where
+from tracekit.analysis.causes.naming import Names
+from tracekit.model import Worker
+
+#: Eight DP ranks and two stages on four nodes: rank = 2 x dp_rank + stage.
+WORKERS = [Worker(dp_rank, stage) for dp_rank in range(8) for stage in range(2)]
+NAMES = Names(
+    {worker: number for number, worker in enumerate(WORKERS)},
+    {worker: f"node-{number // 4}" for number, worker in enumerate(WORKERS)},
+    stages=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "words", "plural"),
+    [
+        (Where(workers=(Worker(2, 1),)), "rank 5 on node-1", False),
+        (Where(workers=(Worker(0, 0), Worker(0, 1), Worker(1, 0))), "ranks 0-2 on node-0", True),
+        (Where(workers=(Worker(0, 0), Worker(4, 1))), "ranks 0 and 9 on node-0 and node-2", True),
+        (Where(workers=(Worker(0, 0), Worker(9, 0))), "workers (0,0) and (9,0)", True),  # one was not recorded
+        (Where(links=(Link(1, 0, 1),)), "the link between rank 2 and rank 3", False),
+        (Where(links=(Link(1, 0, 1), Link(2, 0, 1))), "2 links, first the link between rank 2 and rank 3", True),
+        (Where(pp_ranks=(1,)), "stage 1", False),
+        (Where(dp_ranks=(2, 3)), "DP ranks 2-3", True),
+    ],
+)
+def test_a_place_is_called_by_its_ranks_and_nodes(where: Where, words: str, plural: bool) -> None:
+    place = NAMES.place(where)
+    assert place is not None
+    assert (place.words, place.plural) == (words, plural)
+
+
+def test_the_whole_job_has_no_name() -> None:
+    assert NAMES.place(Where(steps=(1, 2))) is None
+
+
+def test_without_a_pipeline_a_dp_rank_is_a_rank() -> None:
+    names = Names({Worker(3, 0): 12}, {}, stages=1)
+    place = names.place(Where(dp_ranks=(3,)))
+    assert place is not None
+    assert place.words == "rank 12"
+
+
+def test_a_long_list_is_cut() -> None:
+    place = NAMES.place(Where(workers=(*WORKERS[::3], WORKERS[1])))
+    assert place is not None
+    assert place.words == "7 ranks (0-1, 3, 6, 9, ...) on node-0, node-1, node-2 and node-3"

@@ -1,0 +1,51 @@
+"""The answer says who, how much, why, and what to do, in sentences that stand by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tracekit.job import Job
+
+#: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.
+SLOW = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [[("forward-compute", 0.2), ("backward-compute", 0.4)]], steps=8)
+SLOW = replace(
+    SLOW,
+    metadata={"hosts": {str(rank): f"node-{rank // 2}" for rank in range(4)}, "gpus": {"3": {"uuid": "GPU-3"}}},
+)
+
+
+def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
+    report = Job(SLOW).whatif()
+    answer, verdict = report.diagnosis.answer, report.diagnosis.verdict
+    share = verdict.lost_s / 0.61
+    assert answer.headline == f"rank 3 on node-1 costs {share:.0%} of each step: computes 100% slower than its peers"
+    assert answer.cost is not None
+    assert answer.cost.startswith(f"{verdict.lost_s * 1e3:.1f} ms of every 610.0 ms step, compared with mean ops; ")
+    assert answer.who is not None
+    assert answer.who.startswith("rank 3 on node-1 (dp 3, stage 0), in every step, ")
+    assert answer.fix is not None
+    assert answer.fix.startswith("Make rank 3 on node-1 as fast as its peers: saves 300.0 ms")
+    assert "(610.0 ms -> 310.0 ms)" in answer.fix
+    assert answer.check == report.diagnosis.causes[0].next_check
+    (culprit,) = answer.culprits
+    assert (culprit.rank, culprit.host, culprit.gpu_uuid, culprit.part) == (3, "node-1", "GPU-3", "compute")
+    assert culprit.cost_s == pytest.approx(0.3)
+    assert culprit.first_step is None
+
+
+def test_a_balanced_job_has_no_culprit() -> None:
+    answer = Job(data_parallel_job([[FORWARD, BACKWARD]] * 4)).whatif().diagnosis.answer
+    assert (answer.cost, answer.who, answer.why, answer.check, answer.fix) == (None, None, None, None, None)
+    assert answer.culprits == ()
+    assert answer.headline.startswith("no straggler")
+
+
+def test_causes_beyond_the_first_are_named_in_a_line_each() -> None:
+    load, slow = ("data-load", 0.3), [("forward-compute", 0.15), ("backward-compute", 0.25)]
+    programs = [[load, FORWARD, BACKWARD]] * 3 + [[load, *slow]]
+    answer = Job(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
+    assert answer.headline.startswith("300.0 ms of every 710.0 ms step are spent waiting for data: data comes 300.0 ms")
+    assert answer.others == ("rank 3: computes 33% slower than its peers (costs 100.0 ms a step)",)

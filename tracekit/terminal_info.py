@@ -1,0 +1,92 @@
+"""What a trace or a store holds, as a person reads it in a terminal.
+
+In: a `Trace`, or the jobs of a store. Out: text on a rich console.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.store import StoredJob
+from tracekit.terminal_tables import new_table
+from tracekit.text import printable, seconds, short
+from tracekit.trace import Trace, share_of_samples
+
+#: Throttled GPUs that are named.
+_MOST_THROTTLED = 8
+
+
+def print_trace(trace: Trace, console: Console) -> None:
+    """Print what a trace holds: identity, layout, coverage, ops per kind."""
+    coverage, layout = trace.coverage(), trace.layout
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", overflow="fold", max_width=24)
+    grid.add_column(overflow="fold")
+    grid.add_row("Job", Text(short(trace.name)))
+    grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
+    grid.add_row("Steps", f"{len(trace.steps)}, from {trace.steps[0]} to {trace.steps[-1]}")
+    grid.add_row(
+        "Workers",
+        f"{coverage.workers_traced} of {coverage.workers_expected} traced, {coverage.worker_steps_traced} of"
+        f" {coverage.worker_steps_expected} worker-steps",
+    )
+    grid.add_row("Ops", f"{trace.ops.height:,}")
+    for name, value in trace.metadata.items():
+        text = _gpus(value) if name == "gpus" else json.dumps(value)
+        grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
+    console.print(grid)
+    console.print()
+    table = new_table("Op kind", "ops", "mean", "longest")
+    by_kind = trace.ops.group_by("kind").agg(
+        pl.len().alias("ops"), pl.col("duration").mean().alias("mean"), pl.col("duration").max().alias("longest")
+    )
+    for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
+        table.add_row(kind, f"{ops:,}", seconds(mean), seconds(longest))
+    console.print(table)
+
+
+def _gpus(gpus: Any) -> str:
+    """The GPUs of the ranks in a line, with those that were throttled; as JSON where it is nothing of the kind."""
+    if not isinstance(gpus, dict) or not all(isinstance(gpu, dict) for gpu in gpus.values()):
+        return json.dumps(gpus)
+    if not gpus:
+        return json.dumps(gpus)
+    models = Counter(str(gpu.get("model")) for gpu in gpus.values())
+    hosts = len({str(gpu.get("host")) for gpu in gpus.values()})
+    text = f"{', '.join(f'{count} x {model}' for model, count in sorted(models.items()))} on {hosts} host(s)"
+    throttled = [
+        f"rank {rank} {share:.0%} of samples ({', '.join(_names(gpu.get('reasons')))})"
+        for rank, gpu in gpus.items()
+        if (share := share_of_samples(gpu.get("throttled"))) is not None and share > 0
+    ]
+    if throttled:
+        text += (
+            f"; throttled: {', '.join(throttled[:_MOST_THROTTLED])}{' ...' if len(throttled) > _MOST_THROTTLED else ''}"
+        )
+    return printable(text)
+
+
+def _names(found: object) -> list[str]:
+    """The names in free metadata that counts things by name, or lists them."""
+    return [str(name) for name in found] if isinstance(found, dict | list) else []
+
+
+def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
+    """Print the jobs of a store, newest first."""
+    if not jobs:
+        console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
+        return
+    table = new_table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
+    for job in jobs:
+        sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
+        table.add_row(Text(short(job.name)), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
+    console.print(table)
