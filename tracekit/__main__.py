@@ -6,16 +6,20 @@ arrive, so it is imported where an interruption is caught.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from tracekit.stderr import open_stderr, say
 
 EXIT_INTERRUPTED = 130
+#: Python looks for garbage after so many new objects. Its default, 700, makes imports a tenth slower for nothing.
+NEW_OBJECTS = 50_000
 
 
 def main() -> None:
     """Entry point: import the command line and run it."""
     open_stderr()
+    gc.set_threshold(NEW_OBJECTS)
     try:
         from tracekit.cli import main as run
 

@@ -147,6 +147,8 @@ def whatif(
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
     condition = None if fail_on is None else Condition(fail_on)
+    # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from tracekit.op_trace import is_op_trace
 
     if trace is not None and is_op_trace(trace):

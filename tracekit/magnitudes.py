@@ -11,7 +11,7 @@ them back by `ALARM` or more. A trace whose times are usual in two units cannot 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
-from tracekit.schema import Source, distinct_steps, violation
+from tracekit.schema import KIND_TYPE, Source, distinct_steps, step_positions, violation
 from tracekit.text import seconds
 
 
@@ -158,7 +158,7 @@ def _statistics(here: pl.DataFrame) -> list[_Found]:
     some = here.gather_every(max(1, here.height // MOST_MEDIAN))
     found = []
     for usual in USUAL:
-        of_kinds = pl.col("kind").cast(pl.String).is_in([str(kind) for kind in usual.kinds])
+        of_kinds = _of_kinds(usual.kinds)
         durations = some.filter(of_kinds)
         if durations.is_empty():
             continue
@@ -171,22 +171,25 @@ def _statistics(here: pl.DataFrame) -> list[_Found]:
     return found
 
 
+def _of_kinds(kinds: Iterable[OpKind]) -> pl.Expr:
+    """Which ops are of these kinds."""
+    return pl.col("kind").is_in(pl.Series(list(map(str, kinds)), dtype=KIND_TYPE).implode())
+
+
 def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
     """The ops that take time of a few steps, evenly spaced."""
-    steps = distinct_steps(ops["step"].to_numpy())
+    step = ops["step"].to_numpy()
+    steps = distinct_steps(step)
     few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
-    times = ops.select("step", "rank", "kind", "duration")
-    return pl.concat(
-        [
-            times.filter(ops["step"] == int(steps[at])).filter(pl.col("duration") > 0)
-            for at in np.unique(np.linspace(0, len(steps) - 1, few).astype(np.int64))
-        ]
-    )
+    wanted = np.zeros(len(steps), np.bool_)
+    wanted[np.linspace(0, len(steps) - 1, few).astype(np.int64)] = True
+    here = pl.Series(wanted[step_positions(step, steps)])
+    return ops.select("step", "rank", "kind", "duration").filter(here & (ops["duration"] > 0))
 
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
     """Raise TraceError where some ranks, or some steps, take a thousand times as long as others for the same work."""
-    here = few.filter(pl.col("kind").cast(pl.String).is_in([str(kind) for kind in SAME_WORK]))
+    here = few.filter(_of_kinds(SAME_WORK))
     for part in ("rank", "step"):
         usual = here.group_by(part, "kind").agg(pl.col("duration").median())
         over = usual.with_columns(over=(pl.col("duration") / pl.col("duration").min().over("kind")).log10())

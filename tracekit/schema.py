@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,25 @@ SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 #: Columns with a meaning for some kinds only.
 NULLABLE = frozenset({"microbatch", "chunk"})
+#: Runs of equal rows are looked at instead of rows where they are as long as this on average.
+SHORTEST_RUN = 4
+
+
+def run_starts(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Where runs of rows that are equal in all of `columns` begin.
+
+    Traces are written worker by worker and step by step: to look at runs is to look at few of the rows.
+    """
+    begins = np.zeros(len(columns[0]), np.bool_)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(begins)
 
 
 def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """The step numbers (or other numbers from 0) that occur, ascending."""
+    step = step[run_starts(step)]
     first, last = int(step.min()), int(step.max())
     if last - first > 4 * len(step) + 1_000_000:
         return np.unique(step)
@@ -47,6 +62,10 @@ def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Position of each of `step` among the ascending step numbers `steps`, int32."""
+    starts = run_starts(step)
+    if len(starts) < len(step) // SHORTEST_RUN:
+        lengths = np.diff(starts, append=len(step))
+        return np.repeat(step_positions(step[starts], steps), lengths)
     first, last = int(steps[0]), int(steps[-1])
     if last - first > 4 * len(step) + 1_000_000:
         return np.searchsorted(steps, step).astype(np.int32)
@@ -174,7 +193,7 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
     if layout.vpp > 1 and (layout.pp > 1 if largest is None else largest < layout.vpp - 1):
         found = "no op has a chunk" if largest is None else f"the largest chunk in the trace is {largest}"
         raise LayoutError(f"{source}: the layout says vpp {layout.vpp}, but {found}; correct the layout or the trace")
-    stages = ops["pp_rank"].n_unique()
+    stages = len(distinct_steps(ops["pp_rank"].to_numpy()))
     if stages < layout.pp:
         absent = np.setdiff1d(np.arange(layout.pp), ops["pp_rank"].to_numpy())
         shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
@@ -186,6 +205,8 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
 
 def _check_identity(ops: pl.DataFrame, source: Source) -> None:
     """One rank per worker, and (step, worker, kind, seq) names one op with seq running from 0 without a gap."""
+    if _is_in_runs(ops):
+        return
     dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
     worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
     rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
@@ -227,6 +248,26 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
             f"{source}: rows {row} and {second} are the same op: {_describe(ops, row)}, seq {seq[row]};"
             " expected each op once, remove the duplicate"
         )
+
+
+def _is_in_runs(ops: pl.DataFrame) -> bool:
+    """Whether ops are as `_check_identity` expects and those of a stream follow each other; False where they may be."""
+    columns = [ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank", "rank")]
+    kind, seq = ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
+    starts = run_starts(*columns, kind)
+    if len(starts) > len(seq) // SHORTEST_RUN:
+        return False
+    follows = np.diff(seq) == 1
+    follows[starts[1:] - 1] = True
+    if seq[starts].any() or not follows.all():
+        return False
+    step, dp_rank, pp_rank, rank = (column[starts] for column in columns)
+    worker = dp_rank.astype(np.int64) * (int(pp_rank.max()) + 1) + pp_rank
+    rank_of = np.zeros(int(worker.max()) + 1, rank.dtype)
+    rank_of[worker] = rank
+    stream = (step_positions(step, distinct_steps(step)) * len(rank_of) + worker) * len(KINDS) + kind[starts]
+    in_order = bool((stream[1:] > stream[:-1]).all())
+    return bool((rank_of[worker] == rank).all()) and (in_order or len(np.unique(stream)) == len(stream))
 
 
 def _describe(ops: pl.DataFrame, row: int) -> str:

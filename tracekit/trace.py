@@ -23,7 +23,7 @@ from tracekit.atomic_write import Kind, parquet_with, replacing
 from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.magnitudes import check_magnitudes
 from tracekit.model import Layout, Unit, Worker, unit_of_time
-from tracekit.schema import Source, checked_columns, distinct_steps, step_positions
+from tracekit.schema import Source, checked_columns, distinct_steps, run_starts, step_positions
 from tracekit.text import encodable
 from tracekit.units import in_seconds
 
@@ -132,7 +132,9 @@ class Trace:
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
-        dp_rank, pp_rank, rank = (self.ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+        columns = [self.ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank")]
+        starts = run_starts(*columns)
+        dp_rank, pp_rank, rank = (column[starts] for column in columns)
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
         return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
@@ -154,8 +156,9 @@ class Trace:
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
-        steps = self.ops["step"].to_numpy()
-        dp_rank, pp_rank = self.ops["dp_rank"].to_numpy(), self.ops["pp_rank"].to_numpy()
+        columns = [self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")]
+        starts = run_starts(*columns)
+        steps, dp_rank, pp_rank = (column[starts] for column in columns)
         workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
         here = distinct_steps(dp_rank)  # few of many DP ranks may be traced: those alone take memory per step

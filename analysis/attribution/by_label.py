@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Value
+from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Value, count_ops
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -48,7 +48,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     """
     graph = replay.graph
     values, codes = _combined(graph, names)
-    ops = sum(block.start.size for block in graph.blocks)
+    ops = sum(count_ops(block, np.ones((1, 1), np.bool_)) for block in graph.blocks)
     if 2 * len(values) * ops > COSTLIEST_OP_REPLAYS:
         raise SelectionError(
             f"{' x '.join(names)} has {len(values)} values, each of which takes two replays of {ops} ops: choose a"
@@ -56,8 +56,12 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
         )
     counts = np.zeros(len(values), np.int64)
     for block, here in zip(graph.blocks, codes, strict=True):
-        present = here[here != UNLABELLED]
-        counts += np.bincount(present, minlength=len(values)) * (block.start.size // here.size)
+        if block.present is None:
+            labelled, each = here[here != UNLABELLED], block.start.size // here.size
+        else:
+            labelled, each = np.where(block.present, here, UNLABELLED).ravel(), 1
+            labelled = labelled[labelled != UNLABELLED]
+        counts += np.bincount(labelled, minlength=len(values)) * each
     rows = [_RowsOf(here) for here in codes]
     added = replay.step_times_each([_Only(rows, code, kept=True) for code in range(len(values))]).mean(axis=1)
     removed = replay.step_times_each([_Only(rows, code, kept=False) for code in range(len(values))]).mean(axis=1)
@@ -79,19 +83,22 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
     """The combinations that occur, and per block the position of each op's among them; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
     sizes = [1 + max(int(labels[at].codes.max(initial=0)) for labels in parts) for at in range(len(names))]
-    mixed = []
-    for labels in parts:
+    mixed, occurring = [], []
+    for labels, block in zip(parts, graph.blocks, strict=True):
         code = np.zeros((1, 1), np.int64)
         unlabelled = np.zeros((1, 1), np.bool_)
         for label, size in zip(labels, sizes, strict=True):
             code = code * size + label.codes
             unlabelled = unlabelled | (label.codes == UNLABELLED)
         mixed.append(np.where(unlabelled, UNLABELLED, code))
-    found = np.unique(np.concatenate([np.unique(code) for code in mixed]))
+        occurring.append(np.unique(mixed[-1] if block.present is None else np.where(block.present, mixed[-1], -1)))
+    found = np.unique(np.concatenate(occurring))
     found = found[found != UNLABELLED]
     digits = np.stack(np.unravel_index(found, sizes), axis=1).tolist()
     values = [tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in digits]
-    positions = [np.where(code == UNLABELLED, UNLABELLED, np.searchsorted(found, code)) for code in mixed]
+    positions = [
+        np.where(np.isin(code, found), np.searchsorted(found, code), UNLABELLED) for code in mixed
+    ]  # of what no op has, none
     return values, positions
 
 
@@ -119,10 +126,11 @@ class _Only:
         """The costs of block `number`."""
         own, ideal, chosen = durations.own[number], durations.ideal[number], self.rows[number]
         none = np.full(graph.blocks[number].template.rows, -1, np.int64)
-        if chosen.codes.shape == (len(none), 1):
+        if chosen.codes.shape == (len(none), 1) and ideal.ndim == 1:
             rows = chosen.rows[self.code] if self.code < len(chosen.rows) else np.empty(0, np.int64)
             source = none.copy() if self.kept else np.arange(len(none))
             source[rows] = rows if self.kept else -1
             return Costs(own, source, ideal, NO_MATRIX, none)
         mask = (chosen.codes == self.code) == self.kept
-        return Costs(np.where(mask, own, ideal[:, None]), np.arange(len(none)), ideal, NO_MATRIX, none)
+        costs = np.where(mask, own, ideal[:, None] if ideal.ndim == 1 else ideal)
+        return Costs(costs, np.arange(len(none)), np.zeros(len(none)), NO_MATRIX, none)

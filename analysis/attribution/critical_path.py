@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis import native
@@ -138,7 +139,7 @@ def critical_ops(replay: JobReplay, scenario: CostRule) -> pl.DataFrame:
                     "dp_rank": block.dp_rank[lane],
                     "pp_rank": template.pp_rank[row],
                     "kind": pl.Series(template.kind[row]).cat.to(KIND_TYPE),
-                    "seq": template.seq[row],
+                    "seq": np.broadcast_to(block.seq, block.start.shape)[row, lane],
                 }
             )
         )
@@ -262,12 +263,21 @@ def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Seque
     ends, begins, steps = np.concatenate(end)[order], np.concatenate(begin)[order], steps[order]
     before = np.concatenate([[0.0], ends[:-1]])
     before[np.flatnonzero(np.diff(steps, prepend=-1))] = 0.0
+    ran = np.concatenate([_present(graph.blocks[part.block], part.ops) for part in parts])[order]
     return CriticalPath(
         graph,
-        steps,
-        np.concatenate([np.full(len(part.step), part.block, np.int32) for part in parts])[order],
-        np.concatenate([part.ops.row for part in parts])[order],
-        np.concatenate([part.ops.lane for part in parts])[order],
-        ends - begins,
-        begins - before,
+        steps[ran],
+        np.concatenate([np.full(len(part.step), part.block, np.int32) for part in parts])[order][ran],
+        np.concatenate([part.ops.row for part in parts])[order][ran],
+        np.concatenate([part.ops.lane for part in parts])[order][ran],
+        (ends - begins)[ran],
+        (begins - before)[ran],
     )
+
+
+def _present(block: LabelledBlock, ops: _Ops) -> npt.NDArray[np.bool_]:
+    """Which of the ops there are; the others take no time, [ops]."""
+    if block.present is None:
+        return np.ones(len(ops.row), np.bool_)
+    present: npt.NDArray[np.bool_] = block.present[ops.row, ops.lane]
+    return present

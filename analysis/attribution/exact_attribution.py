@@ -2,7 +2,8 @@
 
 In: a `JobReplay` and which rows to add back. Out: step times [steps, dp_ranks].
 In "ideal except DP rank d" all other DP ranks are identical, so two lanes, d and one stand-in for all others, replay
-the whole job. All DP ranks together cost two passes over the trace, all workers two passes per stage.
+the whole job. All DP ranks together cost two passes over the trace, all workers two passes per stage. Only where ideal
+lanes differ, because most workers have garbage collections and each in other places, every DP rank takes a replay.
 """
 
 from __future__ import annotations
@@ -39,8 +40,13 @@ class RepresentativeLanes:
 
 
 def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
-    """Every lane of the job with its stand-ins: one of each structure that the other lanes of its step have."""
+    """Every lane of the job with its stand-ins: one of each structure that the other lanes of its step have.
+
+    None at all where the ideal lanes of a structure differ.
+    """
     graph = replay.graph
+    if any(ideal.ndim > 1 for ideal in replay.durations.ideal):
+        return ()
     lanes_here = np.zeros((len(graph.blocks), len(graph.steps)), np.int64)
     for number, block in enumerate(graph.blocks):
         lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
@@ -67,6 +73,8 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
 
 def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:
     """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
+    if not represented:
+        return _added_back_one_by_one(replay, choice)
     graph = replay.graph
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     for part in represented:
@@ -76,4 +84,25 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
         none = np.full(template.rows, -1)
         costs = Costs(part.own, rows, part.ideal, NO_MATRIX, none)
         times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
+    return times
+
+
+def _added_back_one_by_one(replay: JobReplay, choice: Choice) -> Floats:
+    """What `add_back_lanes` gives, by a replay per DP rank."""
+    graph, durations = replay.graph, replay.durations
+    blocks = list(zip(graph.blocks, durations.own, durations.ideal, strict=True))
+    costs = [
+        np.repeat(ideal[:, None], block.lanes, axis=1) if ideal.ndim == 1 else ideal.copy()
+        for block, _, ideal in blocks
+    ]
+    chosen = [np.flatnonzero(choice(block.template)) for block in graph.blocks]
+    times = np.empty((len(graph.steps), len(graph.dp_ranks)))
+    for at, dp_rank in enumerate(graph.dp_ranks):
+        for (block, own, _), cost, rows in zip(blocks, costs, chosen, strict=True):
+            cells = np.ix_(rows, np.flatnonzero(block.dp_rank == dp_rank))
+            cost[cells] = own[cells]
+        times[:, at] = replay.step_times_at([Costs.of_matrix(cost) for cost in costs])
+        for (block, _, ideal), cost, rows in zip(blocks, costs, chosen, strict=True):
+            cells = np.ix_(rows, np.flatnonzero(block.dp_rank == dp_rank))
+            cost[cells] = ideal[rows][:, None] if ideal.ndim == 1 else ideal[cells]
     return times

@@ -46,8 +46,11 @@ def _samples(graph: DependencyGraph) -> tuple[Floats, Floats]:
         template = block.template
         mine = template.pp_rank == template.pp_rank[0]
         work = mine & ~template.is_communication
-        gaps.append(np.diff(np.sort(block.start[mine, :LANES], axis=0), axis=0).ravel())
-        durations.append(block.duration[work, :LANES].ravel())
+        start, duration = block.start[:, :LANES], block.duration[work, :LANES]
+        if block.present is not None:
+            start = np.where(block.present[:, :LANES], start, np.nan)
+        gaps.append(np.diff(np.sort(start[mine], axis=0), axis=0).ravel())
+        durations.append(duration.ravel())
     between, lasting = np.concatenate(gaps), np.concatenate(durations)
     return between[between > SAME_S], lasting[lasting > SAME_S]
 

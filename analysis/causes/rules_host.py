@@ -215,5 +215,11 @@ def _lost_s(evidence: Evidence) -> Floats:
 
 def _typical_delay(evidence: Evidence) -> float:
     """Median launch delay, seconds."""
-    delays = np.concatenate([sampled(delay) for delay in evidence.replay.durations.launch_delay])
+    blocks, delays_s = evidence.replay.graph.blocks, evidence.replay.durations.launch_delay
+    delays = np.concatenate(
+        [
+            sampled(delay if block.present is None else delay[block.present])
+            for block, delay in zip(blocks, delays_s, strict=True)
+        ]
+    )
     return max(float(np.median(delays)), 0.0)

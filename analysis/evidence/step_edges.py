@@ -52,9 +52,10 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
     for number, block in enumerate(graph.blocks):
         template = block.template
         delay = replay.durations.launch_delay[number]
-        rows = np.flatnonzero(np.diff(template.first_wait) == 0)
+        first = block.begins()
+        rows = np.flatnonzero(first.any(axis=1))
         at = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
-        excess = stalls[block.step] + late[template.pp_rank[rows]][:, block.step, at]
+        excess = np.where(first[rows], stalls[block.step] + late[template.pp_rank[rows]][:, block.step, at], 0.0)
         if (excess > 0).any():
             delay = delay.copy()
             delay[rows] = np.where(delay[rows] > 0, np.maximum(delay[rows] - excess, 0.0), delay[rows])

@@ -85,7 +85,8 @@ class OneLane:
         """The structure most lanes of the job have, every op at its ideal cost."""
         blocks = replay.graph.blocks
         number = max(range(len(blocks)), key=lambda number: blocks[number].start.size)
-        return cls(blocks[number].template, replay.durations.ideal[number])
+        ideal = replay.durations.ideal[number]
+        return cls(blocks[number].template, ideal if ideal.ndim == 1 else ideal[:, 0])
 
     @cached_property
     def _cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -2,7 +2,8 @@
 
 In: a `Trace`. Out: a `DependencyGraph`. Almost every job repeats one structure on every DP rank and step, so a
 template is the graph of one lane and a block carries [rows, lanes] matrices of recorded times. A job whose lanes differ
-has a block per structure; lanes of one step join across blocks.
+has a block per structure; lanes of one step join across blocks. Ops that only some lanes have make no structure of
+their own: a block says which ops are present.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from tracekit.analysis.graph.compiled import NO_JOINS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
-from tracekit.analysis.graph.labels import UNLABELLED, Label, unknown_label
+from tracekit.analysis.graph.labels import UNLABELLED, Label, Mask, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
 from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
@@ -40,8 +41,9 @@ class Block:
     """A template and the lanes it holds for, ordered by (step, dp_rank).
 
     `step`: index into `DependencyGraph.steps`, `dp_rank`: both [lanes]. `first_lane`: where the lanes of each step
-    begin, [steps here + 1]. `start`, `duration`: recorded seconds, [rows, lanes]. `microbatch`: [rows, 1] or
-    [rows, lanes], -1 for none.
+    begin, [steps here + 1]. `start`, `duration`: recorded seconds, [rows, lanes]. `microbatch` (-1 for none), `seq`:
+    [rows, 1] or [rows, lanes]. `present`: which ops there are, [rows, lanes], None for all; one that is absent takes no
+    time and begins when what it follows ends.
     """
 
     template: Template
@@ -52,11 +54,40 @@ class Block:
     start: Floats
     duration: Floats
     microbatch: Int32s
+    seq: Int32s
+    present: Mask | None = None
 
     @property
     def lanes(self) -> int:
         """How many lanes the block has."""
         return int(self.start.shape[1])
+
+    @property
+    def ops(self) -> int:
+        """How many ops the block has."""
+        return self.start.size if self.present is None else int(self.present.sum())
+
+    @property
+    def occasional_rows(self) -> Mask:
+        """Which rows some lanes do without, [rows]."""
+        if self.present is None:
+            return np.zeros(len(self.start), np.bool_)
+        return np.logical_not(self.present.all(axis=1))
+
+    def begins(self) -> Mask:
+        """Which ops wait for no other, [rows, 1] where all lanes agree, else [rows, lanes]."""
+        template = self.template
+        first: Mask = np.equal(np.diff(template.first_wait), 0).reshape(-1, 1)
+        if self.present is None or self.present[first[:, 0]].all():
+            return first
+        first = np.repeat(first, self.lanes, axis=1)
+        nobody = first & ~self.present
+        for row in template.order:  # an op behind absent ones alone waits for nobody either
+            waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
+            if len(waits) and nobody[waits].any():
+                first[row] = nobody[waits].all(axis=0)
+                nobody[row] = first[row] & ~self.present[row]
+        return first & self.present
 
     def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
         """The block with only these lanes, whose steps are renumbered to `step`."""
@@ -68,6 +99,8 @@ class Block:
             start=np.ascontiguousarray(self.start[:, lanes]),
             duration=np.ascontiguousarray(self.duration[:, lanes]),
             microbatch=self.microbatch if self.microbatch.shape[1] == 1 else self.microbatch[:, lanes],
+            seq=self.seq if self.seq.shape[1] == 1 else self.seq[:, lanes],
+            present=None if self.present is None else np.ascontiguousarray(self.present[:, lanes]),
         )
 
 
@@ -189,7 +222,7 @@ class DependencyGraph:
     @cached_property
     def ops(self) -> int:
         """How many ops are in the graph."""
-        return sum(block.start.size for block in self.blocks)
+        return sum(block.ops for block in self.blocks)
 
     @cached_property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -248,6 +281,8 @@ def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:
         start=group.start,
         duration=group.duration,
         microbatch=group.microbatch,
+        seq=group.seq,
+        present=group.present,
     )
 
 
@@ -293,15 +328,15 @@ def first_lanes(step: Int32s) -> Ints:
 def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: int) -> None:
     template = block.template
     dp_rank = int(block.dp_rank[lane])
-    microbatch = block.microbatch[:, lane if block.microbatch.shape[1] > 1 else 0]
+    microbatch, seq = (column[:, lane if column.shape[1] > 1 else 0] for column in (block.microbatch, block.seq))
+    present = np.ones(template.rows, np.bool_) if block.present is None else block.present[:, lane]
     group_of_row = np.empty(template.rows, np.int64)
     group_of_row[template.order] = np.repeat(np.arange(len(template.join)), np.diff(template.first_of_group))
     nodes = [
-        (dp_rank, int(template.pp_rank[row]), KINDS[template.kind[row]], int(template.seq[row]))
-        for row in range(template.rows)
+        (dp_rank, int(template.pp_rank[row]), KINDS[template.kind[row]], int(seq[row])) for row in range(template.rows)
     ]
-    for row, node in enumerate(nodes):
-        group = int(group_of_row[row])
+    for row in np.flatnonzero(present).tolist():
+        node, group = nodes[row], int(group_of_row[row])
         graph.add_node(
             node,
             start=float(block.start[row, lane]),
@@ -310,6 +345,11 @@ def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: in
             microbatch=int(microbatch[row]) if microbatch[row] >= 0 else None,
             group=(int(template.join[group]),) if template.join[group] >= 0 else (number, group, lane),
         )
-    for row, node in enumerate(nodes):
-        for before in template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]:
-            graph.add_edge(nodes[before], node)
+    for row in np.flatnonzero(present).tolist():
+        waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]].tolist()
+        while waits:
+            before = waits.pop()
+            if present[before]:
+                graph.add_edge(nodes[before], nodes[row])
+            else:  # what an absent op waits for
+                waits += template.waits_for[template.first_wait[before] : template.first_wait[before + 1]].tolist()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_graph
-from tracekit.analysis.graph.labels import Label, unknown_label
+from tracekit.analysis.graph.labels import Label, Mask, unknown_label
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 
@@ -31,6 +31,7 @@ class FoldedSteps:
     start: Floats
     duration: Floats
     op: Ints
+    present: Mask | None = None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ class LabelledBlock(Protocol):
     """A compiled graph and the lanes it holds for, ordered by step.
 
     `step`: index into the steps of its graph, [lanes]; `first_lane`: where the lanes of each step begin,
-    [steps here + 1]; `start`, `duration`: recorded seconds, [rows, lanes].
+    [steps here + 1]; `start`, `duration`: recorded seconds, [rows, lanes]. `present`: which ops there are,
+    [rows, lanes], None for all; one that is absent costs nothing in any replay.
     """
 
     @property
@@ -69,6 +70,8 @@ class LabelledBlock(Protocol):
     def start(self) -> Floats: ...
     @property
     def duration(self) -> Floats: ...
+    @property
+    def present(self) -> Mask | None: ...
 
 
 class LabelledGraph(Protocol):
@@ -93,6 +96,13 @@ class LabelledGraph(Protocol):
     def label(self, number: int, name: str) -> Label:
         """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
         ...
+
+
+def count_ops(block: LabelledBlock, mask: Mask) -> int:
+    """How many ops of a block are in `mask`, which broadcasts to [rows, lanes]."""
+    if block.present is not None:
+        return int((mask & block.present).sum())
+    return int(mask.sum()) * (block.start.size // mask.size)
 
 
 def unknown_label(name: str, known: Iterable[str]) -> SelectionError:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
@@ -19,13 +20,17 @@ from tracekit.model import OpKind
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Rows of one slot in one block, and the grid positions of its lanes."""
+    """Rows of one slot in one block, and the grid positions of its lanes.
+
+    `rows`: [ops], or [ops, lanes] where lanes differ; then `there`, [ops, lanes], says where a lane has that many.
+    """
 
     block: int
     slot: int
     rows: Ints
     step: Int32s
     dp_index: Ints
+    there: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,10 @@ class OpGrid:
         """The ops' values in `matrices` (one [rows, lanes] matrix per block)."""
         grid = np.full(self.shape, np.nan)
         for place in self.places:
-            values = matrices[place.block][place.rows]
+            if place.there is None:
+                values = matrices[place.block][place.rows]
+            else:
+                values = np.where(place.there, np.take_along_axis(matrices[place.block], place.rows, axis=0), np.nan)
             grid[place.slot, : len(place.rows), place.step, place.dp_index] = values.T
         return grid
 
@@ -62,7 +70,7 @@ class OpGrid:
         wide = np.broadcast_to(values, self.shape)
         for place in self.places:
             here = wide[place.slot, : len(place.rows), place.step, place.dp_index].T
-            yield Part(place.block, place.rows, here)
+            yield Part(place.block, place.rows, here if place.there is None else np.where(place.there, here, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +103,9 @@ def op_grid(graph: DependencyGraph, kinds: Collection[OpKind], *, most: int | No
         template = block.template
         for stage in range(graph.layout.pp):
             here = (template.pp_rank == stage) & np.isin(template.kind, codes)
-            rows = np.flatnonzero(here)[:most]
+            rows = np.flatnonzero(here)
             if len(rows):
-                places.append(_place(graph, number, stage, rows))
+                places.append(_place(graph, number, stage, rows, most))
     return _grid(graph, places, graph.layout.pp)
 
 
@@ -107,8 +115,8 @@ def transfer_grid(graph: DependencyGraph, *, most: int | None = None) -> Transfe
     stages = graph.layout.pp
     for number, block in enumerate(graph.blocks):
         for slot, send, recv in _pairs(block, stages):
-            sends.append(_place(graph, number, slot, send[:most]))
-            recvs.append(_place(graph, number, slot, recv[:most]))
+            sends.append(_place(graph, number, slot, send, most))
+            recvs.append(_place(graph, number, slot, recv, most))
     return TransferGrid(_grid(graph, sends, 2 * stages), _grid(graph, recvs, 2 * stages))
 
 
@@ -138,10 +146,15 @@ def _paired_rows(template: Template) -> tuple[Ints, Ints]:
     return send[real][order], recv[real][order]
 
 
-def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints) -> _Place:
+def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints, most: int | None) -> _Place:
+    """At most the first `most` of the rows; of each lane, where some of them are absent."""
     block = graph.blocks[number]
     dp_index = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
-    return _Place(number, slot, rows, block.step, dp_index)
+    if block.present is None or block.present[rows].all():
+        return _Place(number, slot, rows[:most], block.step, dp_index)
+    present = block.present[rows]
+    first = np.argsort(~present, axis=0, kind="stable")[: int(present.sum(axis=0).max())][:most]
+    return _Place(number, slot, rows[first], block.step, dp_index, np.take_along_axis(present, first, axis=0))
 
 
 def _grid(graph: DependencyGraph, places: list[_Place], slots: int) -> OpGrid:

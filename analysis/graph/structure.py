@@ -15,7 +15,10 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class LaneOps:
-    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages."""
+    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
+
+    `stream_order`: what orders the ops of a stream, their starts or numbers in the same order.
+    """
 
     pp_rank: npt.NDArray[np.int16]
     kind: npt.NDArray[np.uint8]
@@ -23,6 +26,7 @@ class LaneOps:
     chunk: npt.NDArray[np.int16]
     start: Floats
     end: Floats
+    stream_order: Floats
     stages: int
     chunks: int
     where: str

@@ -1,6 +1,8 @@
 /* Ops into the [row, lane] cells of their matrices. */
 #include "kernels.h"
 
+#include <string.h>
+
 /* Where ops are: what place, place_uniform and place_labels have in common, their first arguments. */
 typedef struct {
     const int32_t *step, *dp_rank, *seq, *group_of_lane;
@@ -99,27 +101,38 @@ KERNEL(place_labels) {
     LEAVE(Py_NewRef(Py_None));
 }
 
+/* Lanes whose starts are read together: as many doubles as two cache lines have. */
+enum { SIDE_BY_SIDE = 16 };
+
 KERNEL(hash_streams) {
     ENTER("hash_streams", "dll*u", 4);
     const double *start = REALS(a[0]);
     const int64_t *bounds = INT64S(a[1]), *streams = INT64S(a[2]);
     uint64_t *signature = UINT64S(a[3]);
     const int64_t lanes = AXIS(a[0], 1), parts = AXIS(a[1], 0), count_streams = AXIS(a[2], 0) - 1;
+    const int64_t rows = AXIS(a[0], 0);
     int64_t *heads = PyMem_Malloc((size_t)(parts + 1) * sizeof *heads);
     double *latest = PyMem_Malloc((size_t)(parts + 1) * sizeof *latest);
-    if (!heads || !latest) {
+    double *some = PyMem_Malloc((size_t)(rows + 1) * SIDE_BY_SIDE * sizeof *some); /* of so many lanes, close together */
+    if (!heads || !latest || !some) {
         PyMem_Free(heads);
         PyMem_Free(latest);
+        PyMem_Free(some);
         LEAVE(PyErr_NoMemory());
     }
     Py_BEGIN_ALLOW_THREADS
     for (int64_t lane = 0; lane < lanes; lane++) {
+        const int64_t place = lane % SIDE_BY_SIDE, width = lanes - lane < SIDE_BY_SIDE ? lanes - lane : SIDE_BY_SIDE;
+        if (place == 0)
+            for (int64_t part = 0; part < parts; part++)
+                for (int64_t row = bounds[2 * part]; row < bounds[2 * part + 1]; row++)
+                    memcpy(some + row * SIDE_BY_SIDE, start + row * lanes + lane, (size_t)width * sizeof *some);
         uint64_t value = signature[lane];
         for (int64_t stream = 0; stream < count_streams; stream++) {
             const int64_t first = streams[stream], last = streams[stream + 1];
             for (int64_t part = first; part < last; part++) {
                 heads[part] = bounds[2 * part];
-                latest[part] = start[heads[part] * lanes + lane];
+                latest[part] = some[heads[part] * SIDE_BY_SIDE + place];
             }
             for (;;) {
                 int64_t chosen = -1;
@@ -129,7 +142,7 @@ KERNEL(hash_streams) {
                 if (chosen < 0) break;
                 value = (value ^ (uint64_t)(chosen + 1)) * UINT64_C(0x100000001B3);
                 if (++heads[chosen] < bounds[2 * chosen + 1]) {
-                    const double next = start[heads[chosen] * lanes + lane];
+                    const double next = some[heads[chosen] * SIDE_BY_SIDE + place];
                     if (next > latest[chosen]) latest[chosen] = next;
                 }
             }
@@ -139,5 +152,6 @@ KERNEL(hash_streams) {
     Py_END_ALLOW_THREADS
     PyMem_Free(heads);
     PyMem_Free(latest);
+    PyMem_Free(some);
     LEAVE(Py_NewRef(Py_None));
 }

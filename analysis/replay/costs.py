@@ -32,8 +32,9 @@ class Durations:
     """Costs of all ops of a graph, seconds; one array per block.
 
     `own`: what each op costs by itself, `launch_delay`: how long it was ready before it started, [rows, lanes].
-    `ideal`: what the ops of a row would take without stragglers (see `ideal`), [rows]. `clamped_transfers`,
-    `clamped_delays`: how many values lay more than 10 ms below zero and were taken as 0.
+    `ideal`: what the ops of a row would take without stragglers (see `ideal`), [rows], or [rows, lanes] where lanes
+    differ in that. `clamped_transfers`, `clamped_delays`: how many values lay more than 10 ms below zero and were taken
+    as 0. An absent op of a block (`LabelledBlock.present`) has 0 everywhere.
     """
 
     own: tuple[Floats, ...]
@@ -50,7 +51,13 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
         if graph.blocks[number].structure.call is not None:
             separate_transfers(graph.blocks[number], own)
 
-    return _split(graph, separate, lambda own: ideal_rows(graph.blocks, own, graph.layout.pp, method))
+    durations = _split(graph, separate, lambda own: ideal_rows(graph.blocks, own, graph.layout.pp, method))
+    for block, delay in zip(graph.blocks, durations.launch_delay, strict=True):
+        if block.present is not None:  # no delay counts from an absent op at the start of a lane
+            first = np.broadcast_to(block.begins(), delay.shape)
+            delay[~block.present] = 0.0
+            delay[first] = block.start[first]
+    return durations
 
 
 def measure_op_durations(graph: FoldedGraph) -> Durations:

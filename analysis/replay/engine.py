@@ -90,7 +90,8 @@ class JobReplay(GraphReplay):
                 blocks.append(block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32)))
                 own.append(np.ascontiguousarray(self.durations.own[number][:, lanes]))
                 delays.append(np.ascontiguousarray(self.durations.launch_delay[number][:, lanes]))
-                ideal.append(self.durations.ideal[number])
+                costs = self.durations.ideal[number]
+                ideal.append(costs if costs.ndim == 1 else np.ascontiguousarray(costs[:, lanes]))
         return JobReplay(
             replace(self.graph, steps=self.graph.steps[wanted], blocks=tuple(blocks)),
             replace(self.durations, own=tuple(own), launch_delay=tuple(delays), ideal=tuple(ideal)),

@@ -1,6 +1,7 @@
 """The ideal cost of every op: what it would take if no worker and no step were slower than the usual one.
 
-In: the blocks of a graph and the own cost of each op. Out: the ideal cost of each row of each block.
+In: the blocks of a graph and the own cost of each op. Out: the ideal cost of each row of each block; of each op where
+some of a row are absent and the others have a cost.
 
 A compute op's ideal is the mean of its kind over all steps, DP ranks and stages; a communication op's is the median
 (OSDI'25). That compares ops with ops, so an op that one worker alone has is its own ideal and costs nothing by
@@ -26,10 +27,11 @@ OCCASIONAL_BY_STAGE = frozenset({OpKind.DATA_LOAD})
 
 
 def ideal_rows(blocks: Sequence[Block], own: Sequence[Floats], stages: int, method: Method) -> tuple[Floats, ...]:
-    """The ideal cost of each row, seconds, [rows] per block. `own`: what each op costs, [rows, lanes] per block."""
-    ideal = []
-    for block in blocks:
-        ideal.append(np.zeros(block.template.rows))
+    """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] where a row has some absent ops.
+
+    `own`: what each op costs, [rows, lanes] per block.
+    """
+    ideal = [np.zeros(block.template.rows) for block in blocks]
     for kind in KINDS:
         rows = [np.flatnonzero(block.template.kind == kind.code) for block in blocks]
         if not any(len(part) for part in rows):
@@ -39,10 +41,28 @@ def ideal_rows(blocks: Sequence[Block], own: Sequence[Floats], stages: int, meth
             for group in groups:
                 _compare_totals(blocks, own, kind, group, ideal)
             continue
-        cost = _usual_cost(kind, [costs[part].ravel() for costs, part in zip(own, rows, strict=True) if len(part)])
-        for part, costs in zip(rows, ideal, strict=True):
-            costs[part] = cost
+        costs = [
+            matrix[part].ravel() if block.present is None else matrix[part][block.present[part]]
+            for block, matrix, part in zip(blocks, own, rows, strict=True)
+            if len(part)
+        ]
+        cost = _usual_cost(kind, costs)
+        for number, part in enumerate(rows):
+            _set(blocks, ideal, number, part, cost)
     return tuple(ideal)
+
+
+def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: np.ndarray, cost: float | Floats) -> None:
+    """Set the ideal cost of some rows of a block, seconds, one or [lanes]; absent ops keep 0."""
+    block = blocks[number]
+    partial = block.present is not None and not block.present[rows].all()
+    if ideal[number].ndim == 1 and not partial and np.ndim(cost) == 0:
+        ideal[number][rows] = cost
+    elif np.any(cost):
+        if ideal[number].ndim == 1:
+            ideal[number] = np.repeat(ideal[number][:, None], block.lanes, axis=1)
+        here = np.broadcast_to(cost, (len(rows), block.lanes))
+        ideal[number][rows] = here if block.present is None else np.where(block.present[rows], here, 0.0)
 
 
 def _usual_cost(kind: OpKind, parts: Sequence[Floats]) -> float:
@@ -53,19 +73,29 @@ def _usual_cost(kind: OpKind, parts: Sequence[Floats]) -> float:
 
 
 def _compare_totals(
-    blocks: Sequence[Block], own: Sequence[Floats], kind: OpKind, stages: range, ideal: Sequence[Floats]
+    blocks: Sequence[Block], own: Sequence[Floats], kind: OpKind, stages: range, ideal: list[Floats]
 ) -> None:
     """Fill `ideal` for `kind` on `stages`: the usual total of a worker and step, shared out over the ops it has."""
     workers = list(_workers_with(blocks, kind, stages))
-    totals = [own[number][rows].sum(axis=0) for number, rows in workers]
+    counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
+    totals = [own[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
     cells = len(stages) * sum(block.lanes for block in blocks)
     present = np.concatenate(totals) if totals else np.empty(0)
     # The lower median: where half of the workers do without, that is the usual way.
     absent = cells - len(present)
     at = (cells - 1) // 2 - absent
     usual_s = 0.0 if at < 0 else float(np.partition(present, at)[at])
-    for number, rows in workers:
-        ideal[number][rows] = usual_s / len(rows)
+    for (number, rows), count in zip(workers, counts, strict=True):
+        same = (count == count[0]).all()
+        _set(blocks, ideal, number, rows, usual_s / count[0] if same else usual_s / np.maximum(count, 1))
+
+
+def _ops_of_lanes(block: Block, rows: np.ndarray) -> np.ndarray:
+    """How many of the rows each lane has, [lanes]."""
+    if block.present is None:
+        return np.full(block.lanes, len(rows))
+    count: np.ndarray = block.present[rows].sum(axis=0)
+    return count
 
 
 def _workers_with(blocks: Sequence[Block], kind: OpKind, stages: range) -> Iterator[tuple[int, np.ndarray]]:

@@ -69,8 +69,12 @@ class Scenario:
         """The costs of block `number` under this scenario."""
         context = Context(graph, durations, number)
         costs = _Costs(durations.own[number], durations.ideal[number], self.base)
+        present = context.block.present
         for edit in self.edits:
-            costs.apply(edit, edit.selection.mask(context))
+            mask = edit.selection.mask(context)
+            if present is not None and edit.action in (Action.SET, Action.SHIFT):
+                mask = mask & present  # all else leaves an absent op at 0
+            costs.apply(edit, mask)
         delay, delay_row = _delays(self, context)
         return Costs(*costs.rows(), delay, delay_row)
 
@@ -99,8 +103,10 @@ class _Costs:
         self.own = own
         self.ideal = ideal
         self.recorded = np.full(len(own), base is Base.ORIGINAL)
-        self.constant = ideal.copy()
+        self.constant = ideal.copy() if ideal.ndim == 1 else np.zeros(len(own))
         self.matrix: Floats | None = None
+        if ideal.ndim == 2:
+            self.matrix = own if base is Base.ORIGINAL else ideal
 
     def rows(self) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
         """matrix, matrix_row and constant of `Costs`."""
@@ -129,7 +135,7 @@ class _Costs:
             case Action.KEEP:
                 return self.own
             case Action.IDEALISE:
-                return self.ideal[:, None]
+                return self.ideal[:, None] if self.ideal.ndim == 1 else self.ideal
             case Action.SCALE:
                 return current * edit.amount
             case Action.SHIFT:

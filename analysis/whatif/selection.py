@@ -14,7 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.analysis.graph.labels import Label, LabelledBlock, LabelledGraph, Mask, Value, label_values, shown_values
+from tracekit.analysis.graph.labels import (
+    Label,
+    LabelledBlock,
+    LabelledGraph,
+    Mask,
+    Value,
+    count_ops,
+    label_values,
+    shown_values,
+)
 from tracekit.analysis.replay.costs import Durations
 from tracekit.errors import SelectionError
 from tracekit.model import OpKind, Worker
@@ -142,10 +151,10 @@ class Slowest(Selection):
         chosen = np.zeros(own.shape, np.bool_)
         here = kinds[context.number][:, 0]
         for code in np.unique(here):
-            costs = [
-                matrix[of_rows[:, 0] == code].ravel()
-                for of_rows, matrix in zip(kinds, context.durations.own, strict=True)
-            ]
+            costs = []
+            for block, of_rows, matrix in zip(context.graph.blocks, kinds, context.durations.own, strict=True):
+                rows = of_rows[:, 0] == code
+                costs.append(matrix[rows].ravel() if block.present is None else matrix[rows][block.present[rows]])
             threshold = np.percentile(np.concatenate(costs), 100 - self.percent)
             chosen[here == code] = own[here == code] >= threshold
         return chosen
@@ -245,5 +254,5 @@ def count_selected(selection: Selection, graph: LabelledGraph, durations: Durati
     total = 0
     for number, block in enumerate(graph.blocks):
         mask = selection.mask(Context(graph, durations, number))
-        total += int(mask.sum()) * (block.start.size // mask.size)
+        total += count_ops(block, mask)
     return total

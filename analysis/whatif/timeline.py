@@ -43,12 +43,17 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
     recorded = recorded_frame(replay)
     blocks, durations = replay.graph.blocks, replay.durations
     times = {"recorded": recorded, "original": timeline_frame(replay, ORIGINAL), "ideal": timeline_frame(replay, IDEAL)}
-    ideal = [np.repeat(costs, block.lanes) for block, costs in zip(blocks, durations.ideal, strict=True)]
+    ideal = [
+        np.repeat(costs, block.lanes) if costs.ndim == 1 else costs.ravel()
+        for block, costs in zip(blocks, durations.ideal, strict=True)
+    ]
+    here = [np.ones(block.start.size, np.bool_) if block.present is None else block.present.ravel() for block in blocks]
+    there = np.concatenate(here)
     return recorded.drop("start", "duration").with_columns(
         *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
-        own=np.concatenate([own.ravel() for own in durations.own]),
-        ideal_own=np.concatenate(ideal),
-        launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay]),
+        own=np.concatenate([own.ravel() for own in durations.own])[there],
+        ideal_own=np.concatenate(ideal)[there],
+        launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay])[there],
     )
 
 
@@ -61,21 +66,20 @@ def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:
             """`values`, which broadcast to [rows, lanes], as one column in order of (row, lane)."""
             return np.broadcast_to(values, shape).ravel()
 
-        frames.append(
-            pl.DataFrame(
-                {
-                    "step": flat(replay.graph.steps[block.step]),
-                    "dp_rank": flat(block.dp_rank),
-                    "pp_rank": flat(template.pp_rank[:, None]),
-                    "kind": pl.Series(flat(template.kind[:, None])).cat.to(KIND_TYPE),
-                    "seq": flat(template.seq[:, None]),
-                    "microbatch": flat(block.microbatch),
-                    "chunk": flat(template.chunk[:, None]),
-                    "start": timeline.start.ravel(),
-                    "duration": (timeline.end - timeline.start).ravel(),
-                }
-            )
+        frame = pl.DataFrame(
+            {
+                "step": flat(replay.graph.steps[block.step]),
+                "dp_rank": flat(block.dp_rank),
+                "pp_rank": flat(template.pp_rank[:, None]),
+                "kind": pl.Series(flat(template.kind[:, None])).cat.to(KIND_TYPE),
+                "seq": flat(block.seq),
+                "microbatch": flat(block.microbatch),
+                "chunk": flat(template.chunk[:, None]),
+                "start": timeline.start.ravel(),
+                "duration": (timeline.end - timeline.start).ravel(),
+            }
         )
+        frames.append(frame if block.present is None else frame.filter(pl.Series(block.present.ravel())))
     return pl.concat(frames).with_columns(
         pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in ("microbatch", "chunk")
     )

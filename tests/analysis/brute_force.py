@@ -75,7 +75,8 @@ class BruteForce:
         for row, code in enumerate(rules.kind):
             start = float(group.start[row, lane])
             end = start + float(group.duration[row, lane])
-            meets = (step, int(rules.group[row]), None if rules.dp_key[row] >= 0 else dp_rank)
+            alone, together = (int(rules.group[row]), dp_rank), (int(rules.dp_key[row]), None)
+            meets = (step, *(together if rules.dp_key[row] >= 0 else alone))
             op = Op(step, dp_rank, int(rules.pp_rank[row]), KINDS[code], start, end, meets)
             self.ops[step, dp_rank, row] = op if op.kind.is_communication else op._replace(meets=None)
             self.graph.add_node((step, dp_rank, row))

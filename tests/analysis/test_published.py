@@ -17,7 +17,8 @@ pytestmark = pytest.mark.published
 @pytest.fixture(scope="module", params=["AR", "ST"])
 def job(request):
     name = request.param
-    report = tracekit.load(REFERENCE / f"trace-{name}.parquet", layout=REFERENCE / f"meta-{name}.yaml").whatif()
+    trace, layout = REFERENCE / f"trace-{name}.parquet", REFERENCE / f"meta-{name}.yaml"
+    report = tracekit.load(trace, layout=layout, method="published").whatif()
     published = json.loads((REFERENCE / f"result-{name}.json").read_text())
     for figure in ("mw", "ms"):
         published[figure] = json.loads((REFERENCE / f"{figure}-{name}.json").read_text())

@@ -92,11 +92,11 @@ def build_structure(ops: LaneOps) -> Structure:
     )
 
 
-def merged_order(ops: LaneOps, ranges: list[Ints]) -> Ints:
-    """Rows of several kinds in order of start; each kind keeps its own order (seq)."""
+def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
+    """Rows of several kinds in order of start, [rows]; each kind keeps its own order (seq)."""
     rows = np.concatenate(ranges)
     # A running maximum keeps seq order where a recorded start steps back.
-    keys = np.concatenate([np.maximum.accumulate(ops.start[part]) if len(part) else ops.start[part] for part in ranges])
+    keys = np.concatenate([np.maximum.accumulate(start[part]) if len(part) else start[part] for part in ranges])
     return rows[np.argsort(keys, kind="stable")]
 
 
@@ -141,14 +141,14 @@ class _Builder:
 
     def add_streams(self, stage: int) -> None:
         """Ops of one stream follow each other; the first backward p2p waits for the warm-up to pass."""
-        compute = merged_order(self.ops, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
+        compute = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
         self._compute[stage] = compute
         self.edge(compute[:-1], compute[1:])
         for direction in (FORWARD, BACKWARD):
             for kind in (direction.send, direction.recv):
                 rows = self.rows(stage, kind)
                 self.edge(rows[:-1], rows[1:])
-        collectives = merged_order(self.ops, [self.rows(stage, kind) for kind in DP_STREAM])
+        collectives = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in DP_STREAM])
         self.edge(collectives[:-1], collectives[1:])
         steps = compute[np.isin(self.ops.kind[compute], (FORWARD.compute.code, BACKWARD.compute.code))]
         backward = np.flatnonzero(self.ops.kind[steps] == BACKWARD.compute.code)
@@ -163,7 +163,7 @@ class _Builder:
             self.edge(int(row), self._of_chunk(forward, row)[:1])
         compute = self._compute[stage]
         last = compute[-1:]
-        reductions = merged_order(self.ops, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
+        reductions = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
         separate = self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)
         overlapped = len(separate) > 0
         rest = np.concatenate(

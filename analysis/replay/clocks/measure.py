@@ -240,7 +240,8 @@ class _Measurement:
         for block in graph.blocks:
             dp_index = np.searchsorted(dp_ranks, block.dp_rank)
             for stage in range(graph.layout.pp):
-                rows = np.flatnonzero((block.template.pp_rank == stage) & (block.template.seq == 0))
+                leading = (block.template.seq == 0) | block.occasional_rows
+                rows = np.flatnonzero((block.template.pp_rank == stage) & leading)
                 first[block.step, stage, dp_index] = block.start[rows].min(axis=0)
         return first[:, :, self.lanes].reshape(self.steps, -1)
 

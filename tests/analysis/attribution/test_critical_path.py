@@ -83,11 +83,11 @@ def test_cost_and_delays_on_it_add_up_to_each_step(scenario) -> None:
 
 
 def test_steps_whose_lanes_differ_in_structure_have_one_too() -> None:
-    """A collection of garbage on one DP rank alone makes it a template of its own; the path crosses between the two."""
+    """A second reduction on one DP rank alone makes it a template of its own; the path crosses between the two."""
     trace = slow_trace((4, 5))
     worker = trace.ops.filter(step=4, dp_rank=0, pp_rank=1)
-    collection = worker.head(1).with_columns(
-        kind=pl.lit(str(OpKind.GC)).cast(worker["kind"].dtype),
+    reduction = worker.head(1).with_columns(
+        kind=pl.lit(str(OpKind.LAYERNORM_GRADS_ALL_REDUCE)).cast(worker["kind"].dtype),
         seq=pl.lit(0, pl.Int32),
         microbatch=pl.lit(None, pl.Int32),
         chunk=pl.lit(None, pl.Int16),
@@ -96,7 +96,7 @@ def test_steps_whose_lanes_differ_in_structure_have_one_too() -> None:
     )
     from tracekit.trace import Trace
 
-    irregular = Trace.from_frame(pl.concat([trace.ops, collection]), trace.layout, name="irregular")
+    irregular = Trace.from_frame(pl.concat([trace.ops, reduction]), trace.layout, name="irregular")
     replay = JobReplay.from_trace(irregular)
     assert replay.graph.blocks_meet
     for scenario in (ORIGINAL, RECORDED, IDEAL):

@@ -60,7 +60,9 @@ def odd_lane(trace, *, step, rank, kind="checkpoint"):
     """The same trace, but one DP rank records one more op in one step: its lane has another structure."""
     extra = trace.ops.filter((pl.col("step") == step) & (pl.col("dp_rank") == rank) & (pl.col("pp_rank") == 0))
     row = extra.filter(pl.col("kind") == "optimizer").with_columns(
-        kind=pl.lit(kind).cast(trace.ops.schema["kind"]), seq=pl.lit(0, pl.Int32), duration=pl.lit(0.004)
+        kind=pl.lit(kind).cast(trace.ops.schema["kind"]),
+        seq=pl.lit(len(extra.filter(pl.col("kind") == kind)), pl.Int32),
+        duration=pl.lit(0.004),
     )
     ops = pl.concat([trace.ops, row])
     return Trace.from_frame(ops, trace.layout, name="odd", metadata=dict(trace.metadata))
@@ -72,7 +74,7 @@ def test_cheap_way_holds_where_lanes_of_a_step_differ(dp):
         SynthSpec(layout=Layout(dp=dp, pp=2), microbatches=4, steps=3, causes=(parse_cause("slow-worker"),))
     )
     steps = trace.steps
-    replay = JobReplay.from_trace(odd_lane(trace, step=int(steps[1]), rank=1))
+    replay = JobReplay.from_trace(odd_lane(trace, step=int(steps[1]), rank=1, kind="layernorm-grads-all-reduce"))
     assert len(replay.graph.blocks) == 2
     assert replay.graph.blocks_meet
     assert_cheap_equals_plain(replay)

@@ -43,6 +43,7 @@ class Lane:
                     chunk=np.array(chunk, np.int16),
                     start=np.array(start),
                     end=np.array(end),
+                    stream_order=np.array(start),
                     stages=self.stages,
                     chunks=self.chunks,
                     where="step 7, dp_rank 0",

@@ -1,0 +1,226 @@
+"""Ops that some lanes have and others do without: lanes that differ in nothing else share one structure.
+
+In: lanes placed without these ops, and the ops. Out: the same lanes with a row for every place between two computes
+where some lane has such an op, and which of these ops each lane has. An absent op takes no time: what follows it waits
+for what comes before it. So a garbage collection in a random place does not make a structure of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis.graph.placed import PlacedLanes
+from tracekit.analysis.graph.rules.megatron import COMPUTE_STREAM, merged_order
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.model import KINDS, OpKind
+
+#: Kinds that only follow one another in a worker's compute stream: a lane without one is complete.
+OPTIONAL = COMPUTE_STREAM[2:]
+#: Lanes share a structure while it has at most so many times as many cells as they have ops.
+MOST_CELLS_PER_OP = 3
+_PLACE_IN_STREAM = np.array([COMPUTE_STREAM.index(kind) if kind in COMPUTE_STREAM else -1 for kind in KINDS])
+_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class OccasionalOps:
+    """Ops of some placed lanes, [ops] each. `lane`: position among those; `chunk`, `microbatch`: -1 for none."""
+
+    lane: Ints
+    stage: Ints
+    kind: npt.NDArray[np.uint8]
+    seq: Int32s
+    start: Floats
+    duration: Floats
+    chunk: Int32s
+    microbatch: Int32s
+
+    def only(self, ops: Ints | _Mask) -> OccasionalOps:
+        """These ops alone, in that order."""
+        return OccasionalOps(*(getattr(self, field.name)[ops] for field in fields(self)))
+
+
+def varying_kinds(counts: Int32s) -> tuple[OpKind, ...]:
+    """Optional kinds of which some lanes have more than others. `counts`: [lanes, stages x kinds]."""
+    differs = (counts.max(axis=0) - counts.min(axis=0)).reshape(-1, len(KINDS)).any(axis=0)
+    return tuple(kind for kind in OPTIONAL if differs[kind.code])
+
+
+def optional_kinds(counts: Int32s) -> tuple[OpKind, ...]:
+    """Optional kinds that occur. `counts`: [lanes, stages x kinds]."""
+    occurs = counts.max(axis=0).reshape(-1, len(KINDS)).any(axis=0)
+    return tuple(kind for kind in OPTIONAL if occurs[kind.code])
+
+
+def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | None:
+    """The lanes, all of one structure, with the ops put in; None where they have too little in common."""
+    if not len(ops.lane):
+        return placed
+    cells = _Cells.of(placed, ops)
+    counts = placed.by_stage.copy()
+    np.add.at(counts, (cells.stage, cells.kind), 1)
+    rows, lanes = int(counts.sum()), len(placed.step)
+    if rows * lanes > MOST_CELLS_PER_OP * (placed.start.size + len(ops.lane)):
+        return None
+    is_cell = np.isin(np.repeat(np.arange(counts.size), counts.ravel()), cells.stage * len(KINDS) + cells.kind)
+    kept, cell_row = np.flatnonzero(~is_cell), np.empty(len(cells.kind), np.int64)
+    cell_row[np.lexsort((cells.kind, cells.stage))] = np.flatnonzero(is_cell)  # stable: within, the order stays
+    op_row = cell_row[cells.cell_of_op]
+    present = np.ones((rows, lanes), np.bool_)
+    present[cell_row] = False
+    present[op_row, ops.lane] = True
+
+    def times(old: Floats, values: Floats) -> Floats:
+        new = np.empty((rows, lanes))
+        new[kept], new[cell_row] = old, 0.0
+        new[op_row, ops.lane] = values
+        return new
+
+    def labels(old: Int32s, values: Int32s) -> Int32s:
+        """[rows, 1] where all lanes that have the op agree."""
+        some = np.empty(len(cell_row), np.int32)
+        some[cells.cell_of_op] = values
+        wide = old.shape[1] > 1 or bool((some[cells.cell_of_op] != values).any())
+        new = np.empty((rows, lanes if wide else 1), np.int32)
+        new[kept], new[cell_row] = old, some[:, None]
+        if wide:
+            new[op_row, ops.lane] = values
+        return new
+
+    stream_order = np.empty(rows)
+    stream_order[kept], stream_order[cell_row] = _order_of_placed(placed), cells.stream_order
+    start, duration = times(placed.start, ops.start), times(placed.duration, ops.duration)
+    if not present.all():
+        of_stage = np.repeat(np.arange(counts.size) // len(KINDS), counts.ravel())
+        for ranges in _streams(counts):
+            stream = np.concatenate(ranges)
+            chain, stage = stream[np.argsort(stream_order[stream])], np.flatnonzero(of_stage == of_stage[stream[0]])
+            _fill_absent(chain, stage, start, duration, present)
+    return replace(
+        placed,
+        counts=counts.ravel(),
+        start=start,
+        duration=duration,
+        chunk=labels(placed.chunk, ops.chunk),
+        microbatch=labels(placed.microbatch, ops.microbatch),
+        seq=labels(placed.seq, ops.seq),
+        present=None if present.all() else present,
+        stream_order=stream_order,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Places between computes where some lane has an op, in order of stage and stream.
+
+    `stage`, `kind`, `stream_order` (as in `PlacedLanes`): [cells]. `cell_of_op`: [ops].
+    """
+
+    stage: Ints
+    kind: npt.NDArray[np.uint8]
+    stream_order: Floats
+    cell_of_op: Ints
+
+    @classmethod
+    def of(cls, placed: PlacedLanes, ops: OccasionalOps) -> _Cells:
+        """Ops between the same two computes share a cell if they are of one kind and chunk.
+
+        Where a lane has several there, they take cells from first to last: as long as kinds come in the order of
+        `COMPUTE_STREAM`, those of one layer, otherwise of the next.
+        """
+        begun = _latest_so_far(ops)
+        gap = _computes_before(placed, ops, begun)
+        chunks = int(ops.chunk.max()) + 2
+        code = _PLACE_IN_STREAM[ops.kind] * chunks + ops.chunk + 1
+        order = np.lexsort((ops.seq, _PLACE_IN_STREAM[ops.kind], begun, gap, ops.stage, ops.lane))
+        place, ordered = (ops.lane * (int(ops.stage.max()) + 1) + ops.stage)[order], code[order]
+        fresh = np.ones(len(order), np.bool_)
+        fresh[1:] = (place[1:] != place[:-1]) | (gap[order][1:] != gap[order][:-1])
+        backs = np.cumsum(~fresh & (ordered <= np.concatenate([[0], ordered[:-1]])))
+        layer = np.empty(len(order), np.int64)
+        layer[order] = backs - np.maximum.accumulate(np.where(fresh, backs, 0))
+        sizes = int(gap.max()) + 1, int(layer.max()) + 1, int(code.max()) + 1
+        name = np.ravel_multi_index((ops.stage, gap, layer, code), (int(ops.stage.max()) + 1, *sizes))
+        _, first, cell_of_op = np.unique(name, return_index=True, return_inverse=True)
+        share = (np.arange(len(first)) + 1) / (len(first) + 1)
+        return cls(ops.stage[first], ops.kind[first], 2 * gap[first] + share, cell_of_op)
+
+
+def _latest_so_far(ops: OccasionalOps) -> Floats:
+    """When each op began, or a later start of an earlier one of its kind, worker and step, seconds, [ops]."""
+    order = np.lexsort((ops.seq, ops.kind, ops.stage, ops.lane))
+    run = np.ravel_multi_index(
+        (ops.lane, ops.stage, ops.kind), (int(ops.lane.max()) + 1, int(ops.stage.max()) + 1, 256)
+    )
+    number = np.cumsum(np.diff(run[order], prepend=-1) != 0)
+    starts, rank = np.unique(ops.start[order], return_inverse=True)
+    latest = np.maximum.accumulate(number * len(starts) + rank) - number * len(starts)
+    begun = np.empty(len(order))
+    begun[order] = starts[latest]
+    return begun
+
+
+def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begun: Floats) -> Ints:
+    """How many of the placed ops of its compute stream come before each op, as `merged_order` has it, [ops]."""
+    before = np.zeros(len(ops.lane), np.int64)
+    for stage, kind, rows in _stream_rows(placed.by_stage):
+        here = np.flatnonzero(ops.stage == stage)
+        starts = np.maximum.accumulate(placed.start[rows], axis=0)
+        lane, time = ops.lane[here], begun[here]
+        ties_first = COMPUTE_STREAM.index(kind) < _PLACE_IN_STREAM[ops.kind[here]]
+        low, high = np.zeros(len(here), np.int64), np.full(len(here), len(starts))
+        while (low < high).any():
+            middle = np.minimum((low + high) // 2, len(starts) - 1)
+            value = starts[middle, lane]
+            earlier = (low < high) & ((value < time) | (ties_first & (value == time)))
+            high = np.where(earlier | (low >= high), high, middle)
+            low = np.where(earlier, middle + 1, low)
+        before[here] += low
+    return before
+
+
+def _order_of_placed(placed: PlacedLanes) -> Floats:
+    """`PlacedLanes.stream_order` of lanes without occasional ops, so that there is room between two computes."""
+    start = placed.start[:, 0]
+    order = start.copy()
+    for ranges in _streams(placed.by_stage):
+        stream = merged_order(start, ranges)
+        order[stream] = 2 * np.arange(len(stream)) + 1
+    return order
+
+
+def _stream_rows(by_stage: Int32s) -> Iterator[tuple[int, OpKind, Ints]]:
+    """(stage, kind, rows) of the kinds of each compute stream, in the order of `COMPUTE_STREAM`."""
+    end = np.cumsum(by_stage.ravel()).reshape(by_stage.shape)
+    for stage in range(len(by_stage)):
+        for kind in COMPUTE_STREAM:
+            if by_stage[stage, kind.code]:
+                yield stage, kind, np.arange(end[stage, kind.code] - by_stage[stage, kind.code], end[stage, kind.code])
+
+
+def _streams(by_stage: Int32s) -> list[list[Ints]]:
+    """The rows of each kind of each compute stream."""
+    streams: dict[int, list[Ints]] = {}
+    for stage, _, rows in _stream_rows(by_stage):
+        streams.setdefault(stage, []).append(rows)
+    return list(streams.values())
+
+
+def _fill_absent(chain: Ints, stage: Ints, start: Floats, duration: Floats, present: _Mask) -> None:
+    """Absent ops of a stream (`chain`, its rows in order) take no time and begin when what they follow ends.
+
+    Those that follow nothing begin with the first op of the `stage`, its rows: nobody waits for them.
+    """
+    following = np.zeros(present.shape[1], np.bool_)
+    for place, row in enumerate(chain):
+        absent = ~present[row]
+        after, leading = absent & following, np.flatnonzero(absent & ~following)
+        start[row, after] = start[chain[place - 1], after] + duration[chain[place - 1], after]
+        if len(leading):
+            cells = np.ix_(stage, leading)
+            start[row, leading] = np.where(present[cells], start[cells], np.inf).min(axis=0)
+        following |= ~absent

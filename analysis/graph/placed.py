@@ -1,0 +1,148 @@
+"""Ops in their cells, and which lanes have the same structure.
+
+In: matrices of recorded times. Out: `PlacedLanes`, and a signature per lane: lanes of equal signature obey the rules of
+`rules.megatron` in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.analysis import native
+from tracekit.analysis.graph.rules.megatron import (
+    BACKWARD,
+    COMPUTE_STREAM,
+    DP_STREAM,
+    FORWARD,
+    NO_OP_SLACK_S,
+    is_held,
+)
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.model import KINDS, OpKind
+
+_MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLanes:
+    """Lanes with the same rows, which are ordered by (pp_rank, kind, seq).
+
+    `counts`: rows of each kind and stage, [stages x kinds]. `step`: index into the steps, `dp_rank`: both [lanes].
+    `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] where all lanes agree,
+    else [rows, lanes]. `present`: which ops there are, [rows, lanes], None for all; an absent one takes no time and
+    begins when what it follows ends. `stream_order`: what orders the rows of a stream, [rows], None for the starts of
+    any lane.
+    """
+
+    counts: Int32s
+    step: Int32s
+    dp_rank: Int32s
+    start: Floats
+    duration: Floats
+    chunk: Int32s
+    microbatch: Int32s
+    seq: Int32s
+    present: npt.NDArray[np.bool_] | None = None
+    stream_order: Floats | None = None
+
+    @property
+    def by_stage(self) -> Int32s:
+        """`counts` as [stages, kinds]."""
+        return self.counts.reshape(-1, len(KINDS))
+
+    def only(self, lanes: npt.NDArray[np.int64]) -> PlacedLanes:
+        """These lanes alone; no copy where that is all of them."""
+        return PlacedLanes(
+            counts=self.counts,
+            step=self.step[lanes],
+            dp_rank=self.dp_rank[lanes],
+            start=_of_lanes(self.start, lanes),
+            duration=_of_lanes(self.duration, lanes),
+            chunk=_of_lanes(self.chunk, lanes),
+            microbatch=_of_lanes(self.microbatch, lanes),
+            seq=_of_lanes(self.seq, lanes),
+        )
+
+
+def by_structure(placed: PlacedLanes, chunks: int) -> list[npt.NDArray[np.int64]]:
+    """Positions of lanes by chunk assignment, order within streams and sends or recvs that never ran."""
+    signature = np.zeros(len(placed.step), np.uint64)
+    if placed.chunk.shape[1] > 1:
+        signature = row_hash(placed.chunk.T)
+    native.hash_streams(placed.start, *_stream_ranges(placed.by_stage), signature)
+    _hash_held_sends(placed, signature)
+    if chunks > 1:
+        _hash_no_ops(placed, signature)
+    return by_value(signature, np.arange(len(signature)))
+
+
+def row_hash(values: Int32s) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash per row, [rows]."""
+    weights = np.random.default_rng(0).integers(1, 2**63, values.shape[1], dtype=np.uint64) | np.uint64(1)
+    return values.astype(np.uint64) @ weights
+
+
+def by_value(keys: npt.NDArray[np.uint64], items: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """`items` split by equal key, groups in order of first appearance, items in order."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return [items[inverse == number] for number in np.argsort(first, kind="stable")]
+
+
+def _of_lanes(matrix: npt.NDArray[Any], lanes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """The columns of `lanes`; no copy where that is all of them or all lanes share one column."""
+    return matrix if matrix.shape[1] in (1, len(lanes)) else np.ascontiguousarray(matrix[:, lanes])
+
+
+def _stream_ranges(by_stage: Int32s) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row ranges to merge by start: bounds [ranges, 2], and where each stream's ranges begin [streams + 1]."""
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+    bounds, streams = [], [0]
+    for stage in range(len(by_stage)):
+        for kinds in (COMPUTE_STREAM, DP_STREAM):
+            present = [kind.code for kind in kinds if by_stage[stage, kind.code]]
+            if len(present) > 1:
+                bounds += [(end[stage, code] - by_stage[stage, code], end[stage, code]) for code in present]
+                streams.append(len(bounds))
+    return np.array(bounds, np.int64).reshape(-1, 2), np.array(streams, np.int64)
+
+
+def _hash_no_ops(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> None:
+    """Fold into each lane's signature which recvs start too late, and which sends end too early, to have run."""
+    by_stage = placed.by_stage
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+
+    def rows(stage: int, kind: OpKind) -> range:
+        return range(end[stage, kind.code] - by_stage[stage, kind.code], end[stage, kind.code])
+
+    for stage in range(len(by_stage)):
+        for direction in (FORWARD, BACKWARD):
+            computes = rows(stage, direction.compute)
+            if not computes:
+                continue
+            last_start = placed.start[computes[-1]] - NO_OP_SLACK_S
+            first_end = placed.start[computes[0]] + placed.duration[computes[0]] + NO_OP_SLACK_S
+            for row in rows(stage, direction.recv):
+                signature += np.where(placed.start[row] < last_start, np.uint64(0), _mark(row))
+            for row in rows(stage, direction.send):
+                early = placed.start[row] + placed.duration[row] < first_end
+                signature += np.where(early, _mark(row), np.uint64(0))
+
+
+def _mark(row: int) -> np.uint64:
+    """A 64-bit number that differs from row to row."""
+    return np.uint64((int(row) + 1) * _MIX % 2**64)
+
+
+def _hash_held_sends(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> None:
+    """Fold into each lane's signature whether a stage's last backward-send waited for its gradient reduction."""
+    by_stage = placed.by_stage
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+    for stage in range(len(by_stage)):
+        if by_stage[stage, OpKind.ALL_REDUCE.code] and by_stage[stage, BACKWARD.send.code]:
+            reduction, send = end[stage, OpKind.ALL_REDUCE.code] - 1, end[stage, BACKWARD.send.code] - 1
+            held = is_held(placed.start[send], placed.start[reduction] + placed.duration[reduction])
+            signature += np.where(held, _mark(send), np.uint64(0))
