@@ -247,7 +247,7 @@ def _whatif_of_gpus(
 
     with progress() as tell:
         job = load_gpu(*traces, kernel_classes=kernel_classes, progress=tell)
-        report = job.whatif(progress=tell)
+        report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
     if as_json:
         click.echo(report.to_json())
     else:

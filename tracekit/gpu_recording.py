@@ -93,6 +93,10 @@ CALL_SCHEMA = pl.Schema(
         "recorded_at": pl.Float64,
     }
 )
+#: What a host thread did besides calling: `input` (its data loader) or `gc`.
+PAUSE_SCHEMA = pl.Schema(
+    {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Float64, "duration": pl.Float64, "kind": pl.String}
+)
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 
@@ -101,7 +105,7 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `notes`: what was lost or guessed while
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while
     reading, a sentence each. `world_size`: ranks the job has, `device_name`:
     its kind of GPU, where the files say so.
     """
@@ -110,6 +114,7 @@ class GpuRecording:
     gpu_ops: pl.DataFrame
     calls: pl.DataFrame
     step_spans: pl.DataFrame
+    pauses: pl.DataFrame
     hosts: Mapping[int, str]
     files: Mapping[int, str]
     groups: tuple[ProcessGroup, ...]

@@ -1,8 +1,8 @@
 """How far the clock of each rank is ahead, from collectives that end for all members at one moment.
 
-In: `Matches`. Out: `ClockOffsets`. A rank's offset is the median of how much later it saw its collectives end than
-the middle member did; where ranks share no group with all others, offsets and true ends are fitted in turn until they agree,
-which is the fit of least absolute error in coordinates. Rooted collectives (broadcast) end where the root is done, and
+In: `Matches`. Out: `ClockOffsets`. A rank's offset is the median of how much later it saw its collectives end than the
+middle member did. Where ranks share no group with all others, offsets and true ends are fitted in turn until they
+agree: least absolute error, coordinate by coordinate. Rooted collectives (broadcast) end where the root is done, and
 say nothing.
 """
 

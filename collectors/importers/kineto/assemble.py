@@ -17,7 +17,7 @@ from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.errors import FormatError
-from tracekit.gpu_recording import CALL_SCHEMA, GPU_OP_SCHEMA, STEP_SCHEMA, GpuRecording
+from tracekit.gpu_recording import CALL_SCHEMA, GPU_OP_SCHEMA, PAUSE_SCHEMA, STEP_SCHEMA, GpuRecording
 
 #: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
 _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
@@ -30,7 +30,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     groups = groups_of(files, placement.ranks, placement.world_size)
     origins = [_origin_ns(one) for one in files]
     first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
-    gpu, calls, spans, calls_before = [], [], [], 0
+    gpu, calls, spans, pauses, calls_before = [], [], [], [], 0
     order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
     for number in order:
         one, rank = files[number], placement.ranks[number]
@@ -38,6 +38,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         gpu.append(_gpu_ops(one, rank, late_us, calls_before, groups, number, classes))
         calls.append(_calls(one, rank, late_us))
         spans.append(_on_axis(one.step_spans, rank, late_us).select(STEP_SCHEMA.names()).cast(STEP_SCHEMA))
+        pauses.append(_on_axis(one.pauses, rank, late_us).select(PAUSE_SCHEMA.names()).cast(PAUSE_SCHEMA))
         calls_before += one.calls.height
     hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
     return GpuRecording(
@@ -45,6 +46,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         gpu_ops=pl.concat(gpu),
         calls=pl.concat(calls),
         step_spans=pl.concat(spans),
+        pauses=pl.concat(pauses),
         hosts=hosts,
         files={placement.ranks[number]: files[number].file for number in order},
         groups=groups.groups,

@@ -41,7 +41,10 @@ _CALL_CATEGORIES = (
 _OPERATOR_CATEGORIES = ("cpu_op", "operator", "cpu_instant_event")
 _ANNOTATION_CATEGORIES = ("user_annotation", "python_gc")
 COLLECTIVE_OPERATOR = "record_param_comms"
-_SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
+#: Allocating and freeing memory waits for the GPU too, freeing always.
+_SYNCHRONISES = re.compile(
+    r"(Device|Stream|Event|Ctx|Context)Synchronize|^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free)(Host)?(_v\d)?$"
+)
 _STREAM_WAITS = re.compile(r"StreamWaitEvent")
 _RECORDS = re.compile(r"EventRecord")
 #: Numbers of what a call is for; -1 for one that only counts where it launched something.

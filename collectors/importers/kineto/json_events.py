@@ -8,15 +8,13 @@ others with it.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
-from isal import igzip, isal_zlib
+from isal import isal_zlib
 
 from tracekit.errors import FormatError
 
@@ -28,6 +26,9 @@ LARGEST_EVENT_BYTES = 16 << 20
 #: Ends of lists that are tried as the end of all events.
 _ENDS_TRIED = 8
 _GZIP = b"\x1f\x8b"
+_GZIP_BITS = 31
+_PACKED_BYTES = 1 << 20
+_DAMAGED = cast("type[Exception]", isal_zlib.error)  # stubs declare an instance
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*\](?=\s*[,}]|\s*$)")
@@ -97,13 +98,7 @@ class EventStream:
         """Raises FormatError where the file cannot be read or holds no events."""
         try:
             with self.path.open("rb") as raw:
-                packed = raw.read(len(_GZIP)) == _GZIP
-                raw.seek(0)
-                if packed:
-                    with closing(igzip.open(raw, "rb")) as unpacked:
-                        yield from self._batches(unpacked)
-                else:
-                    yield from self._batches(raw)
+                yield from self._batches(raw)
         except OSError as error:
             reason = error.strerror or error
             raise FormatError(f"{self.path}: cannot be read: {reason}; check path and permissions") from None
@@ -119,15 +114,18 @@ class EventStream:
             return found if isinstance(found, dict) else {}
         return {}
 
-    def _blocks(self, file: IO[bytes] | igzip.IGzipFile) -> Iterator[bytes]:
+    def _blocks(self, raw: IO[bytes]) -> Iterator[bytes]:
+        """The file in pieces, unpacked; all that can be unpacked of one that is cut off or damaged."""
+        packed = raw.read(len(_GZIP)) == _GZIP
+        raw.seek(0)
         try:
-            while block := file.read(BLOCK_BYTES):
+            for block in _unpacked(raw) if packed else iter(lambda: raw.read(BLOCK_BYTES), b""):
                 self.bytes_read += len(block)
                 yield block
-        except (EOFError, zlib.error, igzip.BadGzipFile, isal_zlib.error) as error:
-            self.cut = f"its gzip stream ends too early ({error})"
+        except _CutError as error:
+            self.cut = f"its gzip stream is damaged or cut off ({error})"
 
-    def _batches(self, file: IO[bytes] | igzip.IGzipFile) -> Iterator[list[Event]]:
+    def _batches(self, file: IO[bytes]) -> Iterator[list[Event]]:
         blocks = self._blocks(file)
         rest = self._find_events(blocks)
         for block in blocks:
@@ -232,6 +230,32 @@ class EventStream:
     def _finish(self, tail: bytes) -> bytes:
         self._tail = tail or b" "
         return b""
+
+
+class _CutError(Exception):
+    """A gzip stream ends too early, or what it holds is damaged."""
+
+
+def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
+    """A gzip file of any number of members, unpacked piece by piece. Raises _CutError behind what is whole."""
+    stream, packed, began = isal_zlib.decompressobj(wbits=_GZIP_BITS), b"", False
+    while True:
+        packed = packed or raw.read(_PACKED_BYTES)
+        if not packed:
+            if began:
+                raise _CutError("it ends too early")
+            return
+        began = True
+        try:
+            block = stream.decompress(packed, BLOCK_BYTES)
+        except _DAMAGED as error:
+            raise _CutError(error) from None
+        if block:
+            yield block
+        packed = stream.unconsumed_tail
+        if stream.eof:
+            packed, began = stream.unused_data.lstrip(b"\0"), False
+            stream = isal_zlib.decompressobj(wbits=_GZIP_BITS)
 
 
 def _last_boundary(text: bytes) -> int:

@@ -1,7 +1,7 @@
 """Which class a GPU op belongs to, by the name of its kernel.
 
 In: names. Out: classes. One table of patterns decides, the first match counts; a user's own patterns come before it.
-Libraries rename their kernels with every release: what no pattern matches is `other` and is listed by time in the report.
+Libraries rename their kernels with every release: what no pattern matches is `other`, listed by time in the report.
 """
 
 from __future__ import annotations

@@ -30,9 +30,13 @@ Floats = npt.NDArray[np.float64]
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 #: Names of operators and annotations that say what phase of a step their calls belong to, the first match counts.
 _PHASES = (
-    ("data", re.compile(r"^enumerate\(DataLoader\)|DataLoader\.__next__|^data[ _-]?load", re.IGNORECASE)),
     ("optimizer", re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer", re.IGNORECASE)),
     ("backward", re.compile(r"^autograd::engine::evaluate_function|^#*\s*backward|^PP:\d+[BW]", re.IGNORECASE)),
+)
+#: Names of annotations during which a host thread is kept from calling.
+_PAUSES = (
+    ("input", re.compile(r"^enumerate\(DataLoader\)|DataLoader\w*\.__next__|^#*\s*data[ _-]?load", re.IGNORECASE)),
+    ("gc", re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)),
 )
 DEFAULT_PHASE = "forward"
 _NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
@@ -43,9 +47,9 @@ class RankColumns:
     """One rank of one file. Times: microseconds from `base_us`.
 
     `gpu`: start, duration, name, activity, device, stream, shape, launch (row of `calls`, -1 for none), step (-1 for
-    none), collective (position in `collectives`, -1 for none), stated.
-    `calls`: start, duration, thread, name, role, busy_since, operator, phase, collective_call, step, waits_stream, waits_for_stream, recorded_at. `step_spans`: start, duration,
-    step.
+    none), collective (position in `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role,
+    busy_since, operator, phase, collective_call, step, waits_stream, waits_for_stream, recorded_at. `step_spans`:
+    start, duration, step. `pauses`: thread, start, duration, kind.
     """
 
     file: str
@@ -55,6 +59,7 @@ class RankColumns:
     gpu: pl.DataFrame
     calls: pl.DataFrame
     step_spans: pl.DataFrame
+    pauses: pl.DataFrame
     collectives: tuple[CollectiveArgs, ...]
     ranks_in_groups: tuple[CollectiveArgs, ...]
     host_events: int
@@ -129,6 +134,7 @@ def _rank(columns: FileColumns, part: int, file: str, header: Mapping[str, Any],
         gpu=gpu_frame,
         calls=calls_frame,
         step_spans=steps,
+        pauses=_pauses(annotations, names),
         collectives=all_args,
         ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
         host_events=operators.height + annotations.height,
@@ -161,6 +167,14 @@ def _steps(annotations: pl.DataFrame, names: npt.NDArray[np.object_]) -> pl.Data
     marked = annotations.filter(pl.col("name").is_in(list(numbers)))
     step = pl.Series([numbers[code] for code in marked["name"].to_list()], dtype=pl.Int64)
     return marked.select(start="ts", duration="dur").with_columns(step=step)
+
+
+def _pauses(annotations: pl.DataFrame, names: npt.NDArray[np.object_]) -> pl.DataFrame:
+    """What kept host threads from calling."""
+    kinds = {code: kind for kind, pattern in _PAUSES for code, name in enumerate(names) if pattern.search(name)}
+    found = annotations.filter(pl.col("name").is_in(list(kinds)))
+    kind = pl.Series([kinds[code] for code in found["name"].to_list()], dtype=pl.String)
+    return found.select("thread", start="ts", duration="dur").with_columns(kind=kind)
 
 
 def _step_at(steps: pl.DataFrame, times: Floats) -> Ints:
