@@ -16,6 +16,7 @@ from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
 from tracekit.analysis.gpu.culprit import find_culprit
 from tracekit.analysis.gpu.matching import Matches, match_collectives
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
+from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.trust import unexplained
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.collectors.importers.kineto.reader import read_kineto
@@ -70,7 +71,6 @@ class GpuJob:
         replay = self.ops.replay
         report = self.ops.whatif(fix=fix, keep=keep, by=by, progress=tell)
         tell("looking for causes")
-        by_rank = next((group.shares for group in report.labels_asked if group.labels == ("rank",)), ())
         return GpuReport(
             recording=self.recording,
             breakdowns=breakdowns(self.recording),
@@ -78,7 +78,7 @@ class GpuJob:
             clocks=self.clocks,
             waits=waits,
             replayed=report,
-            culprit=find_culprit(replay, self.op_trace.trace.ops, waits, by_rank, float(report.recorded.mean())),
+            culprit=find_culprit(PaceOfPeers(self.ops.graph, replay), self.op_trace.trace.ops, waits),
             unexplained=unexplained(self.ops.graph, replay.durations),
             skew_s=self.op_trace.skew_s,
         )

@@ -9,24 +9,24 @@ healthy ranks are late in turn, and fail all three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.by_label import Share
+from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
-from tracekit.analysis.whatif.selection import Labelled
 from tracekit.gpu_recording import KernelClass
 
-#: A rank that would give back less of the recording than this is not named.
-SMALLEST_SHARE = 0.01
+#: A rank that would give back less of the recording than this is not named; of two ranks, where no third says which of
+#: them is usual, twice as much.
+SMALLEST_SHARE = 0.005
 #: No other rank may give back more than this share of what the named one does.
 _NEXT = 0.5
+#: No more ranks than these are replayed at the pace of the others.
+_MOST_RANKS = 64
 #: A cause is told where it is at least this share of the dearest one.
 _WORTH_TELLING = 0.25
 _COMPUTE = tuple(str(one) for one in KernelClass if one is not KernelClass.COMMUNICATION)
@@ -68,32 +68,41 @@ class Culprit:
     causes: tuple[CauseFound, ...]
 
 
-def find_culprit(
-    replay: GraphReplay, ops: pl.DataFrame, waits: Waits, by_rank: Sequence[Share], recorded_s: float
-) -> Culprit | None:
-    """The rank that stands out. `by_rank`: what each rank costs. `ops`: of the op trace."""
+def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
+    """The rank that stands out. `ops`: of the op trace."""
     if len(waits.ranks) < 2 or not waits.sole_delay.sum() > 0:
         return None
-    saved = {int(share.values[0]): share.removed_s for share in by_rank}
+    recorded_s = pace.recorded_s
+    saved = _saved(pace, waits, recorded_s)
     at = int(waits.sole_delay.argmax())
     rank = waits.ranks[at]
     mine = saved.get(rank, 0.0)
     others = [seconds for one, seconds in saved.items() if one != rank]
-    # Idealising a rank that is not late should change nothing: what it changes is noise.
-    noise = max((abs(seconds) for seconds in others if seconds < 0), default=0.0)
-    alone = 2 * waits.sole_delay[at] >= waits.sole_delay.sum()
-    if not alone or mine < max(SMALLEST_SHARE * recorded_s, noise) or max(others, default=0.0) > _NEXT * mine:
+    least = SMALLEST_SHARE * recorded_s * (2 if len(waits.ranks) == 2 else 1)
+    if len(waits.ranks) > 2:
+        # A rank that is not late changes nothing by going at the pace of most others: what it changes is noise.
+        least = max(least, *(-seconds for seconds in others))
+    alone = 2 * waits.sole_delay[at] >= waits.sole_delay.sum() and waits.sole_delay[at] >= least
+    if not alone or mine < least or max(others) > _NEXT * mine:
         return None
     return Culprit(
         rank=rank,
         saved_s=mine,
         sole_delay_s=float(waits.sole_delay[at]),
         waited_s=float(waits.waited_for[:, at].sum()),
-        causes=_causes(replay, ops, rank),
+        causes=_causes(pace, ops, rank, recorded_s),
     )
 
 
-def _causes(replay: GraphReplay, ops: pl.DataFrame, rank: int) -> tuple[CauseFound, ...]:
+def _saved(pace: PaceOfPeers, waits: Waits, recorded_s: float) -> Mapping[int, float]:
+    """What the recording loses with each rank at the pace of the others; of many ranks, those that delay most."""
+    order = np.argsort(-waits.sole_delay, kind="stable")[:_MOST_RANKS]
+    ranks = [waits.ranks[at] for at in order.tolist()]
+    times = pace.times([pace.costs(rank) for rank in ranks])
+    return dict(zip(ranks, (recorded_s - times).tolist(), strict=True))
+
+
+def _causes(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, recorded_s: float) -> tuple[CauseFound, ...]:
     """Why a rank is late, the dearest first."""
     kinds = set(ops["kind"].unique().to_list())
     computing = tuple(kind for kind in _COMPUTE if kind in kinds)
@@ -107,10 +116,8 @@ def _causes(replay: GraphReplay, ops: pl.DataFrame, rank: int) -> tuple[CauseFou
     }
     there = {cause: tuple(kind for kind in some if kind in kinds) for cause, some in parts.items()}
     there = {cause: some for cause, some in there.items() if some}
-    whose = Labelled("rank", frozenset({rank}))
-    scenarios = [Scenario.removal(whose & Labelled("kind", frozenset(some))) for some in there.values()]
-    original = replay.mean_step_time(ORIGINAL)
-    saved = original - replay.step_times_each(scenarios).mean(axis=1)
+    costs = [pace.costs(rank, ops["kind"].is_in(list(some)).to_numpy()) for some in there.values()]
+    saved = recorded_s - pace.times(costs)
     found = []
     for (cause, some), seconds in zip(there.items(), saved.tolist(), strict=True):
         named, evidence = _evidence(cause, ops, rank, some)
