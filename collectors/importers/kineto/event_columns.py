@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.collectors.importers.kineto.json_events import Args, Event
@@ -57,7 +61,7 @@ GPU_COLUMNS = _TIMES | dict.fromkeys(
 )
 HOST_COLUMNS = _TIMES | {"thread": pl.Int64, "name": pl.Int64}
 CALL_COLUMNS = HOST_COLUMNS | {"correlation": pl.Int64, "role": pl.Int64}
-COLLECTIVE_COLUMNS = HOST_COLUMNS | {"collective": pl.Int64}
+OPERATOR_COLUMNS = HOST_COLUMNS | {"collective": pl.Int64}
 SYNC_COLUMNS = _TIMES | dict.fromkeys(
     ("name", "stream", "correlation", "waits_for_stream", "waits_for_record"), pl.Int64
 )
@@ -96,7 +100,6 @@ class FileColumns:
     calls: pl.DataFrame
     operators: pl.DataFrame
     annotations: pl.DataFrame
-    collective_calls: pl.DataFrame
     syncs: pl.DataFrame
     strings: tuple[str, ...]
     collectives: tuple[CollectiveArgs, ...]
@@ -113,37 +116,28 @@ class ColumnBuilder:
         self._threads: dict[int | str | None, int] = {}
         self._collectives: dict[CollectiveArgs, int] = {}
         self._frames: dict[str, list[pl.DataFrame]] = {name: [] for name in _SCHEMAS}
-        self._roles: dict[str | None, int] = {}
         self._base_us: int | None = None
         self._negative = self._absurd = self._others = 0
 
     def add(self, events: Iterable[Event]) -> None:
         """Keep what matters of a batch."""
-        rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _SCHEMAS}
-        handlers, others = self._handlers(rows), 0
+        by_category: defaultdict[str | None, list[Event]] = defaultdict(list)
         for event in events:
-            handler = handlers.get(event.cat)
-            if handler is None:
-                handler = self._handler_of(event.cat, handlers)
-            if handler is _skip or event.ph != "X":
-                others += event.cat is not None and handler is _skip
+            by_category[event.cat].append(event)
+        for category, found in by_category.items():
+            # Files of 2021 capitalise categories.
+            table = _TABLES.get(category or "", _TABLES.get((category or "").lower()))
+            if table is None:
+                self._others += len(found)
                 continue
-            ts, dur = event.ts, event.dur or 0.0
-            if ts is None or not math.isfinite(ts) or not dur <= LONGEST_US:
-                self._absurd += 1
+            kept, times = self._timed([event for event in found if event.ph == "X"])
+            if not kept:
                 continue
-            if dur < 0:
-                self._negative += 1
-                dur = 0.0
-            if self._base_us is None:
-                self._base_us = math.floor(ts)
-            pid = event.pid
-            part = pid // FUSED_PID if type(pid) is int and pid >= FUSED_PID else 0
-            handler(event, (part, ts - self._base_us, dur))
-        self._others += others
-        for name, found in rows.items():
-            if found:
-                self._frames[name].append(_frame(found, _SCHEMAS[name]))
+            columns = getattr(self, f"_{table}")(kept, category or "")
+            frame = pl.DataFrame(times | columns, schema=_SCHEMAS[table])
+            if table == "calls":
+                frame = frame.filter((pl.col("role") >= 0) | (pl.col("correlation") != NO_ID))
+            self._frames[table].append(frame)
 
     def columns(self) -> FileColumns:
         """All that was kept."""
@@ -161,70 +155,81 @@ class ColumnBuilder:
             **frames,
         )
 
-    def _handlers(self, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str | None, Callable[..., None]]:
-        """What to do with an event of each category."""
-        strings, threads = self._strings, self._threads
+    def _timed(self, events: list[Event]) -> tuple[list[Event], dict[str, Any]]:
+        """The events that can have been, and when."""
+        start = np.array([event.ts for event in events], np.float64)
+        duration = np.array([event.dur or 0.0 for event in events], np.float64)
+        possible = np.isfinite(start) & (np.abs(duration) <= LONGEST_US)
+        if not possible.all():
+            self._absurd += int((~possible).sum())
+            events = [event for event, kept in zip(events, possible.tolist(), strict=True) if kept]
+            start, duration = start[possible], duration[possible]
+        if not events:
+            return [], {}
+        self._negative += int((duration < 0).sum())
+        if self._base_us is None:
+            self._base_us = math.floor(start[0])
+        pids = [event.pid for event in events]
+        part = [pid // FUSED_PID if type(pid) is int and pid >= FUSED_PID else 0 for pid in pids]
+        return events, {"part": part, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)}
 
-        def code(text: str | None) -> int:
-            return strings.setdefault(text or "", len(strings))
+    def _gpu(self, events: list[Event], category: str) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
+        number = list(Activity).index(_GPU_CATEGORIES[category.lower()])
+        return {
+            "name": self._codes([event.name or "" for event in events]),
+            "activity": [number] * len(events),
+            "device": _integers([one.device for one in args], [event.pid for event in events]),
+            "stream": _integers([one.stream for one in args], [event.tid for event in events]),
+            "correlation": _integers([one.correlation for one in args]),
+            "shape": self._codes([_shape(one) for one in args]),
+            "collective": [self._collective(one) for one in args],
+        }
 
-        def thread(event: Event) -> int:
-            return threads.setdefault(event.tid, len(threads))
+    def _calls(self, events: list[Event], category: str) -> dict[str, Any]:
+        names = [event.name or "" for event in events]
+        roles = {name: _role(name) for name in set(names)}
+        return self._host(events, category) | {
+            "correlation": _integers([(event.args or _NO_ARGS).correlation for event in events]),
+            "role": [roles[name] for name in names],
+        }
 
-        def gpu(activity: Activity) -> Callable[..., None]:
-            number = list(Activity).index(activity)
+    def _operators(self, events: list[Event], category: str) -> dict[str, Any]:
+        columns = self._host(events, category)
+        return columns | {
+            "collective": [
+                self._collective(event.args or _NO_ARGS) if event.name == COLLECTIVE_OPERATOR else NO_ID
+                for event in events
+            ]
+        }
 
-            def keep(event: Event, times: tuple[float, ...]) -> None:
-                args = event.args or _NO_ARGS
-                rows["gpu"].append(
-                    (
-                        *times, code(event.name), number, _integer(args.device, event.pid),
-                        _integer(args.stream, event.tid), _integer(args.correlation),
-                        code(_shape(args)), self._collective(args),
-                    )
-                )  # fmt: skip
+    def _annotations(self, events: list[Event], category: str) -> dict[str, Any]:
+        return self._host(events, category)
 
-            return keep
+    def _syncs(self, events: list[Event], category: str) -> dict[str, Any]:  # noqa: ARG002 one signature for all
+        args = [event.args or _NO_ARGS for event in events]
+        return {
+            "name": self._codes([event.name or "" for event in events]),
+            "stream": _integers([one.stream for one in args]),
+            "correlation": _integers([one.correlation for one in args]),
+            "waits_for_stream": _integers([one.wait_on_stream for one in args]),
+            "waits_for_record": _integers([one.wait_on_record for one in args]),
+        }
 
-        def call(event: Event, times: tuple[float, ...]) -> None:
-            role = self._roles.get(event.name)
-            if role is None:
-                role = self._roles[event.name] = _role(event.name or "")
-            correlation = NO_ID if event.args is None else _integer(event.args.correlation)
-            if role >= 0 or correlation != NO_ID:
-                rows["calls"].append((*times, thread(event), code(event.name), correlation, role))
+    def _host(self, events: list[Event], category: str) -> dict[str, Any]:  # noqa: ARG002 one signature for all
+        """The thread and the name of events of the host."""
+        threads = self._threads
+        tids = [event.tid for event in events]
+        for tid in set(tids) - threads.keys():
+            threads[tid] = len(threads)
+        return {"thread": [threads[tid] for tid in tids], "name": self._codes([event.name or "" for event in events])}
 
-        def operator(event: Event, times: tuple[float, ...]) -> None:
-            if event.name == COLLECTIVE_OPERATOR:
-                collective = self._collective(event.args or _NO_ARGS)
-                rows["collective_calls"].append((*times, thread(event), code(event.name), collective))
-            rows["operators"].append((*times, thread(event), code(event.name)))
-
-        def annotation(event: Event, times: tuple[float, ...]) -> None:
-            rows["annotations"].append((*times, thread(event), code(event.name)))
-
-        def sync(event: Event, times: tuple[float, ...]) -> None:
-            args = event.args or _NO_ARGS
-            rows["syncs"].append(
-                (
-                    *times, code(event.name), _integer(args.stream), _integer(args.correlation),
-                    _integer(args.wait_on_stream), _integer(args.wait_on_record),
-                )
-            )  # fmt: skip
-
-        handlers: dict[str | None, Callable[..., None]] = {name: gpu(kind) for name, kind in _GPU_CATEGORIES.items()}
-        handlers.update(dict.fromkeys(_CALL_CATEGORIES, call))
-        handlers.update(dict.fromkeys(_OPERATOR_CATEGORIES, operator))
-        handlers.update(dict.fromkeys(_ANNOTATION_CATEGORIES, annotation))
-        handlers["cuda_sync"] = sync
-        return handlers
-
-    @staticmethod
-    def _handler_of(category: str | None, handlers: dict[str | None, Callable[..., None]]) -> Callable[..., None]:
-        """Files of 2021 capitalise categories."""
-        handler = handlers.get((category or "").lower(), _skip)
-        handlers[category] = handler
-        return handler
+    def _codes(self, texts: list[str]) -> list[int]:
+        """A number for each text."""
+        strings = self._strings
+        for text in set(texts) - strings.keys():
+            strings[text] = len(strings)
+        return [strings[text] for text in texts]
 
     def _collective(self, args: Args) -> int:
         """The position of a collective's arguments."""
@@ -241,23 +246,27 @@ class ColumnBuilder:
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "gpu": GPU_COLUMNS,
     "calls": CALL_COLUMNS,
-    "operators": HOST_COLUMNS,
+    "operators": OPERATOR_COLUMNS,
     "annotations": HOST_COLUMNS,
-    "collective_calls": COLLECTIVE_COLUMNS,
     "syncs": SYNC_COLUMNS,
+}
+_TABLES = {
+    **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
+    **dict.fromkeys(_CALL_CATEGORIES, "calls"),
+    **dict.fromkeys(_OPERATOR_CATEGORIES, "operators"),
+    **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
+    "cuda_sync": "syncs",
 }
 _NO_ARGS = Args()
 
 
-def _skip(event: Event, times: tuple[float, ...]) -> None:
-    """What to do with events that are not needed: nothing."""
-
-
-def _frame(rows: list[tuple[Any, ...]], schema: dict[str, Any]) -> pl.DataFrame:
-    columns = zip(*rows, strict=True)
-    return pl.DataFrame(
-        {name: pl.Series(values, dtype=schema[name]) for name, values in zip(schema, columns, strict=True)}
-    )
+def _integers(values: Sequence[int | str | None], otherwise: Sequence[int | str | None] = ()) -> npt.NDArray[np.int64]:
+    """Ids as numbers of 64 bits, NO_ID where there is none; `otherwise`: what to take there."""
+    try:
+        return np.array(values, np.int64)
+    except (OverflowError, TypeError, ValueError):
+        pairs = zip_longest(values, otherwise) if otherwise else ((value, None) for value in values)
+        return np.array([_integer(*pair) for pair in pairs], np.int64)
 
 
 def _integer(value: int | str | None, otherwise: int | str | None = None) -> int:

@@ -163,9 +163,9 @@ class EventStream:
 
     def _decode(self, text: bytes, *, last: bool = False) -> tuple[list[Event], bytes]:
         """The whole events at the beginning of `text`, and the rest of it."""
-        cut = _last_boundary(text)
+        end, cut = _last_boundary(text)
         if cut >= 0:
-            events = _decoded_list(text[:cut])
+            events = _decoded_list(text, end)
             if events is not None and not last:
                 return events, text[cut:]
             if events is not None:
@@ -175,7 +175,7 @@ class EventStream:
             return [], text
         ends = [found.start() + 1 for found in _END.finditer(text)][:-_ENDS_TRIED:-1]
         for end in ends:
-            events = _decoded_list(text[:end])
+            events = _decoded_list(text, end)
             if events is not None:
                 return events, self._finish(text[text.index(b"]", end) + 1 :])
         return self._decode_each(text, last=last or cut < 0)
@@ -258,14 +258,14 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
             stream = isal_zlib.decompressobj(wbits=_GZIP_BITS)
 
 
-def _last_boundary(text: bytes) -> int:
-    """Where the last event of `text` that may go on begins; -1 where there is none."""
+def _last_boundary(text: bytes) -> tuple[int, int]:
+    """Where the last event of `text` that may go on begins, behind the end of the one before; -1 where there is none."""
     at = len(text)
     while (at := text.rfind(b"{", 0, at)) > 0:
         before = text[max(0, at - 64) : at].rstrip()
-        if before.endswith(b",") and before[:-1].rstrip().endswith(b"}"):
-            return at
-    return -1
+        if before.endswith(b",") and (ended := before[:-1].rstrip()).endswith(b"}"):
+            return max(0, at - 64) + len(ended), at
+    return -1, -1
 
 
 def _starts_event(text: bytes, at: int) -> bool:
@@ -273,9 +273,10 @@ def _starts_event(text: bytes, at: int) -> bool:
     return re.match(rb'\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id)"', text[at : at + 80]) is not None
 
 
-def _decoded_list(text: bytes) -> list[Event] | None:
+def _decoded_list(text: bytes, end: int) -> list[Event] | None:
+    """The events up to `end`."""
     try:
-        return _EVENTS.decode(b"[" + text.rstrip().removesuffix(b",") + b"]")
+        return _EVENTS.decode(b"".join((b"[", memoryview(text)[:end], b"]")))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.collectors.importers.kineto.event_columns import (
+    COLLECTIVE_OPERATOR,
     NO_ID,
     RECORD_EVENT,
     ROLES,
@@ -86,7 +87,7 @@ def _rank(columns: FileColumns, part: int, file: str, header: Mapping[str, Any],
     steps = _steps(annotations, names)
     started = calls["ts"].to_numpy()
     threads = _Threads(calls, operators, annotations, names)
-    collective_calls = of(columns.collective_calls)
+    collective_calls = operators.filter(_names(names, COLLECTIVE_OPERATOR))
     inside = threads.containing(collective_calls)
     calls_frame = pl.DataFrame(
         {
@@ -140,6 +141,11 @@ def _rank(columns: FileColumns, part: int, file: str, header: Mapping[str, Any],
         host_events=operators.height + annotations.height,
         notes=notes,
     )
+
+
+def _names(names: npt.NDArray[np.object_], wanted: str) -> pl.Expr:
+    """Whether an event has this name."""
+    return pl.col("name").is_in(np.flatnonzero(names[:-1] == wanted).tolist())
 
 
 def _kept_calls(calls: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
