@@ -104,7 +104,8 @@ class _Rank:
 class Job:
     """A job of `ranks` with `layers`, whose gradients are reduced every `bucket` layers.
 
-    `host_us`: host work per kernel. `clocks_us`, `late_us`: how far clocks are apart, and how late windows begin, at most.
+    `host_us`: host work per kernel. `clocks_us`, `late_us`: how far clocks are apart and how late windows begin, at
+    most.
     """
 
     ranks: int = 4
@@ -197,7 +198,8 @@ class Job:
 
     def _args(self) -> dict[str, Any]:
         return {
-            "Collective name": "allreduce", "In msg nelems": 7_087_872, "Out msg nelems": 7_087_872, "dtype": "BFloat16",
+            "Collective name": "allreduce", "In msg nelems": 7_087_872, "Out msg nelems": 7_087_872,
+            "dtype": "BFloat16",
             "Group size": self.ranks, "Process Group Name": "0", "Process Group Description": "default_pg",
             "Process Group Ranks": str(list(range(self.ranks))),
         }  # fmt: skip
@@ -265,7 +267,8 @@ class Recording:
         return {
             "schemaVersion": 1,
             "distributedInfo": {
-                "backend": "nccl", "rank": rank, "world_size": world, "pg_count": 1, "pg_config": [group], "nccl_version": "2.27.5",
+                "backend": "nccl", "rank": rank, "world_size": world, "pg_count": 1, "pg_config": [group],
+                "nccl_version": "2.27.5",
             },
             "displayTimeUnit": "ms",
             "baseTimeNanoseconds": BASE_NS,

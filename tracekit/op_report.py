@@ -26,8 +26,8 @@ class OpReport:
     """What `OpJob.whatif` found out. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps].
 
     `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds a step on the
-    critical path of the recorded job, most first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that lack members. `clamped`: transfers and delays
-    far below zero.
+    critical path of the recorded job, most first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that
+    lack members. `clamped`: transfers and delays far below zero.
     """
 
     name: str

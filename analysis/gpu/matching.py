@@ -25,6 +25,8 @@ from tracekit.model import ProcessGroup
 UNNAMED_GROUP = "all ranks"
 #: No kernel of a rank is one of these to another rank's.
 UNMATCHED = -1
+#: What both sides of a transfer are called while they are matched.
+_TRANSFER = "transfer"
 _P2P = re.compile(r"^_?(i?send|i?recv)$", re.IGNORECASE)
 #: Collectives that may send a different amount from each rank.
 _UNEVEN = re.compile(r"all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced", re.IGNORECASE)
@@ -123,7 +125,7 @@ def _of_group(
         yield _matched(group.name, ranks, [collectives.filter(rank=rank) for rank in ranks], collectives)
     if not transfer.any():
         return
-    transfers = _with_global_ends(kernels.filter(transfer), group)
+    transfers = _with_global_ends(kernels.filter(transfer), group).with_columns(collective=pl.lit(_TRANSFER))
     for (source, destination), both in transfers.group_by(["from", "to"], maintain_order=True):
         pair = (int(source), int(destination))
         sides = [both.filter(rank=pair[0], sends=True), both.filter(rank=pair[1], sends=False)]
@@ -163,7 +165,7 @@ def _matched(
 
 def _identifier(kernels: pl.DataFrame) -> list[str] | None:
     """The columns that identify an instance, where all kernels have them. Transfers have none that both sides share."""
-    if kernels["collective"].str.contains("(?i)send|recv").any():
+    if (kernels["collective"] == _TRANSFER).any():
         return None
     return next(
         (key for key in (["comms_id"], ["sequence"]) if all(kernels[name].null_count() == 0 for name in key)), None

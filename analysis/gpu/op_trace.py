@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
@@ -49,8 +50,10 @@ class GpuOpTrace:
 
 def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets) -> GpuOpTrace:
     """Lay a recording out as ops, by corrected clocks, from 0."""
-    gpu, calls, pauses, skew = _aligned(recording, clocks)
-    host = _with_pauses(_host_ops(calls, gpu), pauses)
+    gpu, calls, pauses, steps, skew = _aligned(recording, clocks)
+    host = _with_pauses(
+        _host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in (pauses, steps)])), pauses
+    )
     first = min(float(frame["start"].min() or 0.0) for frame in (gpu, host) if frame.height)  # type: ignore[arg-type]
     window = _windows(gpu, host, first)
     gpu = gpu.with_columns(pl.col("start") - first)
@@ -90,8 +93,8 @@ COLUMNS = (
 
 def _aligned(
     recording: GpuRecording, clocks: ClockOffsets
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
-    """GPU ops, calls and pauses by corrected clocks. Calls are moved to the GPU's clock, by which collectives agree."""
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
+    """GPU ops, calls, pauses and steps by corrected clocks; the host's are moved to the GPU's."""
     gpu, calls = recording.gpu_ops, recording.calls
     called = np.append(calls["start"].to_numpy(), np.nan)[gpu["launch"].fill_null(-1).to_numpy()]
     delay = gpu["start"].to_numpy() - called
@@ -120,13 +123,72 @@ def _aligned(
         phase=phases,
         profiler_step="step",
     )  # fmt: skip
-    return ops.drop("step"), corrected(calls, skew), corrected(recording.pauses, skew), skew
+    pauses, steps = corrected(recording.pauses, skew), corrected(recording.step_spans, skew)
+    return ops.drop("step"), corrected(calls, skew), pauses, steps, skew
 
 
-def _host_ops(calls: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
-    """What each host thread did: a `host` op up to each call, `synchronise` behind those that waited for the GPU."""
+def _host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """What each host thread did: a `host` op up to each call, `synchronise` behind those that waited for the GPU.
+
+    `marks`: what else says since when a rank's host was at work, `rank` and `start`.
+    """
+    times = _times_of_calls(calls, gpu, marks)
+    start = times.start
+    common = calls.select(
+        "rank", "name", "phase", "operator",
+        stream=pl.format("thread {}", "thread"), profiler_step="step", call=pl.Series(np.arange(len(start))),
+    )  # fmt: skip
+    waiting = common.with_columns(
+        **_SYNCHRONISES, start=pl.Series(times.freed), duration=pl.Series(times.busy - times.freed),
+        name=pl.lit("waiting for the GPU"), scope=pl.lit("device"), part=pl.lit(-1),
+        resumed_by_call=pl.Series(times.resumed),
+    ).filter(pl.Series(times.blocked))  # fmt: skip
+    begun = np.where(times.blocked, times.busy, times.begun)
+    waits_for_stream = pl.col("role") == str(CallRole.STREAM_WAIT)
+    host = common.with_columns(
+        calls.select(
+            pl.when(waits_for_stream).then(pl.lit("stream-wait")).otherwise(pl.lit("host")).alias("role"),
+            "waits_stream", "waits_for_stream", "recorded_at", in_collective="collective_call",
+        ),
+        start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
+        resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
+    )  # fmt: skip
+    scope = pl.when(pl.col("name").str.contains(_OF_DEVICE)).then(pl.lit("device")).otherwise(pl.lit("stream"))
+    synchronise = common.with_columns(
+        **_SYNCHRONISES, start=pl.Series(times.done), duration=pl.Series(times.end - times.done),
+        scope=scope, copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
+    ).filter(pl.Series(times.waits))  # fmt: skip
+    every = pl.concat([waiting, host, synchronise], how="diagonal")
+    return every.sort("rank", "stream", "call", "part", maintain_order=True).drop("part")
+
+
+@dataclass(frozen=True, slots=True)
+class _TimesOfCalls:
+    """Seconds, [calls], unless said.
+
+    `begun`: when the host work up to a call began; `busy`: since when the thread was inside an operator. `waits`: which
+    calls waited for the GPU, `done`: until when. `copied`: the copy that a call waited for, -1 for none. `resumed`: the
+    call of another thread that handed over, -1 for none. `blocked`: before which calls the thread waited for the GPU in
+    a way that was not recorded, `freed`: until when.
+    """
+
+    start: Floats
+    end: Floats
+    begun: Floats
+    busy: Floats
+    waits: npt.NDArray[np.bool_]
+    done: Floats
+    copied: Ints
+    resumed: Ints
+    blocked: npt.NDArray[np.bool_]
+    freed: Floats
+
+
+def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> _TimesOfCalls:
+    """When host threads worked, and when they waited."""
     rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
     start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
+    busy = np.minimum(calls["busy_since"].to_numpy(), start)
     copied = _copies_waited_for(calls, gpu)
     waits = (calls["role"] == str(CallRole.SYNCHRONISE)).to_numpy() | (copied >= 0)
     released = np.where(waits, end, start)
@@ -136,38 +198,17 @@ def _host_ops(calls: pl.DataFrame, gpu: pl.DataFrame) -> pl.DataFrame:
     previous[order[1:][same]] = released[order[:-1][same]]
     resumed = _handed_over(calls, previous, released)
     base = np.maximum(previous, np.append(released, -np.inf)[resumed])
-    # The first call of a thread that nobody handed over to: the thread begins with it.
-    begun = np.where(np.isfinite(base), np.minimum(base, start), np.minimum(calls["busy_since"].to_numpy(), start))
-    busy = np.minimum(calls["busy_since"].to_numpy(), start)
+    # A thread that nobody handed over to begins with its first call; the first of a rank, with its window.
+    begun = np.where(np.isfinite(base), np.minimum(base, start), busy)
+    for one, mark in marks.group_by("rank").agg(pl.col("start").min()).iter_rows():
+        mine = np.flatnonzero(rank == one)
+        if len(mine):
+            first = mine[start[mine].argmin()]
+            begun[first] = min(begun[first], mark)
     freed = _last_gpu_end(rank, busy, gpu)
     blocked = (busy - begun >= _LONG_GAP_S) & (busy - freed <= _SOON_S)
-    number = pl.Series(np.arange(len(start)))
-    common = calls.select(
-        "rank", "name", "phase", "operator",
-        stream=pl.format("thread {}", "thread"), profiler_step="step", call=number,
-    )  # fmt: skip
-    waiting = common.with_columns(
-        **_SYNCHRONISES, start=pl.Series(freed), duration=pl.Series(busy - freed),
-        name=pl.lit("waiting for the GPU"), scope=pl.lit("device"), resumed_by_call=pl.Series(resumed), part=pl.lit(-1),
-    ).filter(pl.Series(blocked))  # fmt: skip
-    resumed, begun = np.where(blocked, -1, resumed), np.where(blocked, busy, begun)
-    host = common.with_columns(
-        start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"),
-        role=pl.when(calls["role"] == str(CallRole.STREAM_WAIT)).then(pl.lit("stream-wait")).otherwise(pl.lit("host")),
-        resumed_by_call=pl.Series(resumed), in_collective=calls["collective_call"],
-        waits_stream=calls["waits_stream"], waits_for_stream=calls["waits_for_stream"], recorded_at=calls["recorded_at"],
-        part=pl.lit(0),
-    )  # fmt: skip
-    scope = pl.when(pl.col("name").str.contains(_OF_DEVICE)).then(pl.lit("device")).otherwise(pl.lit("stream"))
     done = np.maximum(start, _last_gpu_end(rank, end, gpu))
-    synchronise = common.with_columns(
-        **_SYNCHRONISES, start=pl.Series(done), duration=pl.Series(end - done),
-        scope=scope, copied=pl.Series(copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
-    ).filter(pl.Series(waits))  # fmt: skip
-    both = pl.concat([waiting, host, synchronise], how="diagonal").sort(
-        "rank", "stream", "call", "part", maintain_order=True
-    )
-    return both.drop("part")
+    return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
 
 
 def _with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:

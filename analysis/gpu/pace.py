@@ -1,8 +1,8 @@
 """What a recording would take if a rank went at the pace of its peers.
 
-In: a replay of a GPU op trace. Out: step times. Other than the ideal, which is the mean over all ranks and takes out
-launch delays, this changes one rank alone, to the median of the others, and keeps the rest as recorded: what a repair of
-that rank gives back.
+In: a replay of a GPU op trace. Out: step times. Unlike the ideal, which is the mean over all ranks and takes out launch
+delays, this changes one rank alone, to the median of the others, and keeps the rest as recorded: what a repair of that
+rank gives back.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class PaceOfPeers:
 
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, launch delays kept, seconds, [costs]."""
-        return self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)
+        times: Floats = self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)
+        return times
 
     @property
     def recorded_s(self) -> float:

@@ -101,9 +101,9 @@ class OpGraph:
 
         `ops`: `rank`, `start`, `duration`, and as far as there are any `step` (default 0), `stream`, `peer` (default:
         `kind`, else `name`), `comparable` (default true), `rendezvous` (null for none), `group` (name of the process
-        group of a rendezvous) and labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default rule). `axes`: labels that are
-        coordinates of ranks. `groups`: who takes part in a rendezvous of that name; members that were not recorded
-        become `gaps`.
+        group of a rendezvous) and labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default
+        rule). `axes`: labels that are coordinates of ranks. `groups`: who takes part in a rendezvous of that name;
+        members that were not recorded become `gaps`.
 
         Raises TraceError for a value that cannot be, GraphError where ops contradict each other; both name the ops.
         """

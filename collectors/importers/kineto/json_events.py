@@ -259,7 +259,7 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _last_boundary(text: bytes) -> tuple[int, int]:
-    """Where the last event of `text` that may go on begins, behind the end of the one before; -1 where there is none."""
+    """Where the last event but one of `text` ends and the last, which may go on, begins; -1 where there is none."""
     at = len(text)
     while (at := text.rfind(b"{", 0, at)) > 0:
         before = text[max(0, at - 64) : at].rstrip()

@@ -72,7 +72,7 @@ def place(files: Sequence[RankColumns]) -> Placement:
 def _rank(one: RankColumns) -> int | None:
     """The rank that wrote a file, None where nothing says it."""
     found: list[tuple[str, int]] = []
-    if one.part:
+    if one.fused:
         return one.part
     info = _info(one)
     if type(info.get("rank")) is int and 0 <= info["rank"] < LARGEST_SIZE:

@@ -45,7 +45,7 @@ _NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class RankColumns:
-    """One rank of one file. Times: microseconds from `base_us`.
+    """One rank of one file, which is `part` where several are `fused`. Times: microseconds from `base_us`.
 
     `gpu`: start, duration, name, activity, device, stream, shape, launch (row of `calls`, -1 for none), step (-1 for
     none), collective (position in `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role,
@@ -55,6 +55,7 @@ class RankColumns:
 
     file: str
     part: int
+    fused: bool
     base_us: int
     header: Mapping[str, Any]
     gpu: pl.DataFrame
@@ -74,10 +75,12 @@ def ranks_of(
     frames = (columns.gpu, columns.calls, columns.operators, columns.annotations, columns.syncs)
     parts = sorted({part for frame in frames for part in frame["part"].unique().to_list()}) or [0]
     for part in parts:
-        yield _rank(columns, part, file, header, notes)
+        yield _rank(columns, part, file, header, notes, fused=parts != [0])
 
 
-def _rank(columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...]) -> RankColumns:
+def _rank(
+    columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...], *, fused: bool
+) -> RankColumns:
     def of(frame: pl.DataFrame) -> pl.DataFrame:
         return frame.filter(pl.col("part") == part).sort("ts", maintain_order=True)
 
@@ -130,6 +133,7 @@ def _rank(columns: FileColumns, part: int, file: str, header: Mapping[str, Any],
     return RankColumns(
         file=file,
         part=part,
+        fused=fused,
         base_us=columns.base_us,
         header=header,
         gpu=gpu_frame,
