@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.errors import TracekitError
+    from tracekit.gpu_job import GpuJob, load_gpu
     from tracekit.job import Job, load, load_from_store
     from tracekit.model import Layout, OpKind, ProcessGroup, Worker
     from tracekit.op_job import OpJob, load_ops
@@ -22,9 +23,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TracekitError": "tracekit.errors",
+    "GpuJob": "tracekit.gpu_job",
     "Job": "tracekit.job",
     "load": "tracekit.job",
     "load_from_store": "tracekit.job",
+    "load_gpu": "tracekit.gpu_job",
     "Layout": "tracekit.model",
     "OpKind": "tracekit.model",
     "OpJob": "tracekit.op_job",
@@ -35,6 +38,7 @@ _HOMES = {
     "Trace": "tracekit.trace",
 }
 __all__ = [
+    "GpuJob",
     "Job",
     "Layout",
     "OpJob",
@@ -47,6 +51,7 @@ __all__ = [
     "__version__",
     "load",
     "load_from_store",
+    "load_gpu",
     "load_ops",
 ]
 

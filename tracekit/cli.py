@@ -86,9 +86,13 @@ def commands() -> None:
 
 
 def _trace_source(command: Any) -> Any:
-    """The options that name a job: a trace file with --layout and --unit, or --store with --job."""
+    """What names a job: a trace file with --layout and --unit, or --store with --job."""
+    return click.argument("trace", required=False, type=_PATH)(_job_source(command))
+
+
+def _job_source(command: Any) -> Any:
+    """The options that name a job."""
     for decorate in (
-        click.argument("trace", required=False, type=_PATH),
         click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace."),
         click.option("--unit", type=_UNIT, help="Unit of the times in TRACE [default: s]."),
         click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb]."),
@@ -99,10 +103,18 @@ def _trace_source(command: Any) -> Any:
 
 
 @commands.command()
-@_trace_source
+@click.argument("traces", metavar="[TRACE]...", nargs=-1, type=_PATH)
+@_job_source
 @click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
 @click.option("--by", multiple=True, metavar="LABEL[,LABEL]", help="S by any label, such as host or rank. Repeatable.")
+@click.option(
+    "--kernel-class",
+    "kernel_classes",
+    multiple=True,
+    metavar="CLASS=REGEX|FILE",
+    help="Class of GPU kernels by name, or a YAML file of such patterns. Repeatable.",
+)
 @click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
@@ -121,7 +133,7 @@ def _trace_source(command: Any) -> Any:
 @click.option("--parquet", "parquet_file", type=_PATH, metavar="FILE", help="Also write exact S per worker and step.")
 @click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
 def whatif(
-    trace: Path | None,
+    traces: tuple[Path, ...],
     layout: Path | None,
     unit: str | None,
     store: Path | None,
@@ -129,6 +141,7 @@ def whatif(
     fix: tuple[str, ...],
     keep: tuple[str, ...],
     by: tuple[str, ...],
+    kernel_classes: tuple[str, ...],
     layers: str | None,
     ignore_steps: str | None,
     method: str,
@@ -141,7 +154,8 @@ def whatif(
 ) -> int:
     """What do stragglers cost, who causes it, and what would fixing it give back?
 
-    TRACE is a canonical Parquet file, or a published trace with --layout; without it the job comes from the store.
+    TRACE is a canonical Parquet file, a published trace with --layout, or a folder or files of torch.profiler; without
+    it the job comes from the store.
 
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
@@ -151,12 +165,24 @@ def whatif(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from tracekit.op_trace import is_op_trace
 
+    pipeline_only = {
+        "--layout": layout, "--unit": unit, "--store": store, "--job": job, "--layers": layers,
+        "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file, "--fail-on": fail_on,
+    }  # fmt: skip
+    given = [name for name, value in pipeline_only.items() if value is not None]
+    if traces and _are_gpu_traces(traces):
+        if given:
+            raise SelectionError(
+                f"{given[0]} is for pipeline traces; {traces[0]} is of torch.profiler (docs/kineto.md)"
+            )
+        return _whatif_of_gpus(traces, fix, keep, by, kernel_classes, as_json=as_json)
+    if kernel_classes:
+        raise SelectionError("--kernel-class is for traces of torch.profiler")
+    if len(traces) > 1:
+        raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
+    trace = traces[0] if traces else None
     if trace is not None and is_op_trace(trace):
-        pipeline_only = {
-            "--layout": layout, "--unit": unit, "--store": store, "--job": job, "--layers": layers,
-            "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file, "--fail-on": fail_on,
-        }  # fmt: skip
-        if given := [name for name, value in pipeline_only.items() if value is not None]:
+        if given:
             raise SelectionError(f"{given[0]} is for pipeline traces; {trace} is an op trace (docs/op-trace.md)")
         return _whatif_of_ops(trace, fix, keep, by, as_json=as_json)
     if parquet_file is not None:
@@ -201,6 +227,37 @@ def _whatif_of_ops(
         click.echo(report.to_json())
     else:
         print_op_report(report, _console())
+    return 0
+
+
+def _are_gpu_traces(traces: tuple[Path, ...]) -> bool:
+    """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
+    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
+    from tracekit.collectors.importers.registry import is_known
+
+    return not any(map(is_known, traces)) and any(map(looks_like_kineto, traces))
+
+
+def _whatif_of_gpus(
+    traces: tuple[Path, ...],
+    fix: tuple[str, ...],
+    keep: tuple[str, ...],
+    by: tuple[str, ...],
+    kernel_classes: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> int:
+    """`whatif` for traces of torch.profiler."""
+    from tracekit.gpu_job import load_gpu
+    from tracekit.gpu_terminal import print_gpu_report
+
+    with progress() as tell:
+        job = load_gpu(*traces, kernel_classes=kernel_classes, progress=tell)
+        report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        print_gpu_report(report, _console())
     return 0
 
 

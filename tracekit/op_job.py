@@ -24,7 +24,7 @@ from tracekit.questions import ByLabel, Question, answer, by_labels
 from tracekit.text import short
 
 #: Labels by which a report attributes without being asked, as far as the job has them with more than one value.
-USUAL_LABELS = ("kind", "stream", "host", "group")
+USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
 #: With more values than that a label is attributed only where it is asked for.
 MOST_VALUES_UNASKED = 512
 
@@ -86,7 +86,8 @@ class OpJob:
             original=original,
             ideal=ideal,
             labels_asked=tuple(labels),
-            critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by(["peer"]).items()},
+            critical_label=(by_kind := self._critical_label()),
+            critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([by_kind]).items()},
             critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
             critical_delay_s=path.mean_delay_s,
             gaps=ops.gaps,
@@ -104,6 +105,11 @@ class OpJob:
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
+
+    def _critical_label(self) -> str:
+        """By what the critical path is told: classes of comparable ops, or kinds where those are numbers."""
+        numbers = self.trace.ops["peer"].dtype.is_integer() if "peer" in self.trace.ops.columns else False
+        return "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
 
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)

@@ -25,9 +25,9 @@ _MOST_GAPS = 3
 class OpReport:
     """What `OpJob.whatif` found out. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps].
 
-    `critical_peers`, `critical_ranks`: mean seconds a step on the critical path of the recorded job, most first;
-    `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that lack members. `clamped`: transfers and delays
-    far below zero.
+    `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds a step on the
+    critical path of the recorded job, most first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that
+    lack members. `clamped`: transfers and delays far below zero.
     """
 
     name: str
@@ -39,6 +39,7 @@ class OpReport:
     original: Floats
     ideal: Floats
     labels_asked: tuple[ByLabel, ...]
+    critical_label: str
     critical_peers: Mapping[str, float]
     critical_ranks: Mapping[int, float]
     critical_delay_s: float
@@ -129,7 +130,9 @@ class OpReport:
                 for group in self.labels_asked
             },
             "critical_path": {
-                "by_peer": [{"peer": peer, "recorded_s": seconds} for peer, seconds in self.critical_peers.items()],
+                f"by_{self.critical_label}": [
+                    {self.critical_label: name, "recorded_s": seconds} for name, seconds in self.critical_peers.items()
+                ],
                 "by_rank": [{"rank": rank, "recorded_s": seconds} for rank, seconds in self.critical_ranks.items()],
                 "delay_s": self.critical_delay_s,
             },

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.graph.labels import UNLABELLED, Label
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import networkx
 
 #: Columns with a meaning of their own; every other column is a label.
-OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous")
+OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous", "comparable")
 #: A label with more values than that says nothing that people could read, and is an identifier.
 MOST_VALUES = 100_000
 
@@ -37,6 +38,7 @@ class Why(IntEnum):
     STREAM = 1  #: the stream runs one op after the other
     LAUNCH = 2  #: the host launches it
     EVENT = 3  #: an event, or a synchronisation of host and device
+    INFERRED = 4  #: an event that nobody recorded, concluded from the order of calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ class OpGraph:
     """Ops in the order of step, then of the frame, [ops] each, and what each waits for.
 
     `step`, `rank`: numbers. `start`, `duration`: seconds, starts from the step's. `peer`: ops of equal class are
-    comparable, position in `peer_names`. `rendezvous`: ops that start together share a number, their cost counts from
-    when the last of them is there; -1 for an op that waits for nobody else. `labels`: codes are [ops]. `before`,
-    `after`, `why`: edges, [edges], an op starts when all it waits for has ended.
+    comparable, position in `peer_names`; an op whose `comparable` is false has no peers, and its ideal is its own cost.
+    `rendezvous`: ops that start together share a number, their cost counts from when the last of them is there; -1 for
+    an op that waits for nobody else. `labels`: codes are [ops]. `before`, `after`, `why`: edges, [edges], an op starts
+    when all it waits for has ended.
     """
 
     step: Int32s
@@ -83,6 +86,7 @@ class OpGraph:
     why: Ints
     mesh: Mesh
     gaps: tuple[MissingMembers, ...] = ()
+    comparable: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def from_frames(
@@ -96,10 +100,10 @@ class OpGraph:
         """Check two frames and put them together.
 
         `ops`: `rank`, `start`, `duration`, and as far as there are any `step` (default 0), `stream`, `peer` (default:
-        `kind`, else `name`), `rendezvous` (null for none), `group` (name of the process group of a rendezvous) and
-        labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default rule). `axes`: labels that are
-        coordinates of ranks. `groups`: who takes part in a rendezvous of that name; members that were not recorded
-        become `gaps`.
+        `kind`, else `name`), `comparable` (default true), `rendezvous` (null for none), `group` (name of the process
+        group of a rendezvous) and labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default
+        rule). `axes`: labels that are coordinates of ranks. `groups`: who takes part in a rendezvous of that name;
+        members that were not recorded become `gaps`.
 
         Raises TraceError for a value that cannot be, GraphError where ops contradict each other; both name the ops.
         """
@@ -186,7 +190,7 @@ class _Reader:
         if peer.names is None:
             peer = Label(*_numbered(self.text(named)))
         labels = {name: self.label(name) for name in self.ops.columns if name not in OP_COLUMNS or name == "stream"}
-        rank = self.integers("rank")
+        rank, comparable = self.integers("rank"), self.comparable()
         graph = OpGraph(
             step=step[order],
             rank=rank[order],
@@ -200,6 +204,7 @@ class _Reader:
             after=place[after],
             why=why,
             mesh=self.mesh(rank, axes),
+            comparable=None if comparable is None else comparable[order],
         )
         _check_edges(graph)
         return replace(graph, gaps=_check_rendezvous(graph, groups))
@@ -254,6 +259,15 @@ class _Reader:
             return column.cast(pl.Int64).fill_null(-1).to_numpy()
         codes, _ = _numbered(self.text("rendezvous"))
         return codes.astype(np.int64)
+
+    def comparable(self) -> npt.NDArray[np.bool_] | None:
+        """Which ops have peers; None where all have."""
+        if "comparable" not in self.ops.columns:
+            return None
+        column = self.ops["comparable"]
+        if column.dtype != pl.Boolean or column.null_count():
+            raise TraceError(f"ops: column 'comparable' has type {column.dtype}, or nulls; expected true or false")
+        return column.to_numpy()
 
     def text(self, name: str) -> pl.Series:
         """A column as strings."""

@@ -6,7 +6,7 @@ Ops of one peer class are compared: work by their mean, transfers by their media
 without is compared as a total per rank and step, zero where it is absent, so that what one rank alone does (garbage
 collection, a checkpoint) is excess and not its own ideal. Which ranks could have it: where all ranks along some axis
 of the mesh have it, it belongs to their place (the embedding of the first stage), and its peers are those who have it;
-otherwise all ranks are.
+otherwise all ranks are. The ideal of an op that is comparable with none is its own cost.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def ideals_of_peers(graph: FoldedGraph, own: Sequence[Floats]) -> tuple[Floats, 
         usual_total[here] = _lower_median(total[here], expected * steps)
     occasional = ~np.isnan(usual_total[cell])
     ideal[occasional] = (usual_total / ops_in_cell)[cell[occasional]]
+    if ops.comparable is not None:
+        ideal[~ops.comparable] = cost[~ops.comparable]
     return tuple(ideal[block.op[:, 0]] for block in graph.blocks)
 
 

@@ -180,6 +180,11 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
     return _read(IMPORTERS["tracekit"], path, None, unit)
 
 
+def is_known(path: Path) -> bool:
+    """Whether some importer of pipeline traces recognises a path."""
+    return any(_recognises(importer, path) for importer in IMPORTERS.values())
+
+
 def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None) -> Trace:
     """What the importer reads; what damaged bytes made it stumble over becomes one FormatError."""
     try:

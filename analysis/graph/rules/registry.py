@@ -12,6 +12,8 @@ import polars as pl
 
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.graph.rules.explicit import NO_EDGES, explicit_edges
+from tracekit.analysis.graph.rules.kineto import COLUMNS as KINETO_COLUMNS
+from tracekit.analysis.graph.rules.kineto import kineto_edges
 from tracekit.analysis.graph.rules.streams import stream_edges
 from tracekit.errors import TraceError
 from tracekit.op_trace import OpTrace
@@ -22,6 +24,7 @@ DependencyRule = Callable[[pl.DataFrame], pl.DataFrame]
 RULES: dict[str, DependencyRule] = {
     "explicit": explicit_edges,
     "streams": stream_edges,
+    "kineto": kineto_edges,
 }
 
 
@@ -34,7 +37,8 @@ def op_graph(trace: OpTrace) -> OpGraph:
     if unknown := [name for name in trace.rules if name not in RULES]:
         raise TraceError(f"rule {unknown[0]!r:.40} is not known; expected some of {', '.join(RULES)}")
     edges = pl.concat([NO_EDGES, *(RULES[name](trace.ops) for name in trace.rules)])
-    stated = [name for name in ("waits_for", "why") if name in trace.ops.columns]
+    read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
+    stated = [name for name in read if name in trace.ops.columns]
     return OpGraph.from_frames(
         trace.ops.drop(stated),
         edges.unique(["before", "after"], keep="first", maintain_order=True),

@@ -1,0 +1,76 @@
+"""What the GPU of each rank spent its time on.
+
+In: the GPU ops of a recording. Out: `Breakdown` per rank. Times are lengths of unions of intervals: ops that
+run side by side count once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.gpu_recording import Activity, GpuRecording, KernelClass
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One rank, from the start of its first GPU op to the end of its last; seconds.
+
+    `exposed_communication_s`: communication while no computing kernel ran. `memory_s`: copies and fills, covered or
+    not. `idle_s`: nothing ran.
+    """
+
+    rank: int
+    span_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    memory_s: float
+    idle_s: float
+
+
+def breakdowns(recording: GpuRecording) -> tuple[Breakdown, ...]:
+    """A breakdown for each rank, ascending."""
+    return tuple(_breakdown(rank, recording.gpu_ops.filter(rank=rank)) for rank in recording.ranks)
+
+
+def _breakdown(rank: int, ops: pl.DataFrame) -> Breakdown:
+    kernel = ops["activity"] == str(Activity.KERNEL)
+    communicates = kernel & (ops["kernel_class"] == str(KernelClass.COMMUNICATION))
+    compute, communication, memory = (
+        _union(ops.filter(mask)) for mask in (kernel & ~communicates, communicates, ~kernel)
+    )
+    busy = _union(ops)
+    span = float(busy[-1, 1] - busy[0, 0]) if len(busy) else 0.0
+    both = _length(compute) + _length(communication) - _length(_merged(np.concatenate([compute, communication])))
+    return Breakdown(
+        rank=rank,
+        span_s=span,
+        compute_s=_length(compute),
+        communication_s=_length(communication),
+        exposed_communication_s=_length(communication) - both,
+        memory_s=_length(memory),
+        idle_s=span - _length(busy),
+    )
+
+
+def _union(ops: pl.DataFrame) -> Floats:
+    """When any of the ops ran: begin and end of intervals that do not touch, ascending, [intervals, 2]."""
+    return _merged(ops.select("start", end=pl.col("start") + pl.col("duration")).to_numpy())
+
+
+def _merged(intervals: Floats) -> Floats:
+    if not len(intervals):
+        return np.empty((0, 2))
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(ordered[:, 1])
+    begins = np.concatenate([[True], ordered[1:, 0] > reached[:-1]])
+    ends = np.append(np.flatnonzero(begins)[1:] - 1, len(ordered) - 1)
+    return np.column_stack([ordered[begins, 0], reached[ends]])
+
+
+def _length(intervals: Floats) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

@@ -1,0 +1,71 @@
+"""How far the clock of each rank is ahead, from collectives that end for all members at one moment.
+
+In: `Matches`. Out: `ClockOffsets`. A rank's offset is the median of how much later it saw its collectives end than the
+middle member did. Where ranks share no group with all others, offsets and true ends are fitted in turn until they
+agree: least absolute error, coordinate by coordinate. Rooted collectives (broadcast) end where the root is done, and
+say nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.numeric.arrays import Floats, Ints
+
+#: Nothing that a profiler records is finer (seconds).
+_AGREED_S = 1e-9
+_ROUNDS = 100
+#: From the median absolute deviation to the standard error of a median.
+_ERROR_OF_MEDIAN = 1.4826 * 1.2533
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffsets:
+    """Seconds, [ranks]: `ahead`, how far a rank's clock is ahead of the common time; `uncertainty`, one standard error.
+
+    `collectives`: how many each rank's offset was measured on, 0 where there was none and its clock is trusted.
+    """
+
+    ranks: tuple[int, ...]
+    ahead: Floats
+    uncertainty: Floats
+    collectives: Ints
+
+    def of(self, rank: np.ndarray) -> Floats:
+        """How far the clock of each of these ranks is ahead."""
+        return np.asarray(self.ahead[np.searchsorted(self.ranks, rank)])
+
+
+def measure_offsets(matches: Matches, ranks: tuple[int, ...]) -> ClockOffsets:
+    """The offsets of all ranks."""
+    telling = matches.synchronising[matches.instance]
+    rank = np.searchsorted(ranks, matches.rank[telling])
+    _, instance = np.unique(matches.instance[telling], return_inverse=True)
+    end, count = matches.end[telling], len(ranks)
+    ahead, true_end = np.zeros(count), np.zeros(0)
+    for _ in range(_ROUNDS if len(end) else 0):
+        true_end = _medians(end - ahead[rank], instance, int(instance.max()) + 1)
+        before, ahead = ahead, _medians(end - true_end[instance], rank, count)
+        if np.abs(ahead - before).max() <= _AGREED_S:
+            break
+    collectives = np.bincount(rank, minlength=count)
+    left = np.abs(end - true_end[instance] - ahead[rank]) if len(end) else end
+    spread = _medians(left, rank, count)
+    uncertainty = np.where(collectives > 0, _ERROR_OF_MEDIAN * spread / np.sqrt(np.maximum(collectives, 1)), np.nan)
+    return ClockOffsets(tuple(ranks), ahead, uncertainty, collectives)
+
+
+def _medians(values: Floats, group: Ints, groups: int) -> Floats:
+    """The median of the values of each group, 0 for an empty one, [groups]."""
+    order = np.lexsort((values, group))
+    counts = np.bincount(group, minlength=groups)
+    first = np.cumsum(counts) - counts
+    found = np.zeros(groups)
+    some = counts > 0
+    low, high = first[some] + (counts[some] - 1) // 2, first[some] + counts[some] // 2
+    ordered = values[order]
+    found[some] = (ordered[low] + ordered[high]) / 2
+    return found

@@ -1,0 +1,198 @@
+"""Which rank the others wait for, what it costs, and why.
+
+In: a replay of a GPU op trace and the waits. Out: a `Culprit`, or None where no rank stands out.
+
+A rank is named when three things agree: it alone delays collectives more than the others together; with what it does at
+the pace of its peers, the recording is shorter by more than noise; and no other rank would give back half as much. Two
+healthy ranks are late in turn, and fail all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.waits import Waits
+from tracekit.gpu_recording import KernelClass
+
+#: A rank that would give back less of the recording than this is not named; of two ranks, where no third says which of
+#: them is usual, twice as much.
+SMALLEST_SHARE = 0.005
+#: No other rank may give back more than this share of what the named one does.
+_NEXT = 0.5
+#: No more ranks than these are replayed at the pace of the others.
+_MOST_RANKS = 64
+#: A cause is told where it is at least this share of the dearest one.
+_WORTH_TELLING = 0.25
+_COMPUTE = tuple(str(one) for one in KernelClass if one is not KernelClass.COMMUNICATION)
+
+
+class GpuCause(StrEnum):
+    """Why a rank is late."""
+
+    SLOW_GPU = "slow-gpu"  #: its kernels take longer than the same ones of its peers
+    UNEVEN_WORK = "uneven-work"  #: it runs kernels that its peers do not
+    HOST_BOUND = "host-bound"  #: its host threads take longer between calls
+    LATE_INPUT = "late-input"  #: it waits for its data loader
+    GC = "gc"  #: Python collects garbage
+    SYNC_CALLS = "sync-calls"  #: its host waits for the GPU more often than its peers
+    SLOW_LINK = "slow-link"  #: its transfers take longer once all are there
+
+
+@dataclass(frozen=True, slots=True)
+class CauseFound:
+    """One cause: what the recording would lose without it, seconds, and what it was concluded from."""
+
+    cause: GpuCause
+    saved_s: float
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The rank that the others wait for. Seconds over the recording.
+
+    `saved_s`: what it would lose with this rank at the pace of its peers. `sole_delay_s`: how much later it begins
+    collectives than the last but one. `waited_s`: what all others wait for it.
+    """
+
+    rank: int
+    saved_s: float
+    sole_delay_s: float
+    waited_s: float
+    causes: tuple[CauseFound, ...]
+
+
+def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
+    """The rank that stands out. `ops`: of the op trace."""
+    if len(waits.ranks) < 2 or not waits.sole_delay.sum() > 0:
+        return None
+    recorded_s = pace.recorded_s
+    saved = _saved(pace, waits, recorded_s)
+    at = int(waits.sole_delay.argmax())
+    rank = waits.ranks[at]
+    mine = saved.get(rank, 0.0)
+    others = [seconds for one, seconds in saved.items() if one != rank]
+    least = SMALLEST_SHARE * recorded_s * (2 if len(waits.ranks) == 2 else 1)
+    if len(waits.ranks) > 2:
+        # A rank that is not late changes nothing by going at the pace of most others: what it changes is noise.
+        least = max(least, *(-seconds for seconds in others))
+    alone = 2 * waits.sole_delay[at] >= waits.sole_delay.sum() and waits.sole_delay[at] >= least
+    if not alone or mine < least or max(others) > _NEXT * mine:
+        return None
+    return Culprit(
+        rank=rank,
+        saved_s=mine,
+        sole_delay_s=float(waits.sole_delay[at]),
+        waited_s=float(waits.waited_for[:, at].sum()),
+        causes=_causes(pace, ops, rank, recorded_s),
+    )
+
+
+def _saved(pace: PaceOfPeers, waits: Waits, recorded_s: float) -> Mapping[int, float]:
+    """What the recording loses with each rank at the pace of the others; of many ranks, those that delay most."""
+    order = np.argsort(-waits.sole_delay, kind="stable")[:_MOST_RANKS]
+    ranks = [waits.ranks[at] for at in order.tolist()]
+    times = pace.times([pace.costs(rank) for rank in ranks])
+    return dict(zip(ranks, (recorded_s - times).tolist(), strict=True))
+
+
+def _causes(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, recorded_s: float) -> tuple[CauseFound, ...]:
+    """Why a rank is late, the dearest first."""
+    kinds = set(ops["kind"].unique().to_list())
+    computing = tuple(kind for kind in _COMPUTE if kind in kinds)
+    parts = {
+        GpuCause.SLOW_GPU: computing,
+        GpuCause.HOST_BOUND: ("host",),
+        GpuCause.LATE_INPUT: ("input",),
+        GpuCause.GC: ("gc",),
+        GpuCause.SYNC_CALLS: ("synchronise",),
+        GpuCause.SLOW_LINK: (str(KernelClass.COMMUNICATION),),
+    }
+    there = {cause: tuple(kind for kind in some if kind in kinds) for cause, some in parts.items()}
+    there = {cause: some for cause, some in there.items() if some}
+    costs = [pace.costs(rank, ops["kind"].is_in(list(some)).to_numpy()) for some in there.values()]
+    saved = recorded_s - pace.times(costs)
+    found = []
+    for (cause, some), seconds in zip(there.items(), saved.tolist(), strict=True):
+        named, evidence = _evidence(cause, ops, rank, some)
+        found.append(CauseFound(named, seconds, evidence))
+    found.sort(key=lambda one: -one.saved_s)
+    return tuple(one for one in found if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * found[0].saved_s)
+
+
+def _evidence(cause: GpuCause, ops: pl.DataFrame, rank: int, kinds: Sequence[str]) -> tuple[GpuCause, str]:
+    """What speaks for a cause, in words; kernels that take longer may be other kernels."""
+    here = ops.filter(pl.col("kind").is_in(list(kinds)))
+    total = here.group_by("rank").agg(seconds=pl.col("duration").sum(), count=pl.len()).sort("rank")
+    mine = total.filter(rank=rank)
+    theirs = total.filter(pl.col("rank") != rank)
+    seconds = float(mine["seconds"].sum())
+    usual = _median(theirs["seconds"])
+    if cause is GpuCause.SLOW_GPU:
+        return _kernels_compared(here, rank)
+    if cause is GpuCause.SYNC_CALLS:
+        return cause, f"{int(mine['count'].sum())} calls wait for the GPU, {_median(theirs['count']):.0f} on its peers"
+    if cause is GpuCause.SLOW_LINK:
+        return cause, "its transfers take longer than their peers once all ranks are there"
+    text = f"{seconds * 1e3:.1f} ms {_SPENT[cause]}, {usual * 1e3:.1f} ms on its peers"
+    return cause, text + (_where(here, rank) if cause is GpuCause.HOST_BOUND else "")
+
+
+_SPENT = {
+    GpuCause.HOST_BOUND: "of host work between calls",
+    GpuCause.LATE_INPUT: "in its data loader",
+    GpuCause.GC: "collecting garbage",
+}
+
+
+def _where(host: pl.DataFrame, rank: int) -> str:
+    """The phase and the operator in which a rank's host work exceeds that of its peers most."""
+    if "operator" not in host.columns:
+        return ""
+    key = [pl.col("phase").fill_null("?"), pl.col("operator").fill_null("Python, outside operators")]
+    spent = host.with_columns(key).group_by("rank", "phase", "operator").agg(pl.col("duration").sum())
+    others = host["rank"].n_unique() - 1
+    excess = (
+        spent.group_by("phase", "operator")
+        .agg(
+            mine=pl.col("duration").filter(pl.col("rank") == rank).sum(),
+            theirs=pl.col("duration").filter(pl.col("rank") != rank).sum() / max(others, 1),
+        )
+        .with_columns(more=pl.col("mine") - pl.col("theirs"))
+        .sort("more", descending=True)
+    )
+    first = excess.row(0, named=True)
+    return (
+        f"; most of it in {first['phase']}: {first['operator']} (+{first['more'] * 1e3:.1f} ms)"
+        if excess.height
+        else ""
+    )
+
+
+def _kernels_compared(kernels: pl.DataFrame, rank: int) -> tuple[GpuCause, str]:
+    """Whether a rank's kernels are slower than the same ones of its peers, or other ones."""
+    ranks = kernels["rank"].n_unique()
+    shared = kernels.with_columns(on=pl.col("rank").n_unique().over("peer"))
+    common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)
+    mine = float(common.filter(rank=rank)["duration"].sum())
+    theirs = float(common.filter(pl.col("rank") != rank)["duration"].sum()) / max(ranks - 1, 1)
+    extra = float(own.filter(rank=rank)["duration"].sum())
+    usual = float(own.filter(pl.col("rank") != rank)["duration"].sum()) / max(ranks - 1, 1)
+    ratio = mine / theirs if theirs else 1.0
+    if extra - usual > mine - theirs:
+        count = own.filter(rank=rank).height
+        return (
+            GpuCause.UNEVEN_WORK,
+            f"{count} kernels ({extra * 1e3:.1f} ms) of shapes or counts that not all peers have",
+        )
+    return GpuCause.SLOW_GPU, f"its kernels take {ratio:.2f} times as long as the same ones of its peers"
+
+
+def _median(values: pl.Series) -> float:
+    return float(np.median(values.to_numpy())) if len(values) else 0.0

@@ -1,0 +1,286 @@
+"""Which communication kernels of different ranks are one collective.
+
+In: the GPU ops of a recording. Out: `Matches`: a number per instance, the same on all ranks that took part.
+
+Profilers write an identifier of each collective only lately. Without one, the kernels of a process group run in one
+order on all of its ranks, but windows of ranks begin and end at different ones: each rank is shifted against the one
+with most kernels until as many as possible are alike. Transfers between two ranks are told apart by sender and
+receiver, and are first in, first out among those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.gpu_recording import GpuRecording, KernelClass
+from tracekit.model import ProcessGroup
+
+#: Group of kernels of which the recording does not say whose they are: all ranks are taken to take part.
+UNNAMED_GROUP = "all ranks"
+#: No kernel of a rank is one of these to another rank's.
+UNMATCHED = -1
+#: What both sides of a transfer are called while they are matched.
+_TRANSFER = "transfer"
+_P2P = re.compile(r"^_?(i?send|i?recv)$", re.IGNORECASE)
+#: Collectives that may send a different amount from each rank.
+_UNEVEN = re.compile(r"all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced", re.IGNORECASE)
+#: Collectives that end on some ranks before all have begun.
+_ROOTED = re.compile(
+    r"broadcast|(?<!all)(?<!all_)reduce(?!_?scatter)|(?<!all)(?<!all_)gather|(?<!reduce)(?<!reduce_)scatter"
+)
+#: Of the pairs that a shift makes, this share must be alike, and overlap in time, for it to be preferred to one that
+#: makes more pairs at other times.
+CONVINCING = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMatches:
+    """One process group: `matched` instances, kernels that are in none (`unmatched`, by rank), shifts by rank."""
+
+    group: str
+    ranks: tuple[int, ...]
+    matched: int
+    unmatched: Mapping[int, int]
+    shifts: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Rows of the GPU ops that are communication, by instance.
+
+    `row`: of the recording's GPU ops, `instance`: from 0, `rank`, `start`, `end` (seconds, by the rank's own clock):
+    [members]. `synchronising`: whether no member can end before all have begun, [instances]. `group_of`: position in
+    `groups`, [instances].
+    """
+
+    row: Ints
+    instance: Ints
+    rank: Int32s
+    start: Floats
+    end: Floats
+    synchronising: np.ndarray
+    group_of: Ints
+    groups: tuple[GroupMatches, ...]
+
+    @property
+    def matched(self) -> int:
+        """Instances found on every recorded rank of their group."""
+        return len(self.group_of)
+
+    @property
+    def unmatched(self) -> int:
+        """Communication kernels without partners on the other ranks."""
+        return sum(sum(group.unmatched.values()) for group in self.groups)
+
+
+def match_collectives(recording: GpuRecording) -> Matches:
+    """Match the communication kernels of all ranks. Ranks of a group that were not recorded are not missed."""
+    kernels = _communication(recording)
+    found: list[tuple[Ints, GroupMatches]] = []
+    stated = {group.name: group for group in recording.groups}
+    for (name,), members in kernels.group_by("group", maintain_order=True):
+        group = stated.get(str(name)) or ProcessGroup(UNNAMED_GROUP, recording.ranks)
+        found += _of_group(group, members, recording.ranks)
+    return _assembled(kernels, found)
+
+
+def _communication(recording: GpuRecording) -> pl.DataFrame:
+    """The communication kernels, `row` in front, each with the group of its stream where it does not say its own."""
+    kernels = (
+        recording.gpu_ops.with_row_index("row")
+        .filter(kernel_class=str(KernelClass.COMMUNICATION))
+        .with_columns(
+            pl.col("row").cast(pl.Int64),
+            end=pl.col("start") + pl.col("duration"),
+            short=pl.col("name").str.split("(").list.first().str.split("<").list.first(),
+        )
+    )
+    stream = ["rank", "device", "stream"]
+    return kernels.with_columns(
+        group=pl.coalesce(
+            "group",
+            pl.when(pl.col("group").drop_nulls().n_unique().over(stream) == 1).then(
+                pl.col("group").drop_nulls().first().over(stream)
+            ),
+        ).fill_null(UNNAMED_GROUP)
+    )
+
+
+def _of_group(
+    group: ProcessGroup, kernels: pl.DataFrame, recorded: Sequence[int]
+) -> Iterator[tuple[Ints, GroupMatches]]:
+    """[instances, ranks] rows of the group's collectives, and of its transfers between each two ranks."""
+    transfer = kernels["collective"].fill_null("").str.contains(_P2P.pattern.replace("^", "(?i)^")) & (
+        kernels["source"].is_not_null() | kernels["destination"].is_not_null()
+    )
+    ranks = tuple(rank for rank in group.ranks if rank in recorded)
+    collectives = kernels.filter(~transfer)
+    if collectives.height:
+        yield _matched(group.name, ranks, [collectives.filter(rank=rank) for rank in ranks], collectives)
+    if not transfer.any():
+        return
+    transfers = _with_global_ends(kernels.filter(transfer), group).with_columns(collective=pl.lit(_TRANSFER))
+    for (source, destination), both in transfers.group_by(["from", "to"], maintain_order=True):
+        pair = (int(source), int(destination))
+        sides = [both.filter(rank=pair[0], sends=True), both.filter(rank=pair[1], sends=False)]
+        yield _matched(f"{group.name}: {pair[0]} to {pair[1]}", pair, sides, both)
+
+
+def _with_global_ends(transfers: pl.DataFrame, group: ProcessGroup) -> pl.DataFrame:
+    """`from` and `to` of each transfer. Older versions state ranks within the group instead of those of the job."""
+    sends = transfers["collective"].str.contains("(?i)send")
+    own = pl.when(sends).then("source").otherwise("destination")
+    other = pl.when(sends).then("destination").otherwise("source")
+    local = transfers.filter(own.is_not_null() & (own != pl.col("rank"))).height > 0
+    numbers = dict(enumerate(group.ranks))
+    peer = other.replace_strict(numbers, default=None, return_dtype=pl.Int32) if local else other
+    return transfers.with_columns(sends=sends, peer=peer.fill_null(-1)).with_columns(
+        pl.when("sends").then("rank").otherwise("peer").alias("from"),
+        pl.when("sends").then("peer").otherwise("rank").alias("to"),
+    )
+
+
+def _matched(
+    name: str, ranks: tuple[int, ...], kernels: Sequence[pl.DataFrame], every: pl.DataFrame
+) -> tuple[Ints, GroupMatches]:
+    """Which rows meet, [instances, ranks]. `kernels`: of each rank, by start."""
+    kernels = [one.sort("start") for one in kernels]
+    if len(ranks) < 2:
+        rows, shifts = np.empty((0, len(ranks)), np.int64), [0] * len(ranks)
+    elif (key := _identifier(every)) is not None:
+        rows, shifts = _by_identifier(kernels, key), [0] * len(ranks)
+    else:
+        rows, shifts = _by_alignment(kernels)
+    unmatched = {
+        rank: one.height - len(rows) for rank, one in zip(ranks, kernels, strict=True) if one.height > len(rows)
+    }
+    return rows, GroupMatches(name, ranks, len(rows), unmatched, dict(zip(ranks, shifts, strict=True)))
+
+
+def _identifier(kernels: pl.DataFrame) -> list[str] | None:
+    """The columns that identify an instance, where all kernels have them. Transfers have none that both sides share."""
+    if (kernels["collective"] == _TRANSFER).any():
+        return None
+    return next(
+        (key for key in (["comms_id"], ["sequence"]) if all(kernels[name].null_count() == 0 for name in key)), None
+    )
+
+
+def _by_identifier(kernels: Sequence[pl.DataFrame], key: list[str]) -> Ints:
+    """A collective can be several kernels: they count up."""
+    joined: pl.DataFrame | None = None
+    for number, one in enumerate(kernels):
+        side = one.select(*key, part=pl.int_range(pl.len()).over(key), **{f"row{number}": pl.col("row")})
+        joined = side if joined is None else joined.join(side, on=[*key, "part"], how="inner", maintain_order="left")
+    assert joined is not None
+    rows: Ints = joined.select(pl.col("^row.*$")).to_numpy()
+    return rows
+
+
+def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
+    """Each rank shifted against the one with most kernels; what is alike on all ranks is an instance."""
+    reference = max(range(len(kernels)), key=lambda number: kernels[number].height)
+    table = pl.concat([one.with_columns(side=pl.lit(number)) for number, one in enumerate(kernels)])
+    # Only what a kernel itself says counts here: of what its launch says, other ranks may not have recorded it.
+    says = pl.col("stated")
+    alike = table.select(
+        "side",
+        kind=pl.struct(
+            "short",
+            pl.when(says).then("collective").alias("collective"),
+            pl.when(says & ~pl.col("collective").str.contains(_UNEVEN.pattern.join(["(?i)", ""])))
+            .then("elements")
+            .alias("n"),
+            pl.when(says).then("dtype").alias("dtype"),
+        ).rank("dense"),
+    )
+    kinds = [alike.filter(side=number)["kind"].to_numpy().astype(np.int64) for number in range(len(kernels))]
+    rows = [one["row"].to_numpy() for one in kernels]
+    times = [one.select("start", "end").to_numpy() for one in kernels]
+    shifts = [
+        0 if number == reference else _best_shift(kinds[number], kinds[reference], times[number], times[reference])
+        for number in range(len(kernels))
+    ]
+    count = len(kinds[reference])
+    met = np.full((count, len(kernels)), UNMATCHED, np.int64)
+    for number, shift in enumerate(shifts):
+        at = np.arange(len(kinds[number])) + shift
+        inside = (at >= 0) & (at < count)
+        inside[inside] &= kinds[number][inside] == kinds[reference][at[inside]]
+        met[at[inside], number] = rows[number][inside]
+    return met[(met >= 0).all(axis=1)], shifts
+
+
+def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Floats) -> int:
+    """How many places behind the reference's a rank's kernels begin.
+
+    The shift that makes most pairs alike counts, of equals the one whose pairs end closest together. Jobs repeat
+    themselves: where another shift makes fewer pairs, but those overlap in time and these do not, it counts.
+    """
+    if not len(kind):
+        return 0
+    shifts = np.arange(-len(kind) + 1, len(reference))
+    equal, overlapping, pairs = (np.zeros(len(shifts), np.int64) for _ in range(3))
+    for number, shift in enumerate(shifts.tolist()):
+        mine = slice(max(0, -shift), min(len(kind), len(reference) - shift))
+        theirs = slice(mine.start + shift, mine.stop + shift)
+        same = kind[mine] == reference[theirs]
+        begin = np.maximum(times[mine, 0], reference_times[theirs, 0])
+        end = np.minimum(times[mine, 1], reference_times[theirs, 1])
+        equal[number], pairs[number] = same.sum(), len(same)
+        overlapping[number] = (same & (begin <= end)).sum()
+
+    def best(candidates: Ints) -> int:
+        numbers: list[int] = candidates.tolist()
+        return min(numbers, key=lambda number: _apart(int(shifts[number]), times, reference_times))
+
+    most = best(np.flatnonzero(equal == equal.max()))
+    together = best(np.flatnonzero(overlapping == overlapping.max()))
+    convincing = overlapping[together] >= CONVINCING * pairs[together] > 0
+    if convincing and overlapping[most] < CONVINCING * equal[most]:
+        return int(shifts[together])
+    return int(shifts[most])
+
+
+def _apart(shift: int, times: Floats, reference_times: Floats) -> float:
+    """The median difference of the ends of the pairs that a shift makes, seconds."""
+    mine = slice(max(0, -shift), min(len(times), len(reference_times) - shift))
+    return float(np.median(np.abs(times[mine, 1] - reference_times[mine.start + shift : mine.stop + shift, 1])))
+
+
+def _assembled(kernels: pl.DataFrame, found: Sequence[tuple[Ints, GroupMatches]]) -> Matches:
+    rows = [rows for rows, _ in found]
+    sizes = np.array([group.matched for _, group in found], np.int64)
+    first = np.cumsum(sizes) - sizes
+    row = np.concatenate([part.ravel() for part in rows]) if rows else np.empty(0, np.int64)
+    instance = [np.repeat(begin + np.arange(len(part)), part.shape[1]) for begin, part in zip(first, rows, strict=True)]
+    of_row = kernels.select("row", "rank", "start", "end", "collective", "short").join(
+        pl.DataFrame({"row": row}), on="row", how="right", maintain_order="right"
+    )
+    names = of_row["collective"].fill_null(of_row["short"]).str.to_lowercase()
+    rooted = np.array([_ROOTED.search(_operation(name)) is not None for name in names.to_list()], np.bool_)
+    numbers = np.concatenate(instance) if instance else np.empty(0, np.int64)
+    synchronising = np.ones(int(sizes.sum()), np.bool_)
+    synchronising[numbers[rooted]] = False
+    return Matches(
+        row=row,
+        instance=numbers,
+        rank=of_row["rank"].to_numpy(),
+        start=of_row["start"].to_numpy(),
+        end=of_row["end"].to_numpy(),
+        synchronising=synchronising,
+        group_of=np.repeat(np.arange(len(found)), sizes),
+        groups=tuple(group for _, group in found),
+    )
+
+
+def _operation(name: str) -> str:
+    """What a collective's or a kernel's name says it does: ncclDevKernel_AllReduce_Sum_f32_RING_LL -> allreduce."""
+    found = re.match(r"(?:nccl|rccl)\w*?kernel_([a-z]+)", name)
+    return found[1] if found else name

@@ -1,0 +1,352 @@
+"""A GPU recording as an op trace: what ran on the GPUs, and the host work between the calls that launched it.
+
+In: a recording, its matches and clock offsets. Out: an `OpTrace` with the rule `kineto`, which finds who waits for whom
+(`analysis/graph/rules/kineto.py`). The whole recording is one step of the trace, for GPU work runs on across the steps
+of a training loop; those are the label `profiler_step`.
+
+Ops of a rank:
+
+- `window`: from the start of the recording to the first event of the rank; profilers start at different times.
+- on each host thread, `host` work up to each call, from the call before of that thread, or of the one that handed over
+  to it, and `synchronise` for what is left of a synchronising call once the GPU has finished;
+- GPU ops, on their streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.analysis.gpu.clock_offsets import ClockOffsets
+from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.gpu_recording import Activity, CallRole, GpuRecording, KernelClass
+from tracekit.op_trace import OpTrace
+
+#: Of the ops that a rank launched, this share may begin before their launch, by noise: the rest shows how far the
+#: clocks of host and GPU are apart.
+_EARLY_SHARE = 0.01
+#: Calls that wait for the whole device.
+_OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
+#: A thread that did nothing that was recorded for this long, and went on so soon after a GPU op ended, waited for it
+#: (seconds): not every call that waits is recorded. Beside a GPU that is mostly idle, chance is rare; beside a busy
+#: one, the host's time decides nothing.
+_LONG_GAP_S, _SOON_S = 1e-3, 50e-6
+
+
+_SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOpTrace:
+    """`trace`: the ops; `skew_s`: how far the clock of each rank's host was ahead of its GPU's, [ranks]."""
+
+    trace: OpTrace
+    skew_s: dict[int, float]
+
+
+def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets) -> GpuOpTrace:
+    """Lay a recording out as ops, by corrected clocks, from 0."""
+    gpu, calls, pauses, steps, skew = _aligned(recording, clocks)
+    host = _with_pauses(
+        _host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in (pauses, steps)])), pauses
+    )
+    first = min(float(frame["start"].min() or 0.0) for frame in (gpu, host) if frame.height)  # type: ignore[arg-type]
+    window = _windows(gpu, host, first)
+    gpu = gpu.with_columns(pl.col("start") - first)
+    host = host.with_columns(pl.col("start") - first)
+    before_host, before_gpu = window.height, window.height + host.height
+    row_of_call = np.full(calls.height, -1, np.int64)
+    launches = host.with_row_index("at").filter(pl.col("role") != "synchronise")
+    row_of_call[launches["call"].to_numpy()] = launches["at"].to_numpy() + before_host
+    gpu = gpu.with_columns(
+        launched_by=_looked_up(gpu["launch"], row_of_call), rendezvous=_rendezvous(gpu.height, matches, clocks)
+    )
+    host = host.with_columns(
+        resumed_by=_looked_up(host["resumed_by_call"], row_of_call),
+        copied=pl.when(pl.col("copied") >= 0).then(pl.col("copied") + before_gpu),
+    )
+    ops = pl.concat([window, host, gpu], how="diagonal")
+    ops = ops.with_columns(
+        peer=_peers(ops),
+        comparable=~pl.col("role").eq("window") & ~(pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()),
+    )
+    if recording.hosts:
+        ops = ops.with_columns(
+            host=pl.col("rank").replace_strict(dict(recording.hosts), default=None, return_dtype=pl.String)
+        )
+    columns = [name for name in COLUMNS if name in ops.columns and ops[name].null_count() < ops.height]
+    return GpuOpTrace(OpTrace(ops.select(columns), recording.name, rules=("kineto",)), skew)
+
+
+#: Columns of the trace: those of every op trace, labels, and what the rule reads.
+COLUMNS = (
+    "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
+    "kind", "name", "phase", "host", "group", "profiler_step", "operator",
+    "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
+    "waits_stream", "waits_for_stream", "recorded_at",
+)  # fmt: skip
+
+
+def _aligned(
+    recording: GpuRecording, clocks: ClockOffsets
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
+    """GPU ops, calls, pauses and steps by corrected clocks; the host's are moved to the GPU's."""
+    gpu, calls = recording.gpu_ops, recording.calls
+    called = np.append(calls["start"].to_numpy(), np.nan)[gpu["launch"].fill_null(-1).to_numpy()]
+    delay = gpu["start"].to_numpy() - called
+    rank = gpu["rank"].to_numpy()
+    skew = {}
+    for one in recording.ranks:
+        delays = delay[(rank == one) & np.isfinite(delay)]
+        skew[one] = max(0.0, -float(np.quantile(delays, _EARLY_SHARE))) if len(delays) else 0.0
+    ahead = dict(zip(clocks.ranks, clocks.ahead.tolist(), strict=True))
+
+    def corrected(frame: pl.DataFrame, extra: dict[int, float]) -> pl.DataFrame:
+        late = pl.col("rank").replace_strict(
+            {one: ahead[one] + extra.get(one, 0.0) for one in recording.ranks}, return_dtype=pl.Float64
+        )
+        times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
+        return frame.with_columns((pl.col(name) - late) for name in times)
+
+    communicates = pl.col("kernel_class") == str(KernelClass.COMMUNICATION)
+    phases = pl.concat([calls["phase"], pl.Series([None], dtype=pl.String)])[gpu["launch"].fill_null(-1)]
+    ops = corrected(gpu, {}).with_columns(
+        stream=pl.format("stream {}", "stream") if gpu["device"].n_unique() <= len(recording.ranks) else
+        pl.format("gpu {} stream {}", "device", "stream"),
+        kind=pl.col("kernel_class"),
+        role=pl.lit("gpu"),
+        communicates=communicates,
+        phase=phases,
+        profiler_step="step",
+    )  # fmt: skip
+    pauses, steps = corrected(recording.pauses, skew), corrected(recording.step_spans, skew)
+    return ops.drop("step"), corrected(calls, skew), pauses, steps, skew
+
+
+def _host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """What each host thread did: a `host` op up to each call, `synchronise` behind those that waited for the GPU.
+
+    `marks`: what else says since when a rank's host was at work, `rank` and `start`.
+    """
+    times = _times_of_calls(calls, gpu, marks)
+    start = times.start
+    common = calls.select(
+        "rank", "name", "phase", "operator",
+        stream=pl.format("thread {}", "thread"), profiler_step="step", call=pl.Series(np.arange(len(start))),
+    )  # fmt: skip
+    waiting = common.with_columns(
+        **_SYNCHRONISES, start=pl.Series(times.freed), duration=pl.Series(times.busy - times.freed),
+        name=pl.lit("waiting for the GPU"), scope=pl.lit("device"), part=pl.lit(-1),
+        resumed_by_call=pl.Series(times.resumed),
+    ).filter(pl.Series(times.blocked))  # fmt: skip
+    begun = np.where(times.blocked, times.busy, times.begun)
+    waits_for_stream = pl.col("role") == str(CallRole.STREAM_WAIT)
+    host = common.with_columns(
+        calls.select(
+            pl.when(waits_for_stream).then(pl.lit("stream-wait")).otherwise(pl.lit("host")).alias("role"),
+            "waits_stream", "waits_for_stream", "recorded_at", in_collective="collective_call",
+        ),
+        start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
+        resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
+    )  # fmt: skip
+    scope = pl.when(pl.col("name").str.contains(_OF_DEVICE)).then(pl.lit("device")).otherwise(pl.lit("stream"))
+    synchronise = common.with_columns(
+        **_SYNCHRONISES, start=pl.Series(times.done), duration=pl.Series(times.end - times.done),
+        scope=scope, copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
+    ).filter(pl.Series(times.waits))  # fmt: skip
+    every = pl.concat([waiting, host, synchronise], how="diagonal")
+    return every.sort("rank", "stream", "call", "part", maintain_order=True).drop("part")
+
+
+@dataclass(frozen=True, slots=True)
+class _TimesOfCalls:
+    """Seconds, [calls], unless said.
+
+    `begun`: when the host work up to a call began; `busy`: since when the thread was inside an operator. `waits`: which
+    calls waited for the GPU, `done`: until when. `copied`: the copy that a call waited for, -1 for none. `resumed`: the
+    call of another thread that handed over, -1 for none. `blocked`: before which calls the thread waited for the GPU in
+    a way that was not recorded, `freed`: until when.
+    """
+
+    start: Floats
+    end: Floats
+    begun: Floats
+    busy: Floats
+    waits: npt.NDArray[np.bool_]
+    done: Floats
+    copied: Ints
+    resumed: Ints
+    blocked: npt.NDArray[np.bool_]
+    freed: Floats
+
+
+def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> _TimesOfCalls:
+    """When host threads worked, and when they waited."""
+    rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
+    start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
+    busy = np.minimum(calls["busy_since"].to_numpy(), start)
+    copied = _copies_waited_for(calls, gpu)
+    waits = (calls["role"] == str(CallRole.SYNCHRONISE)).to_numpy() | (copied >= 0)
+    released = np.where(waits, end, start)
+    order = np.lexsort((start, thread, rank))
+    previous = np.full(len(start), -np.inf)
+    same = (rank[order][1:] == rank[order][:-1]) & (thread[order][1:] == thread[order][:-1])
+    previous[order[1:][same]] = released[order[:-1][same]]
+    resumed = _handed_over(calls, previous, released)
+    base = np.maximum(previous, np.append(released, -np.inf)[resumed])
+    # A thread that nobody handed over to begins with its first call; the first of a rank, with its window.
+    begun = np.where(np.isfinite(base), np.minimum(base, start), busy)
+    for one, mark in marks.group_by("rank").agg(pl.col("start").min()).iter_rows():
+        mine = np.flatnonzero(rank == one)
+        if len(mine):
+            first = mine[start[mine].argmin()]
+            begun[first] = min(begun[first], mark)
+    freed = _last_gpu_end(rank, busy, gpu)
+    blocked = (busy - begun >= _LONG_GAP_S) & (busy - freed <= _SOON_S)
+    done = np.maximum(start, _last_gpu_end(rank, end, gpu))
+    return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
+
+
+def _with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
+    """Host work that is mostly a pause gets the pause's kind: the data loader, a garbage collection."""
+    kind = host["kind"].to_list()
+    rank, start = host["rank"].to_numpy(), host["start"].to_numpy()
+    stream, end = host["stream"], (host["start"] + host["duration"]).to_numpy()
+    is_host = (host["kind"] == "host").to_numpy()
+    rows: dict[tuple[int, int], Ints] = {}
+    spent: dict[int, dict[str, float]] = {}
+    for of_rank, thread, begun, duration, what in pauses.select(
+        "rank", "thread", "start", "duration", "kind"
+    ).iter_rows():
+        key = (of_rank, thread)
+        if key not in rows:
+            mine = np.flatnonzero((rank == of_rank) & (stream == f"thread {thread}").to_numpy() & is_host)
+            rows[key] = mine[np.argsort(start[mine], kind="stable")]
+        mine = rows[key]
+        first = np.searchsorted(end[mine], begun, side="right")
+        for row in mine[first:].tolist():
+            if start[row] >= begun + duration:
+                break
+            covered = min(end[row], begun + duration) - max(start[row], begun)
+            of_row = spent.setdefault(row, {})
+            of_row[what] = of_row.get(what, 0.0) + covered
+    for row, by_kind in spent.items():
+        what = max(by_kind, key=lambda one: by_kind[one])
+        if 2 * by_kind[what] > end[row] - start[row] > 0:
+            kind[row] = what
+    return host.with_columns(kind=pl.Series(kind, dtype=pl.String))
+
+
+def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
+    """The copy that each call launched and returned after, -1 for none: it waited for it."""
+    copies = gpu.with_row_index("row").filter(
+        pl.col("launch").is_not_null() & pl.col("activity").eq(str(Activity.MEMCPY))
+    )
+    found = np.full(calls.height, -1, np.int64)
+    launch = copies["launch"].to_numpy()
+    ended = (copies["start"] + copies["duration"]).to_numpy()
+    returned = (calls["start"] + calls["duration"]).to_numpy()[launch]
+    waited = returned >= ended
+    found[launch[waited]] = copies["row"].to_numpy()[waited]
+    return found
+
+
+def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Ints:
+    """The call of another thread of the rank after which a thread went on, -1 where it went on from its own.
+
+    A thread that was inside no operator when another one called may have waited for it, as the main thread waits for
+    the one that computes gradients: the latest such call before the thread became busy counts.
+    """
+    rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
+    busy = np.minimum(calls["busy_since"].to_numpy(), calls["start"].to_numpy())
+    found = np.full(len(rank), -1, np.int64)
+    for one in np.unique(rank):
+        mine = np.flatnonzero(rank == one)
+        threads = np.unique(thread[mine])
+        best = np.full(len(mine), -np.inf)
+        for other in threads:
+            theirs = mine[thread[mine] == other]
+            theirs = theirs[np.argsort(released[theirs], kind="stable")]
+            at = np.searchsorted(released[theirs], busy[mine], side="right") - 1
+            late = np.where((at >= 0) & (thread[mine] != other), released[theirs][at], -np.inf)
+            later = (late > previous[mine]) & (late > best)
+            best[later] = late[later]
+            found[mine[later]] = theirs[at[later]]
+    return found
+
+
+def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> Floats:
+    """When the last GPU op of the rank that had ended by a time did so, [times]; -inf for none."""
+    ends = np.full(len(rank), -np.inf)
+    of_gpu, all_ends = gpu["rank"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
+    for one in np.unique(rank):
+        mine = rank == one
+        ended = np.sort(all_ends[of_gpu == one])
+        at = np.searchsorted(ended, until[mine], side="right") - 1
+        ends[mine] = np.where(at >= 0, ended[at], -np.inf) if len(ended) else -np.inf
+    return ends
+
+
+def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFrame:
+    """From the start of the recording to the first event of each rank."""
+    starts = pl.concat([frame.select("rank", "start") for frame in (gpu, host)])
+    late = starts.group_by("rank").agg(pl.col("start").min()).sort("rank")
+    return late.select(
+        "rank",
+        start=pl.lit(0.0),
+        duration=pl.col("start") - first,
+        kind=pl.lit("window"),
+        name=pl.lit("before the window"),
+        role=pl.lit("window"),
+    )
+
+
+def _looked_up(numbers: pl.Series, rows: Ints) -> pl.Series:
+    """Rows by number, null for a number that is null or -1, or has none."""
+    found = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()]
+    return pl.Series(found).set(pl.Series(found < 0), None)
+
+
+def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Series:
+    """The instance of each GPU op, null for none. Whoever left a rooted collective before all had come met nobody."""
+    start, end = matches.start - clocks.of(matches.rank), matches.end - clocks.of(matches.rank)
+    last = np.full(matches.matched, -np.inf)
+    np.maximum.at(last, matches.instance, start)
+    meets = matches.synchronising[matches.instance] | (end >= last[matches.instance])
+    meets &= np.bincount(matches.instance[meets], minlength=matches.matched)[matches.instance] > 1
+    found = np.full(gpu_ops, -1, np.int64)
+    found[matches.row[meets]] = matches.instance[meets]
+    return pl.Series(found).set(pl.Series(found < 0), None)
+
+
+def _peers(ops: pl.DataFrame) -> pl.Series:
+    """A number for each class of comparable ops: same name, shape and position among those of its step.
+
+    Host work is comparable by what it launches. What was launched before the recording is counted from its end, for
+    ranks' windows begin at different ops.
+    """
+    shape = pl.col("shape") if "shape" in ops.columns else pl.lit(None, pl.String)
+    what = pl.struct("role", "name", shape.alias("shape"), pl.col("collective"), pl.col("elements")).rank("dense")
+    same = ["rank", "profiler_step", "what"]
+    placed = ops.with_row_index("row").with_columns(what=what)
+    ordered = placed.sort("start", maintain_order=True).with_columns(
+        position=pl.when(pl.col("profiler_step").is_null())
+        .then(-pl.int_range(pl.len()).reverse().over(same) - 1)
+        .otherwise(pl.int_range(pl.len()).over(same))
+    )
+    placed = ordered.sort("row").with_columns(
+        peer=pl.struct("what", "position", pl.col("profiler_step").is_null().alias("early")).rank("dense")
+    )
+    launched = (
+        placed.filter(pl.col("launched_by").is_not_null())
+        .unique("launched_by", keep="first", maintain_order=True)
+        .select(row=pl.col("launched_by").cast(pl.UInt32), launches=pl.col("peer"))
+    )
+    joined = placed.join(launched, on="row", how="left", maintain_order="left")
+    return joined.select(pl.struct(pl.coalesce("launches", "peer"), "role").rank("dense").cast(pl.Int64).alias("peer"))[
+        "peer"
+    ]

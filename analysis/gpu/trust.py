@@ -1,0 +1,58 @@
+"""What the op graph of a recording leaves unexplained.
+
+In: a folded graph and its durations. Out: `Unexplained`: how long GPU ops were ready before they started, which edges
+were concluded rather than recorded, and where recorded times contradict an edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.graph.op_graph import Why
+from tracekit.analysis.replay.costs import Durations
+from tracekit.gpu_recording import KernelClass
+
+#: The times of two ends of an edge may contradict it by this much, by rounding and noise of clocks (seconds).
+NOISE_S = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """`communication_gap_s`, `compute_gap_s`: 99th percentile of what no edge explains before GPU ops, seconds.
+
+    `inferred`: edges that were concluded from the order of calls, `edges`: all. `violations`: edges that the recorded
+    times contradict by more than NOISE_S.
+    """
+
+    communication_gap_s: float
+    compute_gap_s: float
+    edges: int
+    inferred: int
+    violations: int
+
+
+def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
+    """Measure it."""
+    ops = graph.ops
+    delay = np.zeros(len(ops.start))
+    for block, late in zip(graph.blocks, durations.launch_delay, strict=True):
+        delay[block.op] = late
+    kind = ops.labels["kind"]
+    names = np.array([*(kind.names or ()), ""], dtype=object)[kind.codes]
+    communicates = names == str(KernelClass.COMMUNICATION)
+    computes = ~communicates & np.isin(names, [str(one) for one in KernelClass])
+    end = ops.start + ops.duration
+    return Unexplained(
+        communication_gap_s=_percentile(delay[communicates]),
+        compute_gap_s=_percentile(delay[computes]),
+        edges=len(ops.before),
+        inferred=int((ops.why == Why.INFERRED).sum()),
+        violations=int((end[ops.before] > ops.start[ops.after] + NOISE_S).sum()),
+    )
+
+
+def _percentile(values: np.ndarray) -> float:
+    return float(np.percentile(values, 99)) if len(values) else 0.0

@@ -1,0 +1,238 @@
+"""The dependency rules of GPU recordings: who waits for whom on streams, host threads and between them.
+
+In: the ops of a GPU recording (`analysis/gpu/op_trace.py`). Out: edges. Sure are the order of a stream and of a host
+thread, and that what is launched waits for its launch. Events between streams are recorded only where the profiler was
+asked to; elsewhere they are inferred from what frameworks do, and their edges say so:
+
+- a collective, and what else runs on a stream that mostly communicates, waits for the last op that its thread launched
+  on another stream before it;
+- where a stream is made to wait outside a collective's call, the thread's next op waits for the latest collective that
+  had ended by then;
+- a call that synchronises waits for what was launched before it.
+
+An inferred edge that the recorded times contradict is left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.analysis.graph.rules.explicit import NO_EDGES
+from tracekit.analysis.graph.rules.streams import stream_edges
+from tracekit.analysis.numeric.arrays import Floats, Ints
+
+#: Columns that only this rule reads; none is a label.
+COLUMNS = (
+    "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
+    "waits_stream", "waits_for_stream", "recorded_at",
+)  # fmt: skip
+#: How much earlier than its cause's end an op may be recorded, by noise of the clocks (seconds).
+SLACK_S = 10e-6
+
+
+def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
+    """Edges among the ops of a GPU recording."""
+    missing = [name for name in COLUMNS if name not in ops.columns]
+    table = ops.with_columns(pl.lit(None, _TYPES.get(name, pl.Int64)).alias(name) for name in missing)
+    rules = _Rules(table)
+    parts = [
+        stream_edges(ops),
+        rules.linked("launched_by", "launch"),
+        rules.linked("resumed_by", "inferred"),
+        rules.recorded_events(),
+        rules.inferred(rules.producers()),
+        rules.inferred(rules.consumers()),
+        rules.inferred(rules.synchronised()),
+    ]
+    edges = pl.concat(parts).unique(["before", "after"], keep="first", maintain_order=True)
+    return pl.concat([edges, rules.beginnings(edges)])
+
+
+_TYPES = {
+    "role": pl.String, "scope": pl.String, "communicates": pl.Boolean, "in_collective": pl.Boolean,
+    "recorded_at": pl.Float64,
+}  # fmt: skip
+
+
+class _Rules:
+    """The ops as arrays, and each rule as a method that gives rows before and rows after."""
+
+    def __init__(self, ops: pl.DataFrame) -> None:
+        self.ops = ops
+        self.rank = ops["rank"].to_numpy()
+        self.start = ops["start"].to_numpy()
+        self.end = (ops["start"] + ops["duration"]).to_numpy()
+        self.role = ops["role"].to_numpy()
+        self.stream = ops["stream"].fill_null("").rank("dense").to_numpy().astype(np.int64)
+        self.gpu = np.flatnonzero(self.role == "gpu")
+        self.launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
+        self.aside = self._aside()
+        # When, and by which thread, each GPU op was launched.
+        self.launched_at = np.append(self.end, np.nan)[self.launcher]
+        self.thread = np.append(self.stream, -1)[self.launcher]
+
+    def _aside(self) -> npt.NDArray[np.bool_]:
+        """Communication, and what else runs on streams that mostly communicate, such as the packing of messages."""
+        communicates = self.ops["communicates"].fill_null(value=False).to_numpy()
+        _, place = np.unique(self.rank * (1 + self.stream.max(initial=0)) + self.stream, return_inverse=True)
+        duration = np.where(self.role == "gpu", self.end - self.start, 0.0)
+        of_stream = np.bincount(place, weights=duration)
+        mostly = 2 * np.bincount(place, weights=duration * communicates) > of_stream
+        return np.asarray((self.role == "gpu") & (communicates | mostly[place]))
+
+    def linked(self, column: str, why: str) -> pl.DataFrame:
+        """Ops that name the op they wait for."""
+        named = self.ops.with_row_index("after").filter(pl.col(column).is_not_null())
+        return named.select(
+            pl.col(column).cast(pl.Int64).alias("before"), pl.col("after").cast(pl.Int64), why=pl.lit(why)
+        )
+
+    def inferred(self, edges: tuple[Ints, Ints]) -> pl.DataFrame:
+        """Edges that nobody recorded, without those that the times contradict."""
+        before, after = edges
+        possible = self.end[before] <= self.start[after] + SLACK_S
+        return _frame(before[possible], after[possible], "inferred")
+
+    def producers(self) -> tuple[Ints, Ints]:
+        """The last other op that its thread launched before each collective."""
+        return self._launched_before(self.gpu[self.aside[self.gpu]], self.gpu[~self.aside[self.gpu]])
+
+    def _launched_before(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
+        """The last of `among` that the same thread launched before each of `wanted`."""
+        key = self._by_thread(among)
+        at = (
+            np.searchsorted(
+                key.keys, _keys(self.rank[wanted], self.thread[wanted], self.launched_at[wanted], key.scale)
+            )
+            - 1
+        )
+        found = np.where(at >= 0, key.rows[np.maximum(at, 0)], -1) if len(key.rows) else np.full(len(wanted), -1)
+        known = (found >= 0) & (self.launcher[wanted] >= 0)
+        known[known] &= (self.rank[found[known]] == self.rank[wanted[known]]) & (
+            self.thread[found[known]] == self.thread[wanted[known]]
+        )
+        return found[known], wanted[known]
+
+    def _by_thread(self, rows: Ints) -> _Ordered:
+        """GPU ops with a launch, by rank, thread and time of their launch."""
+        rows = rows[self.launcher[rows] >= 0]
+        scale = _scale(self.end)
+        keys = _keys(self.rank[rows], self.thread[rows], self.launched_at[rows], scale)
+        order = np.argsort(keys, kind="stable")
+        return _Ordered(rows[order], keys[order], scale)
+
+    def recorded_events(self) -> pl.DataFrame:
+        """Streams that wait for an event, where the profiler recorded which."""
+        waits = self.ops.with_row_index("row").filter(
+            (pl.col("role") == "stream-wait")
+            & pl.col("waits_for_stream").is_not_null()
+            & pl.col("recorded_at").is_not_null()
+        )
+        before, after = [], []
+        for row, waiting, waited, recorded_at in waits.select(
+            "row", "waits_stream", "waits_for_stream", "recorded_at"
+        ).iter_rows():
+            mine = self.gpu[self.rank[self.gpu] == self.rank[row]]
+            names = self.ops["stream"].gather(mine)
+            on_waited = mine[(names == f"stream {waited}").to_numpy() & (self.launched_at[mine] <= recorded_at)]
+            on_waiting = mine[(names == f"stream {waiting}").to_numpy() & (self.launched_at[mine] >= self.end[row])]
+            if len(on_waited) and len(on_waiting):
+                before.append(on_waited[np.argmax(self.launched_at[on_waited])])
+                after.append(on_waiting[np.argmin(self.launched_at[on_waiting])])
+        return _frame(np.array(before, np.int64), np.array(after, np.int64), "event")
+
+    def consumers(self) -> tuple[Ints, Ints]:
+        """The latest collective that had ended when the op behind a wait of its thread began."""
+        recorded = self.ops["waits_for_stream"].is_not_null().to_numpy()
+        inside = self.ops["in_collective"].fill_null(value=False).to_numpy()
+        waits = np.flatnonzero((self.role == "stream-wait") & ~recorded & ~inside)
+        key = self._by_thread(self.gpu[~self.aside[self.gpu]])
+        at = np.searchsorted(key.keys, _keys(self.rank[waits], self.stream[waits], self.end[waits], key.scale))
+        waits, at = waits[at < len(key.rows)], at[at < len(key.rows)]
+        following = key.rows[at]
+        same = (self.rank[following] == self.rank[waits]) & (self.thread[following] == self.stream[waits])
+        following = np.unique(following[same])
+        collective = self._latest_ended(self.gpu[self.aside[self.gpu]], following)
+        return collective[collective >= 0], following[collective >= 0]
+
+    def _latest_ended(self, among: Ints, rows: Ints) -> Ints:
+        """Of `among`, what ended last on the same rank before each of `rows` began; -1 for none."""
+        scale = _scale(self.end)
+        keys = _keys(self.rank[among], np.zeros(len(among), np.int64), self.end[among], scale)
+        order = np.argsort(keys, kind="stable")
+        wanted = _keys(self.rank[rows], np.zeros(len(rows), np.int64), self.start[rows] + SLACK_S, scale)
+        at = np.searchsorted(keys[order], wanted, side="right") - 1
+        if not len(among):
+            return np.full(len(rows), -1, np.int64)
+        found = among[order][np.maximum(at, 0)]
+        return np.where((at >= 0) & (self.rank[found] == self.rank[rows]), found, -1)
+
+    def synchronised(self) -> tuple[Ints, Ints]:
+        """What each synchronising call waits for: its own copy, the last op of its thread, or of every stream."""
+        calls = np.flatnonzero(self.role == "synchronise")
+        copied = self.ops["copied"].fill_null(-1).to_numpy().astype(np.int64)
+        copies = calls[copied[calls] >= 0]
+        before, after = [copied[copies]], [copies]
+        rest = calls[copied[calls] < 0]
+        device = (self.ops["scope"] == "device").fill_null(value=False).to_numpy()
+        key = self._by_thread(self.gpu)
+        of_thread = rest[~device[rest]]
+        at = (
+            np.searchsorted(
+                key.keys, _keys(self.rank[of_thread], self.stream[of_thread], self.end[of_thread], key.scale)
+            )
+            - 1
+        )
+        found = key.rows[np.maximum(at, 0)] if len(key.rows) else np.zeros(0, np.int64)
+        if len(found):
+            mine = (
+                (at >= 0) & (self.rank[found] == self.rank[of_thread]) & (self.thread[found] == self.stream[of_thread])
+            )
+            # What had not ended yet is not what it waited for: another event, of an op before.
+            mine &= self.end[found] <= self.start[of_thread] + SLACK_S
+            before.append(found[mine])
+            after.append(of_thread[mine])
+            of_thread = of_thread[~mine]
+        # A device's synchronisation ends with the latest of all streams; an unknown event's with some op before it.
+        rest = np.concatenate([rest[device[rest]], of_thread])
+        latest = self._latest_ended(self.gpu, rest)
+        before.append(latest[latest >= 0])
+        after.append(rest[latest >= 0])
+        return np.concatenate(before), np.concatenate(after)
+
+    def beginnings(self, edges: pl.DataFrame) -> pl.DataFrame:
+        """What waits for nothing else begins with the window of its rank."""
+        windows = np.flatnonzero(self.role == "window")
+        of_rank = dict(zip(self.rank[windows].tolist(), windows.tolist(), strict=True))
+        first = np.setdiff1d(np.arange(len(self.rank)), np.concatenate([edges["after"].to_numpy(), windows]))
+        first = first[np.isin(self.rank[first], self.rank[windows])]
+        before = np.array([of_rank[rank] for rank in self.rank[first].tolist()], np.int64)
+        return _frame(before, first, "rule")
+
+
+class _Ordered:
+    """Rows in the order of their keys."""
+
+    def __init__(self, rows: Ints, keys: Floats, scale: float) -> None:
+        self.rows, self.keys, self.scale = rows, keys, scale
+
+
+def _scale(times: Floats) -> float:
+    """More than any time, so that a rank and a thread stand before it in a key."""
+    return float(np.ptp(times)) + 1.0 if len(times) else 1.0
+
+
+def _keys(rank: Ints, thread: Ints, time: Floats, scale: float) -> Floats:
+    """Numbers that order by rank, thread and time."""
+    threads = 4096
+    return np.asarray((rank.astype(np.float64) * threads + thread) * scale + np.nan_to_num(time))
+
+
+def _frame(before: Ints, after: Ints, why: str) -> pl.DataFrame:
+    if not len(before):
+        return NO_EDGES
+    return pl.DataFrame({"before": before.astype(np.int64), "after": after.astype(np.int64)}).with_columns(
+        why=pl.lit(why)
+    )

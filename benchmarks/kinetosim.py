@@ -1,0 +1,315 @@
+"""A simulated data-parallel job, recorded as torch.profiler (Kineto) would: one JSON file per rank.
+
+It knows no tracekit. Each rank has a main thread that loads data, launches the forward and the optimizer and reads the
+loss (a synchronising copy), and a thread that launches the backward; kernels run on stream 7, gradient all-reduces on
+stream 20 behind events that the profiler does not record. Windows begin at different times and clocks are apart.
+`Job.run` gives the files' content and, for what was done to it, how long the job took.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+COMPUTE_STREAM, COMM_STREAM = 7, 20
+BASE_NS = 1_700_000_000_000_000_000
+_LAUNCH_US, _DISPATCH_US, _CALL_US, _SYNC_US = 4.0, 3.0, 5.0, 10.0
+_LAYER = (
+    ("aten::linear", "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn", (96, 1, 1), 60.0),
+    ("aten::native_layer_norm", "void at::native::vectorized_layer_norm_kernel<float, float>(int)", (512, 1, 1), 9.0),
+    (
+        "aten::scaled_dot_product_attention",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>(pytorch_flash::Flash_fwd_params)",
+        (16, 4, 8), 45.0,
+    ),
+    ("aten::gelu", "void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>(int)", (1024, 1, 1), 12.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with a rank: `gpu` and `host` stretch its kernels and its host work, the others add time.
+
+    `input_us`, `pause_us`: before the forward, and inside the backward, of every step. `extra_kernels`: more per step.
+    """
+
+    rank: int
+    gpu: float = 1.0
+    host: float = 1.0
+    input_us: float = 0.0
+    pause_us: float = 0.0
+    extra_kernels: int = 0
+
+
+@dataclass
+class _Rank:
+    """One rank while it runs. `events`: what its profiler saw, by its own clock."""
+
+    rank: int
+    trouble: Trouble
+    random: random.Random
+    host_us: float = 0.0
+    compute_us: float = 0.0
+    comm_us: float = 0.0
+    correlation: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return 4000 + self.rank
+
+    def span(self, category: str, name: str, thread: int, start: float, end: float, **args: Any) -> None:
+        self.events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": self.pid, "tid": thread, "ts": start,
+             "dur": end - start, "args": {"External id": len(self.events), **args}}
+        )  # fmt: skip
+
+    def work(self, us: float) -> None:
+        """Host work of about so long."""
+        self.host_us += us * self.trouble.host * self.random.uniform(0.95, 1.05)
+
+    def launch(self, thread: int, call: str) -> int:
+        """A call of the runtime; its correlation."""
+        self.correlation += 1
+        self.span("cuda_runtime", call, thread, self.host_us, self.host_us + _CALL_US, correlation=self.correlation)
+        return self.correlation
+
+    def gpu(
+        self, category: str, name: str, stream: int, start: float, us: float, correlation: int, **args: Any
+    ) -> None:
+        self.events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": start, "dur": us,
+             "args": {"device": 0, "context": 1, "stream": stream, "correlation": correlation, **args}}
+        )  # fmt: skip
+
+    def kernel(self, thread: int, operator: str, name: str, grid: tuple[int, ...], us: float, host_us: float) -> None:
+        """An operator that launches one kernel on the compute stream."""
+        begin = self.host_us
+        self.work(host_us)
+        correlation = self.launch(thread, "cudaLaunchKernel")
+        start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US)
+        took = us * self.trouble.gpu * self.random.uniform(0.98, 1.02)
+        self.gpu("kernel", name, COMPUTE_STREAM, start, took, correlation, grid=list(grid), block=[256, 1, 1])
+        self.compute_us = start + took
+        self.host_us += _CALL_US
+        self.span("cpu_op", operator, thread, begin, self.host_us)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of `ranks` with `layers`, whose gradients are reduced every `bucket` layers.
+
+    `host_us`: host work per kernel. `clocks_us`, `late_us`: how far clocks are apart and how late windows begin, at
+    most.
+    """
+
+    ranks: int = 4
+    steps: int = 3
+    layers: int = 12
+    bucket: int = 4
+    host_us: float = 12.0
+    transfer_us: float = 300.0
+    clocks_us: float = 40.0
+    late_us: float = 0.0
+    troubles: tuple[Trouble, ...] = ()
+    seed: int = 0
+
+    def run(self) -> Recording:
+        """Run it."""
+        wrong = {one.rank: one for one in self.troubles}
+        ranks = [
+            _Rank(number, wrong.get(number, Trouble(number)), random.Random(self.seed * 1000 + number))
+            for number in range(self.ranks)
+        ]
+        for step in range(self.steps):
+            self._step(ranks, step)
+        draw = random.Random(self.seed)
+        ahead = [draw.uniform(-self.clocks_us, self.clocks_us) for _ in ranks]
+        late = [draw.uniform(0, self.late_us) for _ in ranks]
+        ends = max(max(event["ts"] + event["dur"] for event in one.events) for one in ranks)
+        return Recording(
+            [
+                sorted(
+                    ({**event, "ts": round(event["ts"] + offset + 1e4, 3), "dur": round(event["dur"], 3)}
+                     for event in one.events if event["ts"] >= begin),
+                    key=lambda event: event["ts"],
+                )
+                for one, offset, begin in zip(ranks, ahead, late, strict=True)
+            ],
+            ahead, ends,
+        )  # fmt: skip
+
+    def _step(self, ranks: list[_Rank], step: int) -> None:
+        begins = [one.host_us for one in ranks]
+        for one in ranks:
+            self._forward(one)
+        reduced: list[list[tuple[float, int]]] = [[] for _ in range(self.layers // self.bucket)]
+        for one in ranks:
+            self._backward(one, reduced)
+        for number, bucket in enumerate(reduced):
+            self._all_reduce(ranks, number, bucket)
+        for one, begin in zip(ranks, begins, strict=True):
+            self._optimizer(one)
+            one.span("user_annotation", f"ProfilerStep#{step + 5}", one.pid, begin, one.host_us)
+
+    def _forward(self, one: _Rank) -> None:
+        begin = one.host_us
+        one.host_us += 40.0 + one.trouble.input_us
+        one.span(
+            "user_annotation",
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+            one.pid,
+            begin,
+            one.host_us,
+        )
+        for _ in range(self.layers):
+            for operator, name, grid, us in _LAYER:
+                one.kernel(one.pid, operator, name, grid, us, self.host_us)
+        for _ in range(one.trouble.extra_kernels):
+            operator, name, _, us = _LAYER[0]
+            one.kernel(one.pid, operator, name, (97, 3, 1), us, self.host_us)
+
+    def _backward(self, one: _Rank, reduced: list[list[tuple[float, int]]]) -> None:
+        """The thread of autograd launches; the main thread waits."""
+        thread = one.pid + 50
+        one.work(30.0)
+        for layer in range(self.layers):
+            if layer == self.layers // 2:
+                one.host_us += one.trouble.pause_us
+            for operator, name, grid, us in reversed(_LAYER):
+                backward = f"autograd::engine::evaluate_function: {operator.removeprefix('aten::').title()}Backward0"
+                one.kernel(thread, backward, name.replace("fwd", "bwd"), (*grid[:2], grid[2] + 1), 2 * us, self.host_us)
+            if (layer + 1) % self.bucket == 0:
+                begin = one.host_us
+                one.work(15.0)
+                one.span("cuda_runtime", "cudaStreamWaitEvent", thread, one.host_us, one.host_us + 1.0)
+                one.host_us += 1.0
+                correlation = one.launch(thread, "cudaLaunchKernelExC")
+                ready = max(one.compute_us, one.host_us + _LAUNCH_US)
+                reduced[layer // self.bucket].append((ready, correlation))
+                one.host_us += _CALL_US
+                one.span("cpu_op", "record_param_comms", thread, begin, one.host_us, **self._args(), Rank=one.rank)
+        one.work(20.0)
+
+    def _args(self) -> dict[str, Any]:
+        return {
+            "Collective name": "allreduce", "In msg nelems": 7_087_872, "Out msg nelems": 7_087_872,
+            "dtype": "BFloat16",
+            "Group size": self.ranks, "Process Group Name": "0", "Process Group Description": "default_pg",
+            "Process Group Ranks": str(list(range(self.ranks))),
+        }  # fmt: skip
+
+    def _all_reduce(self, ranks: list[_Rank], number: int, bucket: list[tuple[float, int]]) -> None:
+        starts = [
+            max(one.comm_us + _DISPATCH_US, ready + _DISPATCH_US) for one, (ready, _) in zip(ranks, bucket, strict=True)
+        ]
+        for one, start, (_, correlation) in zip(ranks, starts, bucket, strict=True):
+            end = max(starts) + self.transfer_us * (1 + 0.1 * number) + one.random.uniform(0, 2.0)
+            name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+            one.gpu(
+                "kernel",
+                name,
+                COMM_STREAM,
+                start,
+                end - start,
+                correlation,
+                grid=[16, 1, 1],
+                block=[512, 1, 1],
+                **self._args(),
+            )
+            one.comm_us = end
+
+    def _optimizer(self, one: _Rank) -> None:
+        begin = one.host_us
+        one.span("cuda_runtime", "cudaStreamWaitEvent", one.pid, one.host_us, one.host_us + 1.0)
+        one.host_us += 1.0
+        one.compute_us = max(one.compute_us, one.comm_us)
+        for _ in range(4):
+            name = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>(int)"
+            one.kernel(one.pid, "aten::_fused_adamw_", name, (320, 1, 1), 80.0, self.host_us)
+        one.span("user_annotation", "Optimizer.step#AdamW.step", one.pid, begin, one.host_us)
+        begin = one.host_us
+        correlation = one.launch(one.pid, "cudaMemcpyAsync")
+        start = max(one.compute_us + _DISPATCH_US, one.host_us + _LAUNCH_US)
+        one.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", COMPUTE_STREAM, start, 1.5, correlation, bytes=4)
+        one.compute_us = start + 1.5
+        one.host_us += _CALL_US + 1.0
+        end = max(one.host_us, one.compute_us) + _SYNC_US
+        one.correlation += 1
+        one.span("cuda_runtime", "cudaStreamSynchronize", one.pid, one.host_us, end, correlation=one.correlation)
+        one.host_us = end
+        one.span("cpu_op", "aten::item", one.pid, begin, one.host_us)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the profilers of all ranks saw. `ahead_us`: of each clock. `took_us`: the whole job."""
+
+    events: list[list[dict[str, Any]]]
+    ahead_us: list[float]
+    took_us: float
+
+    def document(self, rank: int) -> dict[str, Any]:
+        """The file of a rank."""
+        world = len(self.events)
+        group = {
+            "pg_name": "0",
+            "pg_desc": "default_pg",
+            "backend_config": "cuda:nccl",
+            "pg_size": world,
+            "ranks": list(range(world)),
+        }
+        return {
+            "schemaVersion": 1,
+            "distributedInfo": {
+                "backend": "nccl", "rank": rank, "world_size": world, "pg_count": 1, "pg_config": [group],
+                "nccl_version": "2.27.5",
+            },
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": BASE_NS,
+            "traceEvents": self.events[rank],
+            "traceName": f"simulated_{4000 + rank}.1.pt.trace.json",
+        }  # fmt: skip
+
+    def write(self, folder: Path) -> list[Path]:
+        """A gzipped file per rank, the same bytes for the same events."""
+        paths = []
+        for rank in range(len(self.events)):
+            path = folder / f"rank{rank}_trace.json.gz"
+            text = json.dumps(self.document(rank), separators=(",", ":")).encode()
+            path.write_bytes(gzip.compress(text, 9, mtime=0))
+            paths.append(path)
+        return paths
+
+    def write_repeated(self, folder: Path, size: int) -> Iterator[Path]:
+        """A file per rank of about `size` bytes: the recording again and again, later each time."""
+        for rank, events in enumerate(self.events):
+            path = folder / f"rank{rank}_trace.json"
+            document = self.document(rank) | {"traceEvents": []}
+            head, tail = json.dumps(document).split('"traceEvents": []')
+            period, most = self.took_us + 5e4, max(event["args"].get("correlation", 0) for event in events)
+            with path.open("w") as file:
+                file.write(f'{head}"traceEvents": [')
+                again = 0
+                while file.tell() < size:
+                    file.write("," * bool(again))
+                    file.write(",\n".join(json.dumps(_later(event, again, period, most)) for event in events))
+                    again += 1
+                file.write(f"]{tail}")
+            yield path
+
+
+def _later(event: dict[str, Any], again: int, period: float, correlations: int) -> dict[str, Any]:
+    """An event of a later repetition."""
+    args = dict(event["args"])
+    if "correlation" in args:
+        args["correlation"] += again * correlations
+    name = event["name"]
+    if name.startswith("ProfilerStep#"):
+        name = f"ProfilerStep#{int(name.removeprefix('ProfilerStep#')) + 100 * again}"
+    return {**event, "name": name, "ts": round(event["ts"] + again * period, 3), "args": args}

@@ -1,0 +1,161 @@
+"""Puts what the files of a job say together.
+
+In: `RankColumns` of every file. Out: a `GpuRecording`: one table of GPU ops and one of calls, on one time axis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+import numpy as np
+import polars as pl
+
+from tracekit.collectors.importers.kineto.event_columns import ROLES
+from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
+from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place
+from tracekit.collectors.importers.kineto.rank_columns import RankColumns
+from tracekit.errors import FormatError
+from tracekit.gpu_recording import CALL_SCHEMA, GPU_OP_SCHEMA, PAUSE_SCHEMA, STEP_SCHEMA, GpuRecording
+
+#: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
+_HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
+
+
+def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str) -> GpuRecording:
+    """The recording. Raises FormatError where a file has no GPU ops, or files contradict each other."""
+    _check(files)
+    placement = place(files)
+    groups = groups_of(files, placement.ranks, placement.world_size)
+    origins = [_origin_ns(one) for one in files]
+    first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
+    gpu, calls, spans, pauses, calls_before = [], [], [], [], 0
+    order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
+    for number in order:
+        one, rank = files[number], placement.ranks[number]
+        late_us = (origins[number] - first) / 1e3
+        gpu.append(_gpu_ops(one, rank, late_us, calls_before, groups, number, classes))
+        calls.append(_calls(one, rank, late_us))
+        spans.append(_on_axis(one.step_spans, rank, late_us).select(STEP_SCHEMA.names()).cast(STEP_SCHEMA))
+        pauses.append(_on_axis(one.pauses, rank, late_us).select(PAUSE_SCHEMA.names()).cast(PAUSE_SCHEMA))
+        calls_before += one.calls.height
+    hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
+    return GpuRecording(
+        name=name,
+        gpu_ops=pl.concat(gpu),
+        calls=pl.concat(calls),
+        step_spans=pl.concat(spans),
+        pauses=pl.concat(pauses),
+        hosts=hosts,
+        files={placement.ranks[number]: files[number].file for number in order},
+        groups=groups.groups,
+        world_size=placement.world_size,
+        notes=tuple(dict.fromkeys([*placement.notes, *(note for one in files for note in one.notes)])),
+        device_name=_device_name(files),
+    )
+
+
+def _check(files: Sequence[RankColumns]) -> None:
+    """Raise FormatError for a file that holds nothing to analyse."""
+    for one in files:
+        if one.gpu.height:
+            continue
+        if one.notes:
+            raise FormatError(f"{one.notes[0]}, and no GPU op is left; copy or record it again")
+        if one.host_events or one.calls.height:
+            raise FormatError(
+                f"{one.file}: holds no GPU ops ({one.host_events:,} events of the host): recorded on the CPU only;"
+                " record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            )
+        raise FormatError(
+            f"{one.file}: a Chrome trace, but none of torch.profiler: no event is a GPU op or an operator; export one"
+            " with torch.profiler's export_chrome_trace"
+        )
+
+
+def _origin_ns(one: RankColumns) -> int:
+    """What the times of a file count from, nanoseconds; newer files state times relative to a base."""
+    base = one.header.get("baseTimeNanoseconds")
+    own = one.base_us * 1000
+    if type(base) is int and base > 0 and own < base // 2:
+        return base + own
+    return own
+
+
+def _first_us(one: RankColumns) -> float:
+    firsts = [frame["start"].min() for frame in (one.gpu, one.calls) if frame.height]
+    return min(float(first) for first in firsts if isinstance(first, (int, float)))
+
+
+def _on_axis(frame: pl.DataFrame, rank: int, late_us: float) -> pl.DataFrame:
+    """Times in seconds of the recording."""
+    times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
+    return frame.with_columns(
+        *((pl.col(name) + late_us) * 1e-6 for name in times),
+        duration=pl.col("duration") * 1e-6,
+        rank=pl.lit(rank, pl.Int32),
+    )
+
+
+def _gpu_ops(
+    one: RankColumns, rank: int, late_us: float, calls_before: int, groups: Groups, number: int, classes: KernelClasses
+) -> pl.DataFrame:
+    args = one.collectives
+    table = pl.DataFrame(
+        {
+            "collective": [arg.collective for arg in args],
+            "elements": [arg.elements_in for arg in args],
+            "dtype": [arg.dtype for arg in args],
+            "group": groups.name_of[number],
+            "sequence": [arg.sequence for arg in args],
+            "comms_id": [arg.comms_id for arg in args],
+            "source": [arg.source for arg in args],
+            "destination": [arg.destination for arg in args],
+        },
+        schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
+        strict=False,
+    )
+    names = one.gpu["name"].unique(maintain_order=True)
+    class_of = pl.DataFrame({"name": names, "kernel_class": [str(classes.of(name)) for name in names]})
+    at = one.gpu["collective"].to_numpy()
+    described = table.vstack(table.clear(1))[np.where(at >= 0, at, len(args))]
+    return (
+        _on_axis(one.gpu.drop("collective"), rank, late_us)
+        .join(class_of, on="name", how="left", maintain_order="left")
+        .with_columns(
+            described,
+            launch=pl.when(pl.col("launch") >= 0).then(pl.col("launch") + calls_before),
+            step=pl.when(pl.col("step") >= 0).then("step"),
+        )
+        .select(GPU_OP_SCHEMA.names())
+        .cast(GPU_OP_SCHEMA)
+    )
+
+
+_OF_COLLECTIVES = ("collective", "elements", "dtype", "group", "sequence", "comms_id", "source", "destination")
+
+
+def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
+    roles = pl.Series([str(role) for role in ROLES], dtype=pl.String)
+    return (
+        _on_axis(one.calls, rank, late_us)
+        .with_columns(role=roles[one.calls["role"]], step=pl.when(pl.col("step") >= 0).then("step"))
+        .select(CALL_SCHEMA.names())
+        .cast(CALL_SCHEMA)
+    )
+
+
+def _host(one: RankColumns) -> str | None:
+    for name in (PurePath(one.file).name, PurePath(str(one.header.get("traceName", ""))).name):
+        if found := _HOST_IN_NAME.match(name):
+            return found[1]
+    return None
+
+
+def _device_name(files: Sequence[RankColumns]) -> str | None:
+    for one in files:
+        listed = one.header.get("deviceProperties")
+        if isinstance(listed, list) and listed and isinstance(listed[0], dict) and listed[0].get("name"):
+            return str(listed[0]["name"])
+    return None

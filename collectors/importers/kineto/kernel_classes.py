@@ -1,0 +1,102 @@
+"""Which class a GPU op belongs to, by the name of its kernel.
+
+In: names. Out: classes. One table of patterns decides, the first match counts; a user's own patterns come before it.
+Libraries rename their kernels with every release: what no pattern matches is `other`, listed by time in the report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tracekit.errors import FormatError, SelectionError
+from tracekit.gpu_recording import KernelClass
+
+#: Searched in the lower-case name, in this order.
+PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
+    KernelClass.MEMORY: (r"^mem(cpy|set)\b",),
+    KernelClass.COMMUNICATION: (
+        r"nccl|rccl|msccl|nvshmem|symm_?mem|multimem_",
+        # All-reduce of serving engines: vLLM, SGLang, TensorRT-LLM, FlashInfer, AITER.
+        r"cross_device_reduce|custom_?all_?reduce|(one|two)_?shot_?all_?reduce|all_?reduce_(fusion_)?kernel",
+        r"allreduce_fusion|lamport|moe_?all_?to_?all|quick_?reduce",
+        # Expert dispatch and combine: DeepEP and its relatives, PPLX.
+        r"deep_?ep|\b(internode(_ll)?|intranode)::|notify_dispatch|cached_notify|all_to_all::|a2a_(dispatch|combine)",
+    ),
+    KernelClass.ATTENTION: (r"flash_?(fwd|bwd|attn|attention|mla|infer)|fmha|attention|attn|_mla_|sdpa|paged_kv",),
+    KernelClass.OPTIMIZER: (r"multi_tensor_apply|adam|lamb_|sgd|adagrad|fused_?optim|muon|newton_?schulz",),
+    KernelClass.MATRIX_PRODUCT: (
+        r"gemm|cutlass|cublas|cijk_|matmul|nvjet|splitk|gemv|xmma|_mm_|bmm",
+        r"conv|winograd|wgrad|dgrad|implicit",
+    ),
+    KernelClass.ELEMENT_WISE: (
+        r"elementwise|element_wise|pointwise|reduce|softmax|norm|dropout|copy|fill|catarray|index|gather|scatter",
+        r"embedding|relu|gelu|silu|swiglu|activation|cast|transpose|permute|triton_(poi|red|per)|bernoulli|cunn_",
+        r"nll_loss|where|distribution|random|sort|scan|cumsum|topk|arange|compare|add_|mul_|pool|upsample|rope|rotary",
+        r"padding|subtensorop",
+    ),
+}
+_CLASSES = ", ".join(sorted({str(known) for known in KernelClass} - {str(KernelClass.OTHER)}))
+
+
+@dataclass(frozen=True)
+class KernelClasses:
+    """Patterns of names. `own`: a user's, before the table."""
+
+    own: tuple[tuple[KernelClass, re.Pattern[str]], ...] = ()
+
+    def of(self, name: str) -> KernelClass:
+        """The class of a kernel."""
+        lower = name.lower()
+        for kernel_class, pattern in self.own:
+            if pattern.search(name):
+                return kernel_class
+        return next((known for known, pattern in _TABLE if pattern.search(lower)), KernelClass.OTHER)
+
+
+def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
+    """A user's patterns, each `class=regular expression` or the path of a YAML file of them.
+
+    The file maps classes to a pattern or a list of patterns. Raises SelectionError or FormatError for what is neither.
+    """
+    own: list[tuple[KernelClass, re.Pattern[str]]] = []
+    for text in stated:
+        name, equals, pattern = text.partition("=")
+        if equals:
+            own.append(_pattern(name, pattern, "--kernel-class"))
+        else:
+            own += [_pattern(known, one, text) for known, many in _read(Path(text)).items() for one in many]
+    return KernelClasses(tuple(own))
+
+
+_TABLE = tuple((kernel_class, re.compile("|".join(patterns))) for kernel_class, patterns in PATTERNS.items())
+
+
+def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, re.Pattern[str]]:
+    if name.strip() not in {str(known) for known in KernelClass}:
+        raise SelectionError(f"{where}: {name!r:.40} is no class of kernels; expected one of {_CLASSES}")
+    try:
+        return KernelClass(name.strip()), re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise SelectionError(f"{where}: {pattern!r:.80} is no regular expression ({error})") from None
+
+
+def _read(path: Path) -> Mapping[str, Sequence[str]]:
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise FormatError(
+            f"{path}: cannot be read as YAML ({(str(error).splitlines() or [''])[0]}); expected lines such as"
+            " `communication: [my_all_reduce]`"
+        ) from None
+    if not isinstance(content, dict):
+        raise FormatError(
+            f"{path}: holds no classes of kernels; expected lines such as `communication: [my_all_reduce]`"
+        )
+    return {
+        str(name): [str(one) for one in (many if isinstance(many, list) else [many])] for name, many in content.items()
+    }

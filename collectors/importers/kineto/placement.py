@@ -1,0 +1,203 @@
+"""Which rank wrote which file, and which ranks a process group has.
+
+In: `RankColumns` of all files. Out: their ranks and groups. Sources, the earlier ones first: `distributedInfo`, its
+`pg_config`, the arguments of collectives, names of files. Sources that contradict each other are an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from tracekit.collectors.importers.kineto.event_columns import CollectiveArgs
+from tracekit.collectors.importers.kineto.rank_columns import RankColumns
+from tracekit.errors import FormatError
+from tracekit.model import LARGEST_SIZE, ProcessGroup
+
+_RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_.]?(\d+)", re.IGNORECASE)
+#: Collectives whose argument `Rank` is the caller's; that of others is their root or peer.
+_OWN_RANK = re.compile(r"_?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`ranks`: of each `RankColumns`, in their order. `notes`: what had to be guessed."""
+
+    ranks: tuple[int, ...]
+    world_size: int | None
+    notes: tuple[str, ...]
+
+
+def place(files: Sequence[RankColumns]) -> Placement:
+    """The rank of each file. Raises FormatError where sources contradict each other or two files have one rank."""
+    stated = [_rank(one) for one in files]
+    notes: list[str] = []
+    if len(files) > 1 and all(rank is None for rank in stated):
+        notes.append("no file says which rank wrote it: they are numbered in the order of their names")
+        ranks = list(range(len(files)))
+    elif len(files) == 1:
+        ranks = [stated[0] or 0]
+    else:
+        ranks = []
+        for one, rank in zip(files, stated, strict=True):
+            if rank is None:
+                raise FormatError(
+                    f"{one.file}: does not say which rank wrote it, other files do; name it such as rank3_trace.json"
+                )
+            ranks.append(rank)
+    seen: dict[int, str] = {}
+    for one, rank in zip(files, ranks, strict=True):
+        if rank in seen:
+            raise FormatError(
+                f"{one.file} and {seen[rank]}: both are of rank {rank}; give the files of one recording, such as the"
+                " folder of one iteration"
+            )
+        seen[rank] = one.file
+    sizes = {size: one.file for one in files if (size := _world_size(one)) is not None}
+    if len(sizes) > 1:
+        (size, file), (other, second) = list(sizes.items())[:2]
+        raise FormatError(f"{file} says that the job has {size} ranks, {second} says {other}; give files of one job")
+    world_size = next(iter(sizes), None)
+    if world_size is not None and (missing := sorted(set(range(world_size)) - set(ranks))):
+        listed = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        notes.append(f"{len(missing)} of {world_size} ranks were not recorded ({listed}): nobody waits for them here")
+    return Placement(tuple(ranks), world_size, tuple(notes))
+
+
+def _rank(one: RankColumns) -> int | None:
+    """The rank that wrote a file, None where nothing says it."""
+    found: list[tuple[str, int]] = []
+    if one.fused:
+        return one.part
+    info = _info(one)
+    if type(info.get("rank")) is int and 0 <= info["rank"] < LARGEST_SIZE:
+        found.append(("distributedInfo", info["rank"]))
+    if len(seen := _ranks_of_collectives(one)) == 1:
+        found.append(("the arguments of its collectives", seen.pop()))
+    if named := _RANK_IN_NAME.findall(PurePath(one.file).name):
+        found.append(("its name", int(named[-1])))
+    for source, rank in found[1:]:
+        if rank != found[0][1]:
+            raise FormatError(
+                f"{one.file}: {found[0][0]} says rank {found[0][1]}, {source} rank {rank}; correct or rename the file"
+            )
+    return found[0][1] if found else None
+
+
+def _ranks_of_collectives(one: RankColumns) -> set[int]:
+    """The ranks that the arguments of collectives give, of groups that are listed in full."""
+    groups = pg_config(one)
+    seen = set()
+    for args in one.ranks_in_groups:
+        ranks = members(args, groups) if _OWN_RANK.match(args.collective or "") else ()
+        if ranks and args.rank_in_group is not None and 0 <= args.rank_in_group < len(ranks):
+            seen.add(ranks[args.rank_in_group])
+    return seen
+
+
+def _world_size(one: RankColumns) -> int | None:
+    size = _info(one).get("world_size")
+    return size if type(size) is int and 0 < size <= LARGEST_SIZE else None
+
+
+def _info(one: RankColumns) -> Mapping[str, Any]:
+    info = one.header.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def pg_config(one: RankColumns) -> dict[str, tuple[int, ...]]:
+    """The groups that the head of the file lists, as far as it lists all of their ranks."""
+    found = {}
+    listed = _info(one).get("pg_config")
+    for entry in listed if isinstance(listed, list) else ():
+        if not isinstance(entry, dict):
+            continue
+        ranks = rank_list(entry.get("ranks"))
+        size = entry.get("pg_size", entry.get("group_size"))
+        if ranks and (size is None or size == len(ranks)):
+            found[str(entry.get("pg_name"))] = ranks
+        elif not ranks and size is not None and size == _world_size(one):
+            found[str(entry.get("pg_name"))] = tuple(range(size))
+    return found
+
+
+def rank_list(value: object) -> tuple[int, ...]:
+    """Ranks as a list or as text such as "[0, 1]"; none where the list was cut short."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value.encode())
+        except msgspec.DecodeError:
+            return ()
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < LARGEST_SIZE for one in value):
+        return ()
+    return tuple(value)
+
+
+def members(args: CollectiveArgs, groups: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The ranks of a collective's group in the order of the group, none where they are not known."""
+    listed = groups.get(args.group_name or "") or rank_list(args.group_ranks)
+    if args.group_size is not None and len(listed) != args.group_size:
+        return ()
+    return listed
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """`name_of`: for each file, the name of the group of each of its `collectives`, None where it is not known."""
+
+    groups: tuple[ProcessGroup, ...]
+    name_of: tuple[tuple[str | None, ...], ...]
+
+
+def groups_of(files: Sequence[RankColumns], ranks: Sequence[int], world_size: int | None) -> Groups:
+    """The process groups of a job, joined over files by their ranks, for their names may differ from rank to rank."""
+    keys: list[list[tuple[tuple[int, ...], str] | None]] = []
+    for one in files:
+        config = pg_config(one)
+        keys.append([_key(args, config, world_size) for args in one.collectives])
+    # The same ranks can have several communicators: a name tells them apart where all members know it.
+    knows: dict[tuple[tuple[int, ...], str], set[int]] = {}
+    for of_file, rank in zip(keys, ranks, strict=True):
+        for key in of_file:
+            if key is not None:
+                knows.setdefault(key, set()).add(rank)
+    present = set(ranks)
+    shared = {key for key, who in knows.items() if who >= set(key[0]) & present}
+    names: dict[tuple[tuple[int, ...], str], str] = {}
+    for ranks_of_group, name in sorted(knows):
+        key = (ranks_of_group, name if (ranks_of_group, name) in shared else "")
+        names.setdefault(key, _unused(name or "group", set(names.values()), ranks_of_group))
+    found = tuple(
+        tuple(None if key is None else names[key if key in shared else (key[0], "")] for key in of_file)
+        for of_file in keys
+    )
+    return Groups(tuple(ProcessGroup(name, tuple(sorted(key[0]))) for key, name in names.items()), found)
+
+
+def _key(
+    args: CollectiveArgs, config: Mapping[str, tuple[int, ...]], world_size: int | None
+) -> tuple[tuple[int, ...], str] | None:
+    ranks = members(args, config)
+    if not ranks and args.group_size is not None and args.group_size == world_size:
+        ranks = tuple(range(world_size))
+    if not ranks:
+        return None
+    description = args.group_description if args.group_description not in (None, "", "undefined") else None
+    name = f"{description} {args.group_name}" if description and args.group_name not in (None, description) else None
+    return tuple(sorted(ranks)), name or description or args.group_name or ""
+
+
+def _unused(name: str, used: set[str], ranks: tuple[int, ...]) -> str:
+    """`name`, with the ranks behind it where another group has it."""
+    if name not in used:
+        return name
+    longer = f"{name} [{', '.join(map(str, ranks[:4]))}{' ...' if len(ranks) > 4 else ''}]"
+    number, unique = 2, longer
+    while unique in used:
+        unique, number = f"{longer} {number}", number + 1
+    return unique

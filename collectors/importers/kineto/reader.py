@@ -1,0 +1,151 @@
+"""Reads traces of torch.profiler: a folder, or files.
+
+In: paths. Out: a `GpuRecording`. Files are read in processes of their own, two or more at a time; nothing is written.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+from tracekit.chrome import MARK
+from tracekit.collectors.importers.kineto.assemble import assemble
+from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
+from tracekit.collectors.importers.kineto.json_events import EventStream
+from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
+from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
+from tracekit.errors import FormatError
+from tracekit.gpu_recording import GpuRecording
+
+SUFFIXES = (".json", ".json.gz")
+#: Below this many bytes of files, starting processes takes longer than reading.
+LARGEST_IN_PROCESS = 8 << 20
+_SNIFFED_BYTES = 1 << 16
+_MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
+
+
+def looks_like_kineto(path: Path) -> bool:
+    """Whether a file, or some file in a folder, looks like a Chrome trace; False for whatever cannot be read."""
+    try:
+        return bool(_traces_in(path)) if path.is_dir() else _is_trace(path)
+    except OSError:
+        return False
+
+
+def read_kineto(
+    paths: Sequence[Path],
+    *,
+    classes: Sequence[str] = (),
+    processes: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> GpuRecording:
+    """The recording of one job.
+
+    `paths`: files, and folders searched with all below them. `classes`: patterns of kernels of one's own
+    (`kernel_classes`). `processes`: read that many files at a time [default: one per core].
+
+    Raises FormatError, naming the file, for what is no such trace, for files that contradict each other, and where
+    nothing was recorded on a GPU.
+    """
+    table = kernel_classes(classes)
+    files = list(dict.fromkeys(file for path in paths for file in (_traces_in(path) if path.is_dir() else [path])))
+    if not files:
+        raise FormatError(f"{paths[0]}: holds no traces of torch.profiler (files that end in {' or '.join(SUFFIXES)})")
+    tell = progress or (lambda _: None)
+    read: list[RankColumns] = []
+    for done, found in enumerate(_read_all(files, processes or len(os.sched_getaffinity(0)))):
+        read += found
+        tell(f"reading: {done + 1} of {len(files)} files")
+    read.sort(key=lambda one: (files.index(Path(one.file)), one.part))
+    return assemble(read, table, name=_name(paths[0]))
+
+
+def read_file(path: Path) -> list[RankColumns]:
+    """The ranks of one file, none where it holds no events of torch.profiler. Raises FormatError."""
+    stream, builder = EventStream(path), ColumnBuilder()
+    with _no_garbage_collection():
+        for batch in stream:
+            builder.add(batch)
+        columns = builder.columns()
+        notes = []
+        if stream.cut is not None:
+            notes.append(f"{path.name}: {stream.cut}; what comes before was read")
+        if stream.lost:
+            notes.append(f"{path.name}: {stream.lost} damaged events were left out")
+        if columns.absurd:
+            notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
+        if columns.negative:
+            notes.append(f"{path.name}: {columns.negative} durations below zero were taken as 0")
+        return list(ranks_of(columns, str(path), stream.header(), tuple(notes)))
+
+
+def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumns]]:
+    """Each file's ranks, as they become ready."""
+    if (
+        processes == 1
+        or len(files) == 1
+        or sum(file.stat().st_size for file in files if file.is_file()) < LARGEST_IN_PROCESS
+    ):
+        yield from map(read_file, files)
+        return
+    # Spawned, not forked: the libraries of this process have threads.
+    with ProcessPoolExecutor(min(processes, len(files)), mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(read_file, file) for file in files]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Millions of small objects without cycles: collecting them over and over takes longer than reading."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    """The traces in a folder and all below it, by name."""
+    found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
+    return sorted(path for path in found if _is_trace(path))
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        head = _head(path)
+    except OSError:
+        return False
+    return any(mark in head for mark in _MARKS) and MARK.encode() not in head
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, unpacked; none where it is damaged there."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        head = file.read(_SNIFFED_BYTES)
+    if head[:2] != b"\x1f\x8b":
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _SNIFFED_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _name(path: Path) -> str:
+    """What the job is called: its folder, or the file without suffixes."""
+    whole = path.absolute()
+    return whole.name if path.is_dir() else whole.name.split(".")[0]

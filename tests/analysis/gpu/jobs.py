@@ -1,0 +1,32 @@
+"""Small GPU jobs with known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
+from tracekit.gpu_job import GpuJob, load_gpu
+
+
+def load_ranks(folder: Path, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> GpuJob:
+    """A job of these events by rank."""
+    for rank, events in ranks.items():
+        write(folder / f"rank{rank}.json", document(events, rank, world=len(ranks)))
+    return load_gpu(folder)
+
+
+def waiting_events(gemm_us: float, ahead_us: float = 0.0) -> list[dict[str, Any]]:
+    """A product that begins at 10 us, and an all-reduce behind it that ends at 100 us; the host is done at 17 us."""
+    events = [
+        event("cpu_op", "aten::mm", 0, 6), launch(0, 1), kernel(GEMM, 10, gemm_us, correlation=1),
+        event("cpu_op", "record_param_comms", 8, 9), launch(12, 2, name="cudaLaunchKernelExC"),
+        all_reduce(10 + gemm_us, 90 - gemm_us, correlation=2),
+    ]  # fmt: skip
+    return [{**one, "ts": one["ts"] + ahead_us} for one in events]
+
+
+def waiting_job(folder: Path, ahead_us: float = 0.0) -> GpuJob:
+    """Rank 0 is done with its product after 30 us, rank 1 after 70."""
+    return load_ranks(folder, {0: waiting_events(30), 1: waiting_events(70, ahead_us)})

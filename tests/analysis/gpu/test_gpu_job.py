@@ -1,0 +1,170 @@
+"""Who waits for whom, what it costs and why: small jobs with answers computed by hand."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks.kinetosim import Job, Trouble
+from tests.analysis.gpu.jobs import load_ranks, waiting_events, waiting_job
+from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
+from tracekit.analysis.gpu.culprit import GpuCause
+from tracekit.gpu_job import load_gpu
+
+US = 1e-6
+
+
+def test_breakdown_counts_ops_side_by_side_once(tmp_path):
+    """Products 0-30 and 20-50, all-reduce 40-80, copy 75-100, nothing 100-110, product 110-120."""
+    copy = event("gpu_memcpy", "Memcpy DtoD", 75, 25, pid=0, tid=9, device=0, stream=9, correlation=-1)
+    events = [kernel(GEMM, 0, 30), kernel(GEMM, 20, 30, stream=8), all_reduce(40, 40), copy, kernel(GEMM, 110, 10)]
+    (row,) = load_ranks(tmp_path, {0: events}).whatif().to_dict()["by_rank"]
+    assert {name: round(value / US) for name, value in row.items() if name.endswith("_s")} == {
+        "span_s": 120, "compute_s": 60, "communication_s": 40, "exposed_communication_s": 30, "memory_s": 25,
+        "idle_s": 10, "wait_s": 0, "sole_delay_s": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead_us", [0.0, 500.0])
+def test_the_rank_that_comes_last_is_waited_for_whatever_its_clock_says(tmp_path, ahead_us):
+    content = waiting_job(tmp_path, ahead_us).whatif().to_dict()
+    assert [row["wait_s"] / US for row in content["by_rank"]] == pytest.approx([40, 0], abs=0.01)
+    assert [row["sole_delay_s"] / US for row in content["by_rank"]] == pytest.approx([0, 40], abs=0.01)
+    (waits,) = content["wait_for"]
+    assert (waits["rank"], waits["for_rank"], waits["group"]) == (0, 1, "default_pg 0")
+    first, second = content["clocks"]
+    assert (second["ahead_s"] - first["ahead_s"]) / US == pytest.approx(ahead_us, abs=0.01)
+
+
+def test_the_replay_reproduces_the_recording_and_prices_the_slow_rank(tmp_path):
+    """Rank 1's product takes 70 us, rank 0's 30: at rank 0's pace the recording takes 60 us instead of 100."""
+    report = waiting_job(tmp_path).whatif(fix=["rank=1 and kind=matrix-product"])
+    assert report.recorded_s / US == pytest.approx(100)
+    assert report.replayed.replay_error == pytest.approx(0, abs=1e-9)
+    assert report.culprit.rank == 1
+    assert report.culprit.saved_s / US == pytest.approx(40)
+    (cause,) = report.culprit.causes
+    assert cause.cause is GpuCause.SLOW_GPU
+    assert "2.33 times as long" in cause.evidence
+    # Ideal is the mean: 50 us for both.
+    assert report.replayed.questions_asked[0].saved_s / US == pytest.approx(20)
+
+
+def test_who_is_late_most_often_need_not_be_to_blame(tmp_path):
+    """Rank 0 is last in two of three collectives, by 1 us each; rank 1 once, by 50."""
+    starts = {0: (101, 301, 500), 1: (100, 300, 550), 2: (100, 300, 500)}
+    events = {rank: [all_reduce(at, end - at, ranks=(0, 1, 2)) for at, end in zip(times, (150, 350, 600), strict=True)]
+              for rank, times in starts.items()}  # fmt: skip
+    by_rank = load_ranks(tmp_path, events).whatif().to_dict()["by_rank"]
+    assert [row["sole_delay_s"] / US for row in by_rank] == pytest.approx([2, 50, 0], abs=0.01)
+
+
+def test_who_left_a_broadcast_before_the_others_came_met_nobody(tmp_path):
+    broadcast = {"Collective name": "broadcast"}
+    job = load_ranks(tmp_path, {0: [all_reduce(0, 5, **broadcast)], 1: [all_reduce(50, 5, **broadcast)]})
+    assert job.matches.matched == 1
+    assert "rendezvous" not in job.op_trace.trace.ops.columns
+    assert job.whatif().replayed.replay_error == pytest.approx(0, abs=1e-9)
+
+
+def edges(job):
+    """(name before, name after, why) of the job's graph."""
+    graph = job.ops.graph.ops
+    return {
+        (graph.describe(before).split(" of ")[0], graph.describe(after).split(" of ")[0], why)
+        for before, after, why in zip(graph.before.tolist(), graph.after.tolist(), graph.why.tolist(), strict=True)
+    }
+
+
+def test_events_that_nobody_recorded_are_inferred_and_said_to_be(tmp_path):
+    """The collective waits for the product its thread launched before; what follows a stream's wait, for it."""
+    events = [
+        *waiting_events(30),
+        event("cuda_runtime", "cudaStreamWaitEvent", 20, 1, correlation=3),
+        launch(22, 4),
+        kernel("optimizer_adam", 102, 8, correlation=4),
+    ]
+    job = load_ranks(tmp_path, {0: events})
+    found = edges(job)
+    assert (GEMM, all_reduce(0, 1)["name"], 4) in found
+    assert (all_reduce(0, 1)["name"], "optimizer_adam", 4) in found
+    left = job.whatif().unexplained
+    assert (left.inferred, left.violations) == (2, 0)
+    assert left.compute_gap_s <= 10 * US
+
+
+def test_an_inferred_event_that_the_times_contradict_is_left_out(tmp_path):
+    """The all-reduce runs while the product launched before it still does."""
+    events = [launch(0, 1), kernel(GEMM, 10, 60, correlation=1), launch(8, 2), all_reduce(20, 30, correlation=2)]
+    assert all(why != 4 for *_, why in edges(load_ranks(tmp_path, {0: events})))
+
+
+def test_host_work_ends_where_it_calls_and_waiting_for_the_gpu_is_none(tmp_path):
+    """The call that synchronises returns at 150, 10 us after the product: 10 us are host time, not 143."""
+    events = [
+        launch(2, 1),
+        kernel(GEMM, 10, 130, correlation=1),
+        event("cuda_runtime", "cudaStreamSynchronize", 7, 143, correlation=2),
+        launch(170, 3),
+        kernel(GEMM, 178, 20, correlation=3),
+    ]
+    ops = load_ranks(tmp_path, {0: events}).op_trace.trace.ops
+    host = ops.filter(pl.col("kind").is_in(["host", "synchronise"])).sort("start")
+    assert host["name"].to_list() == [
+        "cudaLaunchKernel",
+        "cudaStreamSynchronize",
+        "cudaStreamSynchronize",
+        "cudaLaunchKernel",
+    ]
+    assert (host["duration"] / US).to_list() == pytest.approx([0, 5, 10, 20])
+
+
+def test_a_thread_that_goes_on_after_another_one_called_waits_for_it(tmp_path):
+    """The main thread calls at 0 and 50, that of the backward at 20 and 30 in between."""
+    events = [
+        launch(0, 1), kernel(GEMM, 10, 5, correlation=1),
+        launch(20, 2, tid=200), kernel(GEMM, 30, 5, correlation=2),
+        launch(30, 3, tid=200), kernel(GEMM, 40, 5, correlation=3),
+        launch(50, 4), kernel(GEMM, 60, 5, correlation=4),
+    ]  # fmt: skip
+    ops = load_ranks(tmp_path, {0: events}).op_trace.trace.ops.filter(kind="host")
+    ops = ops.sort(pl.col("start") + pl.col("duration"))
+    assert (ops["duration"] / US).to_list() == pytest.approx([0, 20, 10, 20])
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [
+        (Trouble(2, gpu=1.3), GpuCause.SLOW_GPU),
+        (Trouble(2, host=1.5), GpuCause.HOST_BOUND),
+        (Trouble(2, input_us=2000), GpuCause.LATE_INPUT),
+        (Trouble(2, pause_us=2000), GpuCause.HOST_BOUND),
+        (Trouble(2, extra_kernels=12), GpuCause.UNEVEN_WORK),
+    ],
+)
+def test_what_was_done_to_a_rank_is_found_and_priced(tmp_path, trouble, cause):
+    """The price is what the same job takes longer than without the trouble, to within a tenth."""
+    job = Job(layers=6, bucket=3, host_us=30.0, seed=3, troubles=(trouble,))
+    recording = job.run()
+    recording.write(tmp_path)
+    culprit = load_gpu(tmp_path).whatif().culprit
+    healthy = Job(layers=6, bucket=3, host_us=30.0, seed=3).run()
+    assert culprit is not None
+    assert culprit.rank == 2
+    assert culprit.causes[0].cause is cause
+    assert culprit.saved_s / US == pytest.approx(recording.took_us - healthy.took_us, rel=0.1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("host_us", [12.0, 30.0])
+def test_a_healthy_job_names_nobody(tmp_path, ranks, host_us):
+    Job(ranks=ranks, layers=6, bucket=3, host_us=host_us, late_us=800.0, seed=5).run().write(tmp_path)
+    assert load_gpu(tmp_path).whatif().culprit is None
+
+
+def test_clocks_of_a_simulated_job_are_found(tmp_path):
+    job = Job(ranks=4, layers=6, bucket=2, seed=9, clocks_us=300.0)
+    recording = job.run()
+    recording.write(tmp_path)
+    ahead = load_gpu(tmp_path).clocks.ahead / US
+    want = np.array(recording.ahead_us)
+    assert ahead - ahead.mean() == pytest.approx(want - want.mean(), abs=2.0)

@@ -1,0 +1,302 @@
+"""Traces of torch.profiler get in, whatever dialect they speak, and what is none of them says so."""
+
+import gzip
+import json
+
+import polars as pl
+import pytest
+
+from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, launch, write
+from tracekit.collectors.importers.kineto import json_events
+from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, kernel_classes
+from tracekit.collectors.importers.kineto.reader import looks_like_kineto, read_kineto
+from tracekit.errors import FormatError, SelectionError
+from tracekit.gpu_recording import KernelClass
+from tracekit.model import ProcessGroup
+
+EVENTS = [
+    event("user_annotation", "ProfilerStep#4", 0, 60),
+    event("cpu_op", "aten::mm", 9, 8),
+    launch(10, 1),
+    kernel(GEMM, 20, 30, correlation=1, grid=[4, 1, 1], block=[128, 1, 1]),
+    event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 55, 2, pid=0, tid=7, device=0, stream=7, correlation=9),
+    event("python_function", "forward", 0, 100),
+    {"ph": "M", "name": "process_name", "pid": 100, "tid": 0, "args": {"name": "python"}},
+    {"ph": "s", "id": 1, "pid": 100, "tid": 100, "ts": 10, "cat": "ac2g", "name": "ac2g"},
+]
+
+
+def names(recording):
+    return recording.gpu_ops.sort("start")["name"].to_list()
+
+
+def test_a_launch_gives_its_kernel_a_step_and_what_was_launched_before_has_none(tmp_path):
+    recording = read_kineto([write(tmp_path / "trace.json", document(EVENTS))])
+    ops = recording.gpu_ops.select("name", "kernel_class", "launch", "step", "shape").rows()
+    assert ops == [
+        (GEMM, "matrix-product", 0, 4, "4x1x1/128x1x1"),
+        ("Memcpy HtoD (Pageable -> Device)", "memory", None, None, ""),
+    ]
+    assert recording.calls.select("operator", "phase", "role").rows() == [("aten::mm", "forward", "launch")]
+    assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6])  # from the launch, the first event
+
+
+@pytest.mark.parametrize(
+    ("scale", "head"),
+    [
+        (1.7e15, {}),
+        (1.7e15 + 0.5, {}),
+        (0.0, {"baseTimeNanoseconds": 1_700_000_000_000_000_000}),
+        (123.25, {"baseTimeNanoseconds": 1_700_000_000_000_000_000}),
+    ],
+)
+def test_times_may_be_absolute_or_relative_whole_or_fractional(tmp_path, scale, head):
+    events = [{**one, "ts": one["ts"] + scale} if "ts" in one else one for one in EVENTS]
+    recording = read_kineto([write(tmp_path / "trace.json.gz", document(events, **head))])
+    assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6], abs=0.5e-6)
+
+
+def test_relative_times_of_files_meet_by_their_bases(tmp_path):
+    """The second file's base is 3 ms later."""
+    for rank, base in ((0, 5_000_000_000_000), (1, 5_000_003_000_000)):
+        write(tmp_path / f"{rank}.json", document([kernel(GEMM, 20, 30)], rank, baseTimeNanoseconds=base))
+    starts = read_kineto([tmp_path]).gpu_ops.select("rank", "start").rows()
+    assert starts == [(0, 0.0), (1, pytest.approx(3e-3))]
+
+
+def test_a_folder_is_searched_with_all_below_and_other_files_are_left_alone(tmp_path):
+    for rank in (0, 1):
+        folder = tmp_path / f"host{rank}" / "iteration_5"
+        write(folder / f"rank{rank}_trace.json.gz", document([kernel(GEMM, 20, 30)], rank=None))
+    write(tmp_path / "config.json", {"layers": 4})
+    assert read_kineto([tmp_path]).ranks == (0, 1)
+    assert looks_like_kineto(tmp_path)
+
+
+def test_a_fused_file_holds_several_ranks(tmp_path):
+    events = [
+        {**kernel(GEMM, 20 + rank, 30, correlation=1), "pid": rank * 100_000_000} for rank in range(3)
+    ] + [{**launch(10 + rank, 1), "pid": rank * 100_000_000 + 4000} for rank in range(3)]  # fmt: skip
+    recording = read_kineto([write(tmp_path / "fused.json", document(events, rank=None, world=None))])
+    assert recording.ranks == (0, 1, 2)
+    assert recording.gpu_ops["launch"].to_list() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (lambda text: text.replace('"Memcpy HtoD', '"Memcpy "HtoD"', 1), 0),
+        (lambda text: text.replace('"block": [128, 1, 1]', '"occupancy": inf, "block": [128, 1, 1]', 1), 0),
+        (lambda text: text.replace('"correlation": 9', '"correlation": 36893488147419103232', 1), 0),
+        (lambda text: text.replace('"stream": 7', '"stream": 4294967295', 1), 0),
+        (lambda text: text.replace('"cat": "gpu_memcpy"', '"x": [{"a": 1}, {"b": 2}], "cat": "gpu_memcpy"', 1), 0),
+        (lambda text: text.replace('"name": "ProfilerStep#4"', '"name": }', 1), 1),
+    ],
+)
+def test_what_writers_get_wrong_costs_no_other_event(tmp_path, damage, lost):
+    text = json.dumps(document(EVENTS))
+    assert damage(text) != text
+    path = tmp_path / "trace.json"
+    path.write_text(damage(text))
+    recording = read_kineto([path])
+    assert recording.gpu_ops.height == 2
+    assert sum("damaged" in note for note in recording.notes) == lost
+
+
+def test_a_negative_duration_is_zero_and_one_of_236_years_is_left_out(tmp_path):
+    events = [*EVENTS, kernel("a", 60, -0.5), kernel("b", 70, 7.4e15)]
+    recording = read_kineto([write(tmp_path / "trace.json", document(events, world=1))])
+    assert recording.gpu_ops.filter(name="a")["duration"].to_list() == [0.0]
+    assert "b" not in names(recording)
+    assert recording.notes == (
+        "trace.json: 1 events with impossible times were left out",
+        "trace.json: 1 durations below zero were taken as 0",
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_a_file_that_is_cut_off_what_is_whole_is_read(tmp_path, packed):
+    events = [launch(10, 1), *(kernel(GEMM, 20 + 10 * number, 5, correlation=1) for number in range(2000))]
+    text = json.dumps(document(events, world=1)).encode()
+    path = tmp_path / ("trace.json.gz" if packed else "trace.json")
+    whole = gzip.compress(text) if packed else text
+    path.write_bytes(whole[: len(whole) // 2])
+    recording = read_kineto([path])
+    assert 500 < recording.gpu_ops.height < 1999
+    assert any("cut off" in note for note in recording.notes)
+
+
+def test_blocks_of_any_size_give_the_same_events(tmp_path, monkeypatch):
+    """Boundaries of blocks fall anywhere: inside events, strings and nested lists."""
+    path = write(tmp_path / "trace.json", document(EVENTS * 20, deviceProperties=[{"id": 0}, {"id": 1}]))
+    whole = read_kineto([path]).gpu_ops
+    for size in (64, 333, 1000):
+        monkeypatch.setattr(json_events, "BLOCK_BYTES", size)
+        assert read_kineto([path]).gpu_ops.equals(whole)
+
+
+def test_files_read_in_processes_of_their_own_give_the_same(tmp_path, monkeypatch):
+    for rank in range(2):
+        write(tmp_path / f"rank{rank}.json", document(EVENTS, rank))
+    alone = read_kineto([tmp_path], processes=1)
+    monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
+    together = read_kineto([tmp_path], processes=2)
+    assert together.gpu_ops.equals(alone.gpu_ops)
+    assert together.calls.equals(alone.calls)
+
+
+def test_groups_come_from_the_head_of_the_file_where_arguments_are_cut_short(tmp_path):
+    config = [{"pg_name": "7", "pg_desc": "dp", "pg_size": 2, "ranks": [0, 1]}]
+    events = [all_reduce(0, 5, **{"Process Group Ranks": "[0, ...", "Process Group Name": "7"})]
+    for rank in range(2):
+        content = document(events, rank)
+        content["distributedInfo"]["pg_config"] = config
+        write(tmp_path / f"rank{rank}.json", content)
+    assert read_kineto([tmp_path]).groups == (ProcessGroup("default_pg 7", (0, 1)),)
+
+
+def test_the_names_of_groups_may_differ_between_ranks(tmp_path):
+    for rank in range(2):
+        args = {"Process Group Name": str(5 + rank), "Process Group Description": "undefined"}
+        write(tmp_path / f"rank{rank}.json", document([all_reduce(0, 5, **args)], rank))
+    recording = read_kineto([tmp_path])
+    assert [group.ranks for group in recording.groups] == [(0, 1)]
+    assert recording.gpu_ops["group"].n_unique() == 1
+
+
+def two_files(first, second):
+    return {"a/rank0.json": first, "b/rank1.json": second}
+
+
+GPU = [kernel(GEMM, 0, 5)]
+BAD = {
+    "empty": ({"t.json": b""}, "empty; expected a trace of torch.profiler"),
+    "none": ({}, "holds no traces of torch.profiler"),
+    "memory snapshot": ({"t.json": b'{"segments": [], "device_traces": []}'}, "a memory snapshot, not a trace"),
+    "pickled snapshot": ({"t.json": b"\x80\x04\x95"}, "a memory snapshot, not a trace"),
+    "only CPU": ({"t.json": document([event("cpu_op", "aten::mm", 0, 5)])}, "recorded on the CPU only; record with"),
+    "another tool": (
+        {"t.json": {"traceEvents": [{"ph": "X", "name": "a", "cat": "v8", "ts": 0, "dur": 1, "pid": 1, "tid": 1}]}},
+        "a Chrome trace, but none of torch.profiler",
+    ),
+    "cut at once": ({"t.json": b'{"traceEvents": [{"ph": "X", '}, "no GPU op is left; copy or record"),
+    "two of a rank": (
+        {"i10/rank0.json": document(GPU), "i20/rank0.json": document(GPU)},
+        "both are of rank 0; give the files of one recording",
+    ),
+    "name and head": ({"rank1.json": document(GPU, rank=0)}, "distributedInfo says rank 0, its name rank 1"),
+    "arguments and head": (
+        {"t.json": document([*GPU, event("cpu_op", "record_param_comms", 0, 5, **all_reduce(0, 1)["args"], Rank=1)])},
+        "distributedInfo says rank 0, the arguments of its collectives rank 1",
+    ),
+    "two jobs": (
+        {"rank0.json": document(GPU, 0, world=2), "rank1.json": document(GPU, 1, world=4)},
+        "says that the job has 2 ranks, .* says 4",
+    ),
+    "one without rank": (
+        {"rank0.json": document(GPU, None), "t.json": document(GPU, None)},
+        "does not say which rank wrote it, other files do",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_such_trace_is_one_clear_sentence(tmp_path, name):
+    files, message = BAD[name]
+    for path, content in files.items():
+        target = tmp_path / path
+        if isinstance(content, bytes):
+            target.write_bytes(content)
+        else:
+            write(target, content)
+    alone = list(files) == ["t.json"]
+    with pytest.raises(FormatError, match=message):
+        read_kineto([tmp_path / "t.json" if alone else tmp_path])
+
+
+def test_missing_ranks_are_said(tmp_path):
+    recording = read_kineto([write(tmp_path / "rank0.json", document(GPU, 0, world=4))])
+    assert recording.notes == ("3 of 4 ranks were not recorded (1, 2, 3): nobody waits for them here",)
+
+
+def test_files_that_say_no_rank_are_numbered_and_the_report_says_so(tmp_path):
+    for name in ("b.json", "a.json"):
+        write(tmp_path / name, document([kernel(name, 0, 5)], None, None))
+    recording = read_kineto([tmp_path])
+    assert recording.gpu_ops.select("rank", "name").rows() == [(0, "a.json"), (1, "b.json")]
+    assert "numbered in the order of their names" in recording.notes[0]
+
+
+KERNELS = {
+    "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": KernelClass.COMMUNICATION,
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)": KernelClass.COMMUNICATION,
+    "ncclDevKernel_Generic(ncclDevComm*, channelMasks, ncclWork*)": KernelClass.COMMUNICATION,
+    "void deep_ep::internode::dispatch<false, 8>(int4*)": KernelClass.COMMUNICATION,
+    "void dpsk::ep::internode::combine<false, 4>(int4*)": KernelClass.COMMUNICATION,
+    "void dpsk::ep::internode::cached_notify<false>(int)": KernelClass.COMMUNICATION,
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)": KernelClass.COMMUNICATION,
+    "void mscclpp::allreduce7<__half>(int)": KernelClass.COMMUNICATION,
+    "void dpsk::ep::cuda::get_dispatch_layout(int)": KernelClass.OTHER,
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>(int)": KernelClass.MATRIX_PRODUCT,
+    "Cijk_Alik_Bljk_SB_MT64x64x16": KernelClass.MATRIX_PRODUCT,
+    "void pytorch_flash::flash_fwd_kernel<Traits>(Params)": KernelClass.ATTENTION,
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)": KernelClass.ELEMENT_WISE,
+    "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>(int)": KernelClass.OPTIMIZER,
+    "Memset (Device)": KernelClass.MEMORY,
+    "my_own_kernel": KernelClass.OTHER,
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_class_of_a_kernel_follows_from_its_name(name):
+    assert KernelClasses().of(name) is KERNELS[name]
+
+
+def test_a_users_patterns_come_first_from_options_and_files(tmp_path):
+    path = tmp_path / "classes.yaml"
+    path.write_text("communication: [my_ring_.*]\nattention: my_own\n")
+    classes = kernel_classes([str(path), "optimizer=ampere_sgemm"])
+    assert [classes.of(name) for name in ("my_ring_step", "my_own_kernel", GEMM)] == [
+        KernelClass.COMMUNICATION, KernelClass.ATTENTION, KernelClass.OPTIMIZER,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ("speed=fast", "'speed' is no class of kernels; expected one of attention, communication"),
+        ("attention=(", "'\\(' is no regular expression"),
+        ("nowhere.yaml", "nowhere.yaml: cannot be read as YAML"),
+    ],
+)
+def test_a_pattern_that_cannot_be_meant_is_an_error(stated, message):
+    with pytest.raises((SelectionError, FormatError), match=message):
+        kernel_classes([stated])
+
+
+def test_a_collective_that_only_an_annotation_names_has_its_name(tmp_path):
+    """Files of 2023 say so nowhere else."""
+    events = [
+        event("user_annotation", "nccl:all_to_all", 5, 20),
+        event("cpu_op", "record_param_comms", 6, 15),
+        launch(10, 1),
+        kernel("ncclDevKernel_SendRecv(ncclDevComm*)", 20, 30, stream=COMM, correlation=1),
+    ]
+    recording = read_kineto([write(tmp_path / "trace.json", document(events))])
+    assert recording.gpu_ops.select("collective", "stated", "group").rows() == [("all_to_all", False, None)]
+    assert recording.calls["collective_call"].to_list() == [True]
+
+
+def test_recorded_synchronisation_names_the_stream_and_since_when(tmp_path):
+    events = [
+        event("cuda_runtime", "cudaEventRecord", 12, 1, correlation=5),
+        event("cuda_runtime", "cudaStreamWaitEvent", 14, 1, correlation=6),
+        event("cuda_sync", "Stream Wait Event", 14, 0, pid=0, tid=20, stream=20, correlation=6, wait_on_stream=7,
+              wait_on_cuda_event_record_corr_id=5),
+        *EVENTS,
+    ]  # fmt: skip
+    calls = read_kineto([write(tmp_path / "trace.json", document(events))]).calls
+    wait = (
+        calls.filter(pl.col("role") == "stream-wait").select("waits_stream", "waits_for_stream", "recorded_at").row(0)
+    )
+    assert wait == (20, 7, pytest.approx(2e-6))

@@ -1,0 +1,122 @@
+"""`tracekit whatif` on traces of torch.profiler, as people use it."""
+
+import json
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import tracekit
+from tests.handmade import run
+from tests.kineto_files import GEMM, document, event, kernel, write
+from tracekit.op_trace import read_op_trace
+
+SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
+
+
+def test_the_script_makes_the_same_sample(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["make_gpu.py", str(tmp_path)])
+    runpy.run_path(str(SAMPLE.parent / "make_gpu.py"), run_name="__main__")
+    made = sorted(tmp_path.iterdir())
+    assert [path.name for path in made] == [path.name for path in sorted(SAMPLE.iterdir())]
+    assert all(path.read_bytes() == (SAMPLE / path.name).read_bytes() for path in made)
+
+
+def test_the_first_lines_say_who_why_how_much_and_whether_to_believe_it():
+    ran = run("whatif", SAMPLE, env={"COLUMNS": "160"})
+    assert ran.code == 0
+    verdict, why, recording, trust = [line for line in ran.out.splitlines() if line[:1].isalpha()][1:5]
+    assert verdict.startswith("Verdict    SLOW RANK  rank 2")
+    assert why.startswith("Why        late-input: ")
+    assert recording.startswith("Recording ")
+    assert trust.startswith("Trust      yes  replay error 0.00%")
+
+
+def test_the_json_object_has_the_promised_keys():
+    content = json.loads(run("whatif", SAMPLE, "--json").out)
+    assert list(content["by_rank"][0]) == [
+        "rank", "host", "span_s", "compute_s", "communication_s", "exposed_communication_s", "memory_s", "idle_s",
+        "wait_s", "sole_delay_s", "slowdown",
+    ]  # fmt: skip
+    assert {"collectives", "clocks", "wait_for", "by_label", "critical_path", "trust"} <= content.keys()
+    assert content["collectives"]["matched"] == 6
+    assert content["verdict"]["culprit"]["rank"] == 2
+    assert content["by_rank"][2]["slowdown"] == max(row["slowdown"] for row in content["by_rank"])
+
+
+def test_files_may_be_named_one_by_one_and_asked_about():
+    files = sorted(SAMPLE.iterdir())
+    ran = run("whatif", *files, "--json", "--fix", "rank=2 and kind=input", "--by", "rank,kind")
+    content = json.loads(ran.out)
+    (question,) = content["questions"]
+    assert question["saved_s"] > 0
+    assert "rank,kind" in content["by_label"]
+    assert tracekit.load_gpu(*files).whatif().to_dict()["by_rank"] == content["by_rank"]
+
+
+def test_a_users_pattern_makes_kernels_communication(tmp_path):
+    write(tmp_path / "t.json", document([kernel("ring_step", 0, 5), kernel(GEMM, 5, 5)], world=1))
+    plain, stated = (
+        json.loads(run("whatif", tmp_path, "--json", *options).out)["by_rank"][0]["communication_s"]
+        for options in ((), ("--kernel-class", "communication=^ring_"))
+    )
+    assert (plain, stated) == (0, pytest.approx(5e-6))
+
+
+def test_unknown_kernels_are_listed_by_time(tmp_path):
+    write(
+        tmp_path / "t.json", document([kernel("mystery", 0, 5), kernel("riddle", 5, 9), kernel(GEMM, 20, 5)], world=1)
+    )
+    listed = json.loads(run("whatif", tmp_path, "--json").out)["unknown_kernels"]
+    assert [row["name"] for row in listed] == ["riddle", "mystery"]
+
+
+def test_a_gpu_job_can_be_kept_as_an_op_trace(tmp_path):
+    """Its rules are named in the file, so that it replays as it did."""
+    job = tracekit.load_gpu(SAMPLE)
+    job.op_trace.trace.write_parquet(tmp_path / "ops.parquet")
+    again = tracekit.OpJob(read_op_trace(tmp_path / "ops.parquet")).whatif()
+    assert again.slowdown == pytest.approx(job.whatif().replayed.slowdown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--layout", "x.yaml"), "--layout is for pipeline traces"),
+        (("--fix", "rank=77"), "'77' is no rank of this job|matches no op"),
+        (("--by", "colour"), "colour"),
+        (("--kernel-class", "speed=x"), "'speed' is no class of kernels"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(arguments, message):
+    ran = run("whatif", SAMPLE, *arguments)
+    assert ran.code == 2
+    assert re.search(message, ran.err)
+    assert "Traceback" not in ran.err
+
+
+def test_two_pipeline_traces_are_no_job():
+    ran = run("whatif", SAMPLE.parent / "healthy.parquet", SAMPLE.parent / "slow_worker.parquet")
+    assert ran.code == 2
+    assert "2 traces: several files make one job only if they are of torch.profiler" in ran.err
+
+
+def test_a_profile_of_the_cpu_alone_says_how_to_record(tmp_path):
+    path = write(tmp_path / "t.json", document([event("cpu_op", "aten::mm", 0, 5)]))
+    ran = run("whatif", path)
+    assert ran.code == 2
+    assert "holds no GPU ops" in ran.err
+    assert "ProfilerActivity.CUDA" in ran.err
+
+
+def test_a_damaged_file_among_others_is_left_out_of_nothing(tmp_path):
+    """One rank's file is cut in half: the report says so, and stays one report."""
+    shutil.copytree(SAMPLE, tmp_path / "job")
+    victim = tmp_path / "job" / "rank1_trace.json.gz"
+    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    content = json.loads(run("whatif", tmp_path / "job", "--json").out)
+    assert len(content["by_rank"]) == 4
+    assert any("rank1_trace.json.gz" in reason for reason in content["trust"]["reasons"])

@@ -1,0 +1,95 @@
+"""A job recorded on its GPUs, as users of the library hold it: a recording, and what can be asked of it.
+
+In: traces of torch.profiler. Out: `GpuJob`, and from it a `GpuReport`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tracekit.analysis.gpu.breakdown import breakdowns
+from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
+from tracekit.analysis.gpu.culprit import find_culprit
+from tracekit.analysis.gpu.matching import Matches, match_collectives
+from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
+from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.trust import unexplained
+from tracekit.analysis.gpu.waits import measure_waits
+from tracekit.collectors.importers.kineto.reader import read_kineto
+from tracekit.gpu_recording import GpuRecording
+from tracekit.gpu_report import GpuReport
+from tracekit.op_job import OpJob
+
+
+@dataclass(frozen=True)
+class GpuJob:
+    """One job: its recording. Matches, clocks, graph and replay are made on first use."""
+
+    recording: GpuRecording
+
+    @cached_property
+    def matches(self) -> Matches:
+        """Which communication kernels of different ranks are one collective."""
+        return match_collectives(self.recording)
+
+    @cached_property
+    def clocks(self) -> ClockOffsets:
+        """How far the clock of each rank is ahead."""
+        return measure_offsets(self.matches, self.recording.ranks)
+
+    @cached_property
+    def op_trace(self) -> GpuOpTrace:
+        """The recording as ops of GPUs and hosts."""
+        return gpu_op_trace(self.recording, self.matches, self.clocks)
+
+    @cached_property
+    def ops(self) -> OpJob:
+        """The job as a graph of ops, ready to be replayed."""
+        return OpJob(self.op_trace.trace)
+
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        by: Sequence[str] = (),
+        progress: Callable[[str], None] | None = None,
+    ) -> GpuReport:
+        """The report: what each rank spent its time on, who waits for whom, who costs what, and why.
+
+        `fix`, `keep`, `by`: as for `Job.whatif`, by the labels of the ops (docs/kineto.md). Raises SelectionError for a
+        selection that cannot be understood or matches no op.
+        """
+        tell = progress or (lambda _: None)
+        tell("matching collectives")
+        waits = measure_waits(self.matches, self.clocks)
+        tell("building the op graph")
+        replay = self.ops.replay
+        report = self.ops.whatif(fix=fix, keep=keep, by=by, progress=tell)
+        tell("looking for causes")
+        return GpuReport(
+            recording=self.recording,
+            breakdowns=breakdowns(self.recording),
+            matches=self.matches,
+            clocks=self.clocks,
+            waits=waits,
+            replayed=report,
+            culprit=find_culprit(PaceOfPeers(self.ops.graph, replay), self.op_trace.trace.ops, waits),
+            unexplained=unexplained(self.ops.graph, replay.durations),
+            skew_s=self.op_trace.skew_s,
+        )
+
+
+def load_gpu(
+    *paths: str | os.PathLike[str], kernel_classes: Sequence[str] = (), progress: Callable[[str], None] | None = None
+) -> GpuJob:
+    """Read traces of torch.profiler (docs/kineto.md): folders, searched with all below them, and files.
+
+    `kernel_classes`: patterns of kernels, each `class=regular expression` or the path of a YAML file of them. Raises
+    FormatError where a file is no such trace, or files contradict each other.
+    """
+    return GpuJob(read_kineto([Path(path) for path in paths], classes=kernel_classes, progress=progress))

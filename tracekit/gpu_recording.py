@@ -1,0 +1,128 @@
+"""A GPU recording: what a profiler saw on the GPUs and hosts of a job, before anything is concluded from it.
+
+In: columns that an importer read (`collectors/importers/kineto/`). Out: `GpuRecording`, which `analysis/gpu/` matches,
+aligns and turns into an op trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import polars as pl
+
+from tracekit.model import ProcessGroup
+
+
+class KernelClass(StrEnum):
+    """What a GPU op does."""
+
+    COMMUNICATION = "communication"
+    ATTENTION = "attention"
+    MATRIX_PRODUCT = "matrix-product"
+    ELEMENT_WISE = "element-wise"
+    OPTIMIZER = "optimizer"
+    MEMORY = "memory"
+    OTHER = "other"
+
+
+class Activity(StrEnum):
+    """What the profiler calls a GPU op."""
+
+    KERNEL = "kernel"
+    MEMCPY = "memcpy"
+    MEMSET = "memset"
+
+
+class CallRole(StrEnum):
+    """What a call of the GPU's runtime is for."""
+
+    LAUNCH = "launch"  #: starts a GPU op of the recording
+    SYNCHRONISE = "synchronise"  #: returns once the GPU has done something
+    STREAM_WAIT = "stream-wait"  #: makes a stream wait for an event
+
+
+#: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
+#: `launch`: row of the call that launched it, null where that lies outside the recording. `step`: of the launch.
+#: `shape`: of its grid and blocks. `stated`: whether the kernel itself says which collective it belongs to; otherwise
+#: its launch does, where there is one. `group`: name of a process group, null where the recording does not say.
+GPU_OP_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "device": pl.Int64,
+        "stream": pl.Int64,
+        "start": pl.Float64,
+        "duration": pl.Float64,
+        "name": pl.String,
+        "activity": pl.String,
+        "kernel_class": pl.String,
+        "shape": pl.String,
+        "launch": pl.Int64,
+        "step": pl.Int32,
+        "stated": pl.Boolean,
+        "collective": pl.String,
+        "elements": pl.Int64,
+        "dtype": pl.String,
+        "group": pl.String,
+        "sequence": pl.Int64,
+        "comms_id": pl.String,
+        "source": pl.Int32,
+        "destination": pl.Int32,
+    }
+)
+#: One row per call of the runtime that launches, synchronises or orders, by rank and start. `busy_since`: when the
+#: thread began what it was doing at the start of the call. `operator`: the framework's operator around it. `phase`:
+#: forward, backward, optimizer or data. `collective_call`: whether the framework called it for a collective.
+#: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
+CALL_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "thread": pl.Int64,
+        "start": pl.Float64,
+        "duration": pl.Float64,
+        "name": pl.String,
+        "role": pl.String,
+        "busy_since": pl.Float64,
+        "operator": pl.String,
+        "phase": pl.String,
+        "collective_call": pl.Boolean,
+        "step": pl.Int32,
+        "waits_stream": pl.Int64,
+        "waits_for_stream": pl.Int64,
+        "recorded_at": pl.Float64,
+    }
+)
+#: What a host thread did besides calling: `input` (its data loader) or `gc`.
+PAUSE_SCHEMA = pl.Schema(
+    {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Float64, "duration": pl.Float64, "kind": pl.String}
+)
+STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
+
+
+@dataclass(frozen=True)
+class GpuRecording:
+    """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
+
+    `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while
+    reading, a sentence each. `world_size`: ranks the job has, `device_name`:
+    its kind of GPU, where the files say so.
+    """
+
+    name: str
+    gpu_ops: pl.DataFrame
+    calls: pl.DataFrame
+    step_spans: pl.DataFrame
+    pauses: pl.DataFrame
+    hosts: Mapping[int, str]
+    files: Mapping[int, str]
+    groups: tuple[ProcessGroup, ...]
+    world_size: int | None = None
+    notes: tuple[str, ...] = ()
+    device_name: str | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The recorded ranks, ascending."""
+        return tuple(sorted(self.files))

@@ -1,0 +1,214 @@
+"""The report on a job recorded on its GPUs, as data.
+
+In: breakdown, matches, clocks, waits, and what the replay says. Out: `GpuReport`, and one JSON object of it
+(docs/kineto.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tracekit.analysis.gpu.breakdown import Breakdown
+from tracekit.analysis.gpu.clock_offsets import ClockOffsets
+from tracekit.analysis.gpu.culprit import Culprit
+from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.trust import Unexplained
+from tracekit.analysis.gpu.waits import Waits
+from tracekit.gpu_recording import GpuRecording, KernelClass
+from tracekit.op_report import OpReport
+from tracekit.report import without_nan
+from tracekit.text import seconds
+
+#: Kernels of no class that are listed.
+_MOST_UNKNOWN = 20
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """What `GpuJob.whatif` found out.
+
+    `replayed`: of the whole recording, taken as one step. `culprit`: None where no rank stands out. `skew_s`: how far
+    the clock of each rank's host was ahead of its GPU's.
+    """
+
+    recording: GpuRecording
+    breakdowns: Sequence[Breakdown]
+    matches: Matches
+    clocks: ClockOffsets
+    waits: Waits
+    replayed: OpReport
+    culprit: Culprit | None
+    unexplained: Unexplained
+    skew_s: Mapping[int, float]
+
+    @property
+    def recorded_s(self) -> float:
+        """From the first event of the recording to the end of the last, seconds."""
+        return float(self.replayed.recorded.mean())
+
+    @property
+    def verdict(self) -> str:
+        """Who is to blame, and what it costs, in a sentence."""
+        found = self.culprit
+        if found is None:
+            return "no rank stands out"
+        host = self.recording.hosts.get(found.rank)
+        where = f" on {host}" if host is not None else ""
+        share = found.saved_s / self.recorded_s
+        return (
+            f"rank {found.rank}{where} holds the others up: they wait {seconds(found.waited_s)} for it in all, and at"
+            f" their pace the recording would be {seconds(found.saved_s)} ({share:.1%}) shorter"
+        )
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why not to rely on the numbers: what the replay says, and what was lost or guessed while reading."""
+        return [*self.replayed.doubts, *self.recording.notes]
+
+    @property
+    def slowdown_by_rank(self) -> Mapping[int, float]:
+        """S of each rank alone, as recorded while all others are ideal."""
+        shares = next((group.shares for group in self.replayed.labels_asked if group.labels == ("rank",)), ())
+        return {int(share.values[0]): share.slowdown for share in shares}
+
+    @property
+    def kernel_time(self) -> pl.DataFrame:
+        """`kernel_class`, `ops`, `seconds` over all ranks, most first."""
+        return (
+            self.recording.gpu_ops.group_by("kernel_class")
+            .agg(ops=pl.len(), seconds=pl.col("duration").sum())
+            .sort("seconds", "kernel_class", descending=[True, False])
+        )
+
+    @property
+    def unknown_kernels(self) -> pl.DataFrame:
+        """`name`, `ops`, `seconds` of kernels of no known class, most first."""
+        other = self.recording.gpu_ops.filter(kernel_class=str(KernelClass.OTHER))
+        return (
+            other.group_by("name")
+            .agg(ops=pl.len(), seconds=pl.col("duration").sum())
+            .sort("seconds", "name", descending=[True, False])
+        )
+
+    @property
+    def without_launch(self) -> int:
+        """GPU ops whose launch lies outside the recording."""
+        return self.recording.gpu_ops["launch"].null_count()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data; nan becomes null."""
+        content = {
+            "job": self._job(),
+            "verdict": {"sentence": self.verdict, "culprit": self._culprit()},
+            **self._replayed(),
+            "by_rank": self._by_rank(),
+            "collectives": {
+                "matched": self.matches.matched,
+                "unmatched": self.matches.unmatched,
+                "by_group": [
+                    {
+                        "group": group.group,
+                        "ranks": list(group.ranks),
+                        "matched": group.matched,
+                        "unmatched": {str(rank): count for rank, count in group.unmatched.items()},
+                        "shifts": {str(rank): shift for rank, shift in group.shifts.items()},
+                    }
+                    for group in self.matches.groups
+                ],
+            },
+            "clocks": [
+                {"rank": rank, "ahead_s": ahead, "uncertainty_s": uncertainty, "collectives": count}
+                for rank, ahead, uncertainty, count in zip(
+                    self.clocks.ranks,
+                    self.clocks.ahead.tolist(),
+                    self.clocks.uncertainty.tolist(),
+                    self.clocks.collectives.tolist(),
+                    strict=True,
+                )
+            ],
+            "wait_for": [
+                {"group": of_group.group, "rank": rank, "for_rank": other, "wait_s": float(of_group.waited[at, by])}
+                for of_group in self.waits.by_group
+                for at, rank in enumerate(self.waits.ranks)
+                for by, other in enumerate(self.waits.ranks)
+                if of_group.waited[at, by] > 0
+            ],
+            "kernel_classes": self.kernel_time.to_dicts(),
+            "unknown_kernels": self.unknown_kernels.head(_MOST_UNKNOWN).to_dicts(),
+        }
+        plain: dict[str, Any] = without_nan(content)
+        return plain
+
+    def to_json(self) -> str:
+        """`to_dict` as one JSON object."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def _culprit(self) -> dict[str, Any] | None:
+        found = self.culprit
+        if found is None:
+            return None
+        return {
+            "rank": found.rank,
+            "host": self.recording.hosts.get(found.rank),
+            "saved_s": found.saved_s,
+            "sole_delay_s": found.sole_delay_s,
+            "waited_s": found.waited_s,
+            "causes": [
+                {"cause": str(one.cause), "saved_s": one.saved_s, "evidence": one.evidence} for one in found.causes
+            ],
+        }
+
+    def _replayed(self) -> dict[str, Any]:
+        """What the replay says; its one step is the recording."""
+        content, left = self.replayed.to_dict(), self.unexplained
+        content["recording_time_s"] = content.pop("step_time_s")
+        content["trust"] = {
+            **content["trust"],
+            "trustworthy": not self.replayed.doubts,
+            "reasons": self.doubts,
+            "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
+            "edges": left.edges,
+            "inferred_edges": left.inferred,
+            "violations": left.violations,
+            "host_ahead_of_gpu_s": {str(rank): skew for rank, skew in self.skew_s.items()},
+        }
+        del content["job"]
+        return content
+
+    def _job(self) -> dict[str, Any]:
+        recording = self.recording
+        return {
+            "name": recording.name,
+            "ranks": len(recording.ranks),
+            "world_size": recording.world_size,
+            "gpu": recording.device_name,
+            "steps": recording.step_spans["step"].n_unique(),
+            "gpu_ops": recording.gpu_ops.height,
+            "gpu_ops_without_launch": self.without_launch,
+            "host_calls": recording.calls.height,
+        }
+
+    def _by_rank(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": one.rank,
+                "host": self.recording.hosts.get(one.rank),
+                "span_s": one.span_s,
+                "compute_s": one.compute_s,
+                "communication_s": one.communication_s,
+                "exposed_communication_s": one.exposed_communication_s,
+                "memory_s": one.memory_s,
+                "idle_s": one.idle_s,
+                "wait_s": wait,
+                "sole_delay_s": sole_delay,
+                "slowdown": self.slowdown_by_rank.get(one.rank),
+            }
+            for one, wait, sole_delay in zip(
+                self.breakdowns, self.waits.wait.tolist(), self.waits.sole_delay.tolist(), strict=True
+            )
+        ]
