@@ -6,6 +6,7 @@ In: results as data. Out: what rich prints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -57,7 +58,9 @@ def new_table(*headers: str) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold underline")
     for number, header in enumerate(headers):
         text = number == 0 or header == "host"
-        table.add_column(header, justify="left" if text else "right", no_wrap=number > 0, overflow="fold")
+        justify: Literal["left", "right"] = "left" if text else "right"
+        # Rich takes what is too wide from the columns that may wrap, down to nothing.
+        table.add_column(header, justify=justify, no_wrap=number > 0, overflow="fold", min_width=len(header))
     return table
 
 
