@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import tracekit
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
 from tracekit.cli import commands
 from tracekit.errors import FormatError, TraceError
@@ -259,7 +260,26 @@ def test_a_monotonic_clock_is_seen_by_its_running_on() -> None:
     whole = slow_trace((5, 6, 7))
     found = trace(on_clock(whole, {5: 8000.25, 6: 8016.0, 7: 8031.75}))
     assert found.ops["start"].equals(whole.ops["start"])
-    assert dict(found.step_starts) == {}
+    assert dict(found.step_starts) == {5: 8000.25, 6: 8016.0, 7: 8031.75}
+
+
+@pytest.mark.parametrize("zero", [0.0, 0.8, 40.0, 8000.25, 1.7e9])
+def test_time_between_steps_counts_on_any_clock_that_runs_on(zero: float) -> None:
+    """Steps of 0.31 s, one after the other; before the fourth all ranks stand still for 0.5 s."""
+    whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=6)
+    starts = {step: zero + 0.31 * step + (0.5 if step >= 3 else 0.0) for step in range(6)}
+    found = Job(trace(on_clock(whole, starts), whole.layout)).whatif()
+    (cause,) = [cause for cause in found.diagnosis.causes if cause.change is not None]
+    assert str(cause.kind) == "checkpoint-stalls"
+    assert cause.saved_s == pytest.approx(0.5 / 6, abs=1e-6)
+
+
+@pytest.mark.parametrize("zero", [0.0, 0.8, 40.0])
+def test_a_clock_that_begins_with_the_job_is_no_stall(zero: float) -> None:
+    whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=6)
+    found = Job(trace(on_clock(whole, {step: zero + 0.31 * step for step in range(6)}), whole.layout)).whatif()
+    assert [str(cause.kind) for cause in found.diagnosis.causes] == ["healthy"]
+    assert found.diagnosis.verdict.lost_s == 0
     late = slow_frame((5, 6, 7)).with_columns(pl.col("start") + 100.0)  # late data in each step: no clock
     assert trace(late).ops["start"].min() == 100.0
 

@@ -66,9 +66,9 @@ class Coverage:
 class Trace:
     """One job: ops (canonical columns), parallel layout, name and free metadata.
 
-    `step_starts` maps a step to its absolute start in seconds since the epoch, where known. `metadata` is plain
-    JSON data (framework, GPU model, hosts, the labels of a synthetic trace ...). Build one with `Trace.from_frame`,
-    which validates; the constructor does not.
+    `step_starts` maps a step to its absolute start, where known: seconds since the epoch, or of another clock that ran
+    on from step to step. `metadata` is plain JSON data (framework, GPU model, hosts, the labels of a synthetic trace
+    ...). Build one with `Trace.from_frame`, which validates; the constructor does not.
     """
 
     ops: pl.DataFrame

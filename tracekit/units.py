@@ -7,6 +7,7 @@ starts of the steps. Integers are moved as integers and floats by exact subtract
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,7 +32,9 @@ SMALLEST_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, where known."""
+    """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, or of the clock
+    that ran on from step to step, where known.
+    """
 
     ops: pl.DataFrame
     step_starts: Mapping[int, float]
@@ -102,7 +105,7 @@ def _runs_on(steps: pl.DataFrame) -> bool:
 def _from_step_start(
     raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Source, *, stated: bool
 ) -> tuple[pl.Series, Mapping[int, float]]:
-    """Starts from the start of their step, in `unit`, and when the steps start, seconds since 1970."""
+    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock that ran on."""
     per_second = unit.per_second
     steps = _by_step(raw)
     runs_on = _runs_on(steps)
@@ -115,13 +118,12 @@ def _from_step_start(
         if not since_1970 and not runs_on:
             zeros.append(0)
             continue
-        known = starts.get(step, 0.0) * per_second
+        known = starts.get(step, math.inf) * per_second
         near = abs(known - first) <= SAME_START_S * per_second
         whole = isinstance(first, int)  # nothing but integers may be added to it
         zero = (round(known) if whole else known) if near else first + (round(lap) if whole else lap)
         zeros.append(zero)
-        if since_1970:
-            starts[step] = float(zero) / per_second
+        starts[step] = float(zero) / per_second
     bases = steps.select("step", zero=pl.Series(zeros, dtype=raw["start"].dtype))
     placed = raw.join(bases, on="step", how="left", maintain_order="left")
     return placed["start"] - placed["zero"], starts

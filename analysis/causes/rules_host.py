@@ -14,6 +14,7 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import slow_workers
+from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, sampled
 from tracekit.text import seconds
@@ -47,36 +48,37 @@ class LateData(Rule):
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
         if not evidence.data_loads.empty:
-            waits, usual = evidence.data_loads.gather(evidence.replay.durations.own), 0.0
+            sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.own))]
+            usual = 0.0
         elif not evidence.first_forwards.empty:
-            waits, usual = (
-                evidence.first_forwards.gather(evidence.replay.durations.launch_delay),
-                _typical_delay(evidence),
-            )
+            sources = list(_beginnings(evidence))
+            usual = _typical_delay(evidence)
         else:
             return
-        late = waits > np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual), HOST_FACTOR * _own_delay(evidence))
-        if not late.any():
+        least_s = np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual), HOST_FACTOR * _own_delay(evidence))
+        late = [waits > least_s for _, waits in sources]
+        if not any(hit.any() for hit in late):
             return
-        worst = np.where(late, waits, 0.0).sum(axis=1).max(axis=(0, 2))
+        waited = [np.where(hit, waits, 0.0).sum(axis=1) for hit, (_, waits) in zip(late, sources, strict=True)]
+        worst = np.sum(waited, axis=0).max(axis=(0, 2))
         figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
-        dp_hit = late.any(axis=(0, 1)).mean(axis=0) >= 0.5
+        dp_hit = np.logical_or.reduce([hit.any(axis=(0, 1)) for hit in late]).mean(axis=0) >= 0.5
         some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
         dp_ranks = tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
-        factor = np.where(late, usual / np.where(late, waits, 1.0), 1.0)
-        change = self._change(evidence, factor)
+        scale = ScaleDelays if evidence.data_loads.empty else Scale
+        change = Together(
+            tuple(
+                scale(grid, np.where(hit, usual / np.where(hit, waits, 1.0), 1.0))
+                for hit, (grid, waits) in zip(late, sources, strict=True)
+            )
+        )
         series = 1 + worst / evidence.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
         effect = f"data comes {mean} late in the mean step, {longest} in the worst"
         yield Candidate(self.kind, Where(dp_ranks=dp_ranks), effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
-        return "delay before the first forward" if evidence.data_loads.empty else "data loading of the worst DP rank"
-
-    def _change(self, evidence: Evidence, factor: Floats) -> Change:
-        if evidence.data_loads.empty:
-            return ScaleDelays(evidence.first_forwards, factor)
-        return Scale(evidence.data_loads, factor)
+        return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
 
 
 class SlowOptimizer(Rule):
@@ -169,6 +171,16 @@ class HostBound(Rule):
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
 
+def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
+    """The ops before which a worker can wait for data, and for how long it was late with each, seconds.
+
+    A loop fetches its data at its top, before parameters are gathered, or just before the first forward.
+    """
+    for grid in (evidence.first_forwards, evidence.first_gathers):
+        if not grid.empty:
+            yield grid, np.nan_to_num(grid.gather(evidence.replay.durations.launch_delay))
+
+
 def _own_delay(evidence: Evidence) -> Floats:
     """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
 
@@ -187,8 +199,8 @@ def _launch_share(evidence: Evidence) -> float:
     """Launch delays over the step, without those that count as waiting for data."""
     share = evidence.delay_share
     if evidence.data_loads.empty and not evidence.first_forwards.empty:
-        delay = evidence.first_forwards.gather(evidence.replay.durations.launch_delay)
-        share -= float(np.nanmax(np.nan_to_num(delay), axis=(0, 1, 3)).mean()) / evidence.attribution.original_s
+        waits = sum(delay.max(axis=(0, 1, 3)) for _, delay in _beginnings(evidence))
+        share -= float(np.mean(waits)) / evidence.attribution.original_s
     return max(share, 0.0)
 
 

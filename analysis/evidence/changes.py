@@ -2,8 +2,9 @@
 
 In: a `JobReplay` and `Change`s. Out: `JobCosts`, step times. A what-if `Scenario` idealises ops; a `Change` gives them
 the cost their healthy peers have, which is what a repair brings. Launch delays of ops that compute are kept: they are
-the host's. Those of communication are not: a recv is posted when the framework gets to it, so most of its "delay" is
-waiting, and would go with the straggler.
+the host's. So are those of collectives that a worker's step begins with: nothing came before that they could have
+waited for. Those of other communication are not: a recv is posted when the framework gets to it, so most of its "delay"
+is waiting, and would go with the straggler.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import numpy as np
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import OpGrid, Part, TransferGrid
+from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs
+from tracekit.model import DP_COLLECTIVES
 
 
 @dataclass
@@ -145,9 +148,17 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
     costs = []
     for block, own, delay in zip(replay.graph.blocks, overlay.own, overlay.delay, strict=True):
         rows = np.arange(block.template.rows)
-        delayed = np.where(block.template.is_communication | (not overlay.keeps_delays), -1, rows)
+        delayed = np.where(_keeps_delay(block.template) & overlay.keeps_delays, rows, -1)
         costs.append(Costs(own, rows, np.zeros(len(rows)), delay, delayed))
     return replay.step_times_at(costs) + overlay.stalled_s - overlay.overlap_s
+
+
+def _keeps_delay(template: Template) -> np.ndarray:
+    """Whose launch delays are the host's, [rows]."""
+    collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
+    begins = np.diff(template.first_wait) == 0
+    kept: np.ndarray = ~template.is_communication | (collective & begins)
+    return kept
 
 
 def delayed_step_times(replay: JobReplay) -> Floats:

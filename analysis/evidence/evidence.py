@@ -146,6 +146,11 @@ class Evidence:
         return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,), most=1)
 
     @cached_property
+    def first_gathers(self) -> OpGrid:
+        """The first gathering of parameters of each stage: a step that has any begins with it."""
+        return op_grid(self.replay.graph, (OpKind.PARAMS_ALL_GATHER,), most=1)
+
+    @cached_property
     def data_loads(self) -> OpGrid:
         """The data loading of each stage, where it was recorded."""
         return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))

@@ -14,6 +14,7 @@ import flask
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
 from tracekit.dashboards.ui.theme import LIGHT, THEMES, Theme
+from tracekit.units import EARLIEST_S
 
 EXTENSION = "tracekit"
 
@@ -47,7 +48,7 @@ class Viewer:
         return self._formatted(epoch_s, "%Y-%m-%d %H:%M")
 
     def _formatted(self, epoch_s: float | None, pattern: str) -> str:
-        if epoch_s is None:
+        if epoch_s is None or epoch_s < EARLIEST_S:  # of a clock that does not count from 1970
             return "unknown"
         try:
             return datetime.fromtimestamp(epoch_s, self.zone).strftime(pattern)

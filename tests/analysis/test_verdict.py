@@ -137,6 +137,17 @@ def test_launch_delays_that_a_cause_explains_do_not_count_against_the_replay():
     assert not report.attribution.trust.trustworthy  # as published
 
 
+def test_data_that_is_late_for_the_gathering_of_parameters_is_late_data() -> None:
+    """A loop fetches its data at its top: rank 1 begins its all-gather 0.2 s after the others, who wait for it."""
+    gather, late = ("params-all-gather", 0.25), ("params-all-gather", 0.05)
+    programs = [[gather, FORWARD, BACKWARD]] * 3 + [[("data-load", 0.2), late, FORWARD, BACKWARD]]
+    report = report_of(unrecorded(data_parallel_job(programs, steps=8), "data-load"))
+    (cause,) = report.diagnosis.causes
+    assert (str(cause.kind), str(cause.where)) == ("late-data-loading", "dp 3")
+    assert cause.saved_s == pytest.approx(0.2)
+    assert report.trust.trustworthy
+
+
 def test_launch_delays_that_no_cause_explains_are_not_trusted():
     """0.1 s before each backward of each rank can be the host's, or waiting for what was not recorded."""
     program = [("forward-compute", 0.107), ("host-delay", 0.1), ("backward-compute", 0.193)]
