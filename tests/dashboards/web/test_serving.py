@@ -316,7 +316,7 @@ class TestBrokenAndHostile:
         assert all(one.levelname == "WARNING" and one.exc_info is None for one in caplog.records)
 
     def test_an_address_that_is_no_page_shows_the_way_back(self, visit: Visit) -> None:
-        page = visit("/..%2f..%2fetc/passwd")
+        page = visit("/..%2f..%2fetc/passwd", anew=True)
         assert "No such page" in page.inner_text("#page")
         page.get_by_text("All jobs").click()
         page.wait_for_selector(".ag-row")
