@@ -132,5 +132,5 @@ def visit(tabs: Tabs, serving: Serving, browser_noise: list[str]) -> Iterator[Ca
         return tabs.visit(path, theme=theme, width=width, base=base, within=within, anew=anew)
 
     yield open_page
-    tabs.release(keep=serving.url)
+    tabs.release()
     assert browser_noise == []

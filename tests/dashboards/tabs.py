@@ -6,7 +6,6 @@ share a profile, so that the second one is "another browser" to whatever the fir
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
 #: What takes longer than this, also on a busy machine, is taken for lost.
 PATIENCE_MS = 60_000
 HEIGHT = 900
+#: So many tabs stay open between tests: two of each theme for the samples, and those of another server.
+MOST_FREE = 6
 #: Where a tab waits for its next test: an address without a page.
 NOWHERE, NOWHERE_SHOWS = "/nowhere", "/not-found"
 #: As `dcc.Link` does it.
@@ -59,7 +60,7 @@ class Tabs:
 
     browser: Browser
     noise: list[str] = field(default_factory=list)
-    _free: dict[tuple[str, str], list[Tab]] = field(default_factory=lambda: defaultdict(list))
+    _free: list[Tab] = field(default_factory=list)
     _taken: list[Tab] = field(default_factory=list)
 
     def visit(self, path: str, *, theme: str, width: int, base: str, within: Page | None, anew: bool) -> Page:
@@ -67,8 +68,7 @@ class Tabs:
         if within is not None:
             tab = next(tab for tab in self._taken if tab.page is within)
         else:
-            free = self._free[theme, base]
-            tab = free.pop() if free and not anew else self._open(theme, base)
+            tab = self._take(theme, base) if not anew else self._open(theme, base)
             self._taken.append(tab)
             tab.page.set_viewport_size(ViewportSize(width=width, height=HEIGHT))
         if tab.loaded and not anew:
@@ -77,17 +77,22 @@ class Tabs:
             tab.load(path)
         return tab.page
 
-    def release(self, *, keep: str) -> None:
-        """Free the tabs of a test; those of the server at `keep` stay open for the next one."""
+    def release(self) -> None:
+        """Free the tabs of a test; those used last stay open."""
         taken, self._taken = self._taken, []
         for tab in taken:
             tab.page.unroute_all()
-            if tab.base != keep or self.noise:
-                tab.context.close()
-                continue
             tab.page.mouse.move(0, 0)
             tab.leave()
-            self._free[tab.theme, tab.base].append(tab)
+            self._free.append(tab)
+        while len(self._free) > MOST_FREE:
+            self._free.pop(0).context.close()
+
+    def _take(self, theme: str, base: str) -> Tab:
+        for at, tab in enumerate(self._free):
+            if (tab.theme, tab.base) == (theme, base):
+                return self._free.pop(at)
+        return self._open(theme, base)
 
     def _open(self, theme: str, base: str) -> Tab:
         context = self.browser.new_context(timezone_id="Asia/Tokyo")
