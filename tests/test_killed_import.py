@@ -26,12 +26,12 @@ from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
 path, number = Path(sys.argv[1]), int(sys.argv[2])
-old = path.stat().st_ino if path.exists() else None
+old = path.read_bytes() if path.exists() else None
 FILES = ("tracekit/store.py", "tracekit/store_file.py", "tracekit/atomic_write.py")
 
 
 def write(reach):
-    # `reach` is called before each line that was not run before, with how many those are.
+    # `reach` is called before each line that was not run before.
     lines = set()
 
     def trace(frame, event, _):
@@ -40,7 +40,7 @@ def write(reach):
         line = (frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and line not in lines:
             lines.add(line)
-            reach(len(lines))
+            reach(line)
         return trace
 
     job = Incoming(slow_trace(), "new", "by hand")
@@ -49,7 +49,7 @@ def write(reach):
 
 
 def hit_at(line):
-    return lambda count: os.kill(os.getpid(), number) if count == line else None
+    return lambda reached: os.kill(os.getpid(), number) if reached == line else None
 
 
 def fork(work):
@@ -73,37 +73,37 @@ def check():
 
 
 def start_over():
-    if old is None:
-        path.unlink()
+    path.unlink()
+    if old is not None:
+        path.write_bytes(old)
 
 
 def observe():
-    # How many lines there are, and before which of them the files are others than before the line before.
+    # The lines, and those before which the files are others than before the line before.
     reading, writing = os.pipe()
     seen = [None]
 
-    def reach(count):
+    def reach(line):
         files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-        os.write(writing, f"{count * (files != seen[-1])} ".encode())
+        os.write(writing, repr((line, files != seen[-1])).encode() + b"\\n")
         seen.append(files)
 
     assert fork(lambda: write(reach)) == 0
     start_over()
-    counts = [int(word) for word in os.read(reading, 65536).split()]
-    return len(counts), [count for count in counts if count]
+    found = [eval(line) for line in os.read(reading, 65536).splitlines()]
+    return [line for line, _ in found], [line for line, changed in found if changed]
 
 
 lines, changes = observe()
-hits = changes if number == signal.SIGKILL else range(1, lines + 1, 5)
+hits = changes if number == signal.SIGKILL else lines[::5]
 replaced = 0
 for hit in hits:
-    before = path.read_bytes() if path.exists() else None
     assert fork(lambda: write(hit_at(hit))) in (130, -number)
-    if (path.read_bytes() if path.exists() else None) != before:
+    if (path.read_bytes() if path.exists() else None) != old:
         assert fork(check) == 0
         replaced += 1
-        start_over()  # so that the next one is the first writer again
-print(lines, len(hits), replaced)
+        start_over()
+print(len(lines), len(hits), replaced)
 """
 
 

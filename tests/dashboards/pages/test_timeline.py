@@ -161,10 +161,12 @@ def test_zooming_and_panning_change_the_view_and_the_address(visit: Visit) -> No
     page.wait_for_function("(before) => tracekitTimeline.current().from > before", arg=zoomed[0])
     panned = window(page)
     assert panned[1] - panned[0] == pytest.approx(zoomed[1] - zoomed[0])
-    page.wait_for_function("(from) => Number(new URL(location).searchParams.get('from')) > from", arg=zoomed[0] * 1e3)
-    shown = state(page)
-    assert float(shown["from"]) == pytest.approx(panned[0] * 1e3, abs=2e-3)
-    assert float(shown["to"]) == pytest.approx(panned[1] * 1e3, abs=2e-3)
+    # The address follows a moment later, and can show a place on the way meanwhile.
+    page.wait_for_function(
+        """(window) => ["from", "to"].every((name, at) =>
+            Math.abs(Number(new URL(location).searchParams.get(name)) - window[at] * 1e3) < 2e-3)""",
+        arg=panned,
+    )
 
 
 def test_the_keyboard_moves_zooms_and_walks_from_op_to_op(visit: Visit) -> None:
