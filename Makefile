@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 CHROMIUM := /usr/bin/chromium-headless-shell
 GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core
 
+# Byte code is kept, whatever the environment says: the tests start Python some hundred times.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test check bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.

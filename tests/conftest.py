@@ -11,7 +11,7 @@ from tests.handmade import slow_trace
 
 ROOT = Path(__file__).parent
 #: What costs much to set up and serves many files; all that use it go to one worker of pytest-xdist, these first.
-SHARED = {"browser": {"visit", "serve", "serving", "browser", "sample_store"}, "runs": {"runs", "alone", "pipeline"}}
+SHARED = {"browser": {"visit", "serve", "serving", "browser", "sample_store"}, "runs": {"runs", "alone"}}
 
 
 @pytest.fixture

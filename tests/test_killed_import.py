@@ -1,8 +1,9 @@
 """An import that is killed or interrupted at any of its steps leaves the old store or the new one, never another.
 
 A process that has imported everything, and started no thread, forks one writer after another onto the same store. Each
-is hit at the next line of the code that writes the store. The random moments inside DuckDB's own code are those of
-`python -m benchmarks killed`.
+is hit at a later line of the code that writes the store. SIGKILL runs no code of ours, so it comes at those lines
+before which the files changed, which is every state that it can leave; SIGINT runs some, and comes at every fifth line.
+The random moments inside DuckDB's own code are those of `python -m benchmarks killed`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
 WRITERS = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 import duckdb, pandas, pyarrow, polars
 from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
-path, number, stride = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-old = path.stat().st_ino if path.exists() else None
+path, number = Path(sys.argv[1]), int(sys.argv[2])
+old = path.read_bytes() if path.exists() else None
 FILES = ("tracekit/store.py", "tracekit/store_file.py", "tracekit/atomic_write.py")
 
 
-def write(hit_at):
+def write(reach):
+    # `reach` is called before each line that was not run before.
     lines = set()
 
     def trace(frame, event, _):
@@ -38,13 +40,16 @@ def write(hit_at):
         line = (frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and line not in lines:
             lines.add(line)
-            if len(lines) == hit_at:
-                os.kill(os.getpid(), number)
+            reach(line)
         return trace
 
     job = Incoming(slow_trace(), "new", "by hand")
     sys.settrace(trace)
     Store(path).add([job], replace=True)
+
+
+def hit_at(line):
+    return lambda reached: os.kill(os.getpid(), number) if reached == line else None
 
 
 def fork(work):
@@ -67,40 +72,58 @@ def check():
     assert all(Store(path).load(job.name).ops.height == 96 for job in jobs)
 
 
-hits, status, replaced = 1 - stride, None, 0
-while status != 0:
-    hits += stride
-    before = path.read_bytes() if path.exists() else None
-    status = fork(lambda: write(hits))
-    assert status in (0, 130, -number), status
-    if (path.read_bytes() if path.exists() else None) != before:
+def start_over():
+    path.unlink()
+    if old is not None:
+        path.write_bytes(old)
+
+
+def observe():
+    # The lines, and those before which the files are others than before the line before.
+    reading, writing = os.pipe()
+    seen = [None]
+
+    def reach(line):
+        files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+        os.write(writing, repr((line, files != seen[-1])).encode() + b"\\n")
+        seen.append(files)
+
+    assert fork(lambda: write(reach)) == 0
+    start_over()
+    found = [eval(line) for line in os.read(reading, 65536).splitlines()]
+    return [line for line, _ in found], [line for line, changed in found if changed]
+
+
+lines, changes = observe()
+hits = changes if number == signal.SIGKILL else lines[::5]
+replaced = 0
+for hit in hits:
+    assert fork(lambda: write(hit_at(hit))) in (130, -number)
+    if (path.read_bytes() if path.exists() else None) != old:
         assert fork(check) == 0
-        replaced += status != 0
-        if old is None:
-            path.unlink()  # so that the next one is the first writer again
-print(hits, replaced)
+        replaced += 1
+        start_over()
+print(len(lines), len(hits), replaced)
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "first", "stride"),
-    [(signal.SIGKILL, False, 1), (signal.SIGINT, False, 5), (signal.SIGKILL, True, 5)],
+    ("number", "first"),
+    [(signal.SIGKILL, False), (signal.SIGINT, False), (signal.SIGKILL, True)],
     ids=["SIGKILL", "SIGINT", "SIGKILL in the first import"],
 )
-def test_the_store_is_the_old_or_the_new_one(number: signal.Signals, first: bool, stride: int, tmp_path: Path) -> None:
+def test_the_store_is_the_old_or_the_new_one(number: signal.Signals, first: bool, tmp_path: Path) -> None:
     """And the next writer removes what was left. SIGTERM ends a process as SIGKILL does: nothing handles it."""
     store = Store(tmp_path / "jobs.duckdb")
     if not first:
         store.add([Incoming(slow_trace(), "old", "by hand")])
     done = subprocess.run(
-        [sys.executable, "-c", WRITERS, store.path, str(int(number)), str(stride)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", WRITERS, store.path, str(int(number))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    hits, replaced = map(int, done.stdout.split())
-    assert hits > 80
-    assert stride > 1 or replaced  # also hit between taking the place and the end
+    lines, hits, replaced = map(int, done.stdout.split())
+    assert lines > 80
+    assert hits >= 5  # nothing there yet, a copy, the copy written, closed, in its place
+    assert number is signal.SIGINT or replaced  # also hit between taking the place and the end
     store.add([Incoming(slow_trace(), "new", "by hand")], replace=True)
     assert {path.name for path in tmp_path.iterdir()} == {"jobs.duckdb", ".jobs.duckdb.lock"}

@@ -319,7 +319,8 @@ def _split(told: pl.DataFrame) -> dict[str, dict[str, float]]:
             transfer_s=(pl.col("gpu_end_ns").max() - latest) / 1e9,
         )
         .filter(pl.col("ranks") == pl.col("communicator_ranks"))
-        .group_by("function")
+        .sort("communicator_id", "function", "sequence")  # sums in one order: the same records give the same bits
+        .group_by("function", maintain_order=True)
         .agg(count=pl.len(), wait_s=pl.col("wait_s").mean(), transfer_s=pl.col("transfer_s").median())
         .sort("function")
     )

@@ -158,13 +158,6 @@ def contradictions(trace: Trace) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def pipeline(tmp_path_factory) -> Collected:
-    """DP 2 x PP 2 under collect and torchrun, rank 3 slowed by 6 ms in each forward."""
-    directory = tmp_path_factory.mktemp("pipeline")
-    return collect(directory, torchrun(4, "dp2_pp2.py"), SLOW_RANK=3, SLOW_MS=6)
-
-
-@pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> dict[str, Run]:
     """The runs that many tests look at, under collect."""
     directory = tmp_path_factory.mktemp("runs")

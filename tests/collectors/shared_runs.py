@@ -14,7 +14,7 @@ LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-man
 #: Jobs of several ranks.
 SHAPES = {
     "fsdp": "RANKS=2 fsdp_alone.py",
-    "spawned": "fsdp_alone.py spawn",
+    "spawned": "SPAWN=1 quick.py",
     "fsdp-slow": "RANKS=2 STEPS=4 SLOW_RANK=1 SLOW_MS=20 fsdp_alone.py",
     "uneven": "RANKS=2 plain_pipeline.py",
     "sharded": "RANKS=2 sharded_optimizer.py",
@@ -24,7 +24,7 @@ SHAPES = {
     "ddp": "RANKS=4 ddp_accumulation.py",
     "fsdp-pipeline": "RANKS=4 fsdp_interleaved.py",
     "megatron": "RANKS=4 megatron_like.py",
-    "pipeline": "RANKS=4 dp2_pp2.py",
+    "pipeline": "RANKS=4 SLOW_RANK=3 SLOW_MS=6 dp2_pp2.py",
 }
 #: What goes wrong in a training process, or is made to.
 FAULTS = {

@@ -1,6 +1,7 @@
 """The DP 2 x PP 2 job, from an unmodified script to the verdict."""
 
 import polars as pl
+import pytest
 
 from tests.collectors.conftest import contradictions
 from tracekit.model import OpKind, Worker
@@ -18,6 +19,12 @@ KINDS = {
     OpKind.GC,
     OpKind.HOST_DELAY,  # the loop between two steps
 }
+
+
+@pytest.fixture
+def pipeline(runs):
+    """Rank 3 is slowed by 6 ms in each forward."""
+    return runs["pipeline"]
 
 
 def test_layout_is_found_without_options(pipeline):
@@ -63,9 +70,3 @@ def test_what_makes_a_rank_slow_is_in_its_forwards_and_nobody_elses(pipeline):
     for rank in range(4):
         assert found[rank, "forward-compute"] >= 0.001
         assert found[rank, "backward-compute"] >= 0.002
-
-
-def test_weights_do_not_change(pipeline, alone):
-    """Training gives the same bits with and without collect."""
-    assert len(pipeline.weights) == 4
-    assert pipeline.weights == alone["pipeline"].weights

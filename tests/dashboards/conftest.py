@@ -6,19 +6,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from werkzeug.serving import make_server
 
+from tests.dashboards.tabs import PATIENCE_MS, Tabs
 from tests.handmade import run
 from tracekit.dashboards.web.app import make_app
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 CHROMIUM = Path("/usr/bin/chromium-headless-shell")
-#: What takes longer than this, also on a busy machine, is taken for lost.
-PATIENCE_MS = 60_000
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -102,54 +100,37 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
+@pytest.fixture(scope="session")
+def tabs(browser: Browser) -> Tabs:
+    return Tabs(browser)
+
+
 @pytest.fixture
-def browser_noise() -> list[str]:
+def browser_noise(tabs: Tabs) -> list[str]:
     """What the console said, and requests to other hosts; a test that provokes some clears it."""
-    return []
+    tabs.noise.clear()
+    return tabs.noise
 
 
 @pytest.fixture
-def visit(browser: Browser, serving: Serving, browser_noise: list[str]) -> Iterator[Callable[..., Page]]:
-    """Opens a page of the dashboard in a fresh browser profile and waits until it is there.
+def visit(tabs: Tabs, serving: Serving, browser_noise: list[str]) -> Iterator[Callable[..., Page]]:
+    """Opens a page of the dashboard in a tab that no other visit of the test uses, and waits until it is there.
 
-    `within`: a page that goes there instead. At the end of the test the console must have stayed silent and nothing may
-    have been asked of another host.
+    `within`: in the tab of that page instead. `anew`: load the whole document, in a fresh profile. At the end of the
+    test the console must have stayed silent and nothing may have been asked of another host.
     """
-    faults = browser_noise
-    contexts = []
 
     def open_page(
-        path: str, *, theme: str = "light", width: int = 1280, base: str = serving.url, within: Page | None = None
+        path: str,
+        *,
+        theme: str = "light",
+        width: int = 1280,
+        base: str = serving.url,
+        within: Page | None = None,
+        anew: bool = False,
     ) -> Page:
-        page = within or new_page(theme, width, base)
-        page.goto(base + path)
-        page.wait_for_selector("#page > *")
-        return page
-
-    def new_page(theme: str, width: int, base: str) -> Page:
-        context = browser.new_context(viewport=ViewportSize(width=width, height=900), timezone_id="Asia/Tokyo")
-        contexts.append(context)
-        context.add_cookies([{"name": "theme", "value": theme, "url": base}])
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda said: _console(said, faults))
-        page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith((base, "data:", "blob:"))
-                else faults.append(f"request to another host: {request.url}")
-            ),
-        )
-        return page
+        return tabs.visit(path, theme=theme, width=width, base=base, within=within, anew=anew)
 
     yield open_page
-    for context in contexts:
-        context.close()
-    assert faults == []
-
-
-def _console(said: Any, faults: list[str]) -> None:
-    if said.type in ("error", "warning"):
-        faults.append(f"console {said.type}: {said.text}")
+    tabs.release()
+    assert browser_noise == []

@@ -35,14 +35,15 @@ class _Term:
     """
 
     def __init__(self, weight: float, low: Floats, high: Floats) -> None:
-        self.weight, self.low, self.high = weight, low, high
-        self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.shape)
+        self.weight, self._low, self._high = weight, low.ravel(), high.ravel()
+        self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.size)
+        self._flat_target = self.target.ravel()  # the same memory
 
     def follow(self, value: Floats, threshold: float, following: float) -> None:
         """Move the copy from the value towards the bounds. `threshold`: of this step; `following`: of the next."""
         native.proximal_step(
-            value.ravel(), self.low.ravel(), self.high.ravel(), self.weight * threshold, following / threshold,
-            self._multiplier.ravel(), self.target.ravel(),
+            value.ravel(), self._low, self._high, self.weight * threshold, following / threshold, self._multiplier,
+            self._flat_target,
         )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
         offsets, centres = system.solve([term.target for term in groups], links.target, prior.target, ends.target)
         for term, centre in zip(groups, centres, strict=True):
             term.follow(offsets + centre, threshold, following)
-        links.follow(np.roll(offsets, -1, axis=1) - offsets, threshold, following)
+        links.follow(system.steps(offsets), threshold, following)
         prior.follow(offsets, threshold, following)
         ends.follow(offsets[:, 0] - offsets[:, -1], threshold, following)
     return offsets
@@ -94,6 +95,7 @@ class _System:
         self._linked: Floats = np.asarray(np.any(np.isfinite(ties.low) | np.isfinite(ties.high), axis=0), np.float64)
         self._joined = (~np.isnan(ties.ends).all(axis=0)).astype(np.float64)
         self._offsets = np.zeros((runs, stages, dp_ranks))
+        self._after, self._before = np.roll(np.arange(stages), -1), np.roll(np.arange(stages), 1)
         wide = sum(group.all_stages for group in ties.groups)
         one = np.eye(stages)
         between = (np.roll(one, 1, axis=1) - one)[self._linked.any(axis=1)]  # offset[s + 1] - offset[s]
@@ -107,13 +109,15 @@ class _System:
     def solve(self, groups: list[Floats], links: Floats, prior: Floats, ends: Floats) -> tuple[Floats, list[Floats]]:
         """Offsets, and for each group minus when it ended."""
         right = prior + self._along(links * self._linked) + self._across(ends * self._joined)
-        for members, target in zip(self._groups, groups, strict=True):
-            right = right + members.centred(target)
+        means = [members.mean(target) for members, target in zip(self._groups, groups, strict=True)]
+        for members, target, mean in zip(self._groups, groups, means, strict=True):
+            right = right + members.centred(target, mean)
         offsets = self._preconditioned(right) if self._complete else self._conjugate_gradients(right)
-        centres = [
-            members.mean(target) - members.mean(offsets) for members, target in zip(self._groups, groups, strict=True)
-        ]
-        return offsets, centres
+        return offsets, [mean - members.mean(offsets) for members, mean in zip(self._groups, means, strict=True)]
+
+    def steps(self, offsets: Floats) -> Floats:
+        """By how much the clock of the next stage is further ahead, from the last stage to the first one, too."""
+        return np.asarray(offsets[:, self._after] - offsets)
 
     def _conjugate_gradients(self, right: Floats) -> Floats:
         """Go on from the last solution."""
@@ -134,10 +138,10 @@ class _System:
         return self._offsets
 
     def _applied(self, offsets: Floats) -> Floats:
-        value = offsets + self._along((np.roll(offsets, -1, axis=1) - offsets) * self._linked)
+        value = offsets + self._along(self.steps(offsets) * self._linked)
         value = value + self._across((offsets[:, 0] - offsets[:, -1]) * self._joined)
         for members in self._groups:
-            value = value + members.centred(offsets)
+            value = value + members.centred(offsets, members.mean(offsets))
         return value
 
     def _preconditioned(self, value: Floats) -> Floats:
@@ -146,7 +150,7 @@ class _System:
 
     def _along(self, links: Floats) -> Floats:
         """The transpose of the differences between neighbouring stages."""
-        return np.asarray(np.roll(links, 1, axis=1) - links)
+        return np.asarray(links[:, self._before] - links)
 
     def _across(self, ends: Floats) -> Floats:
         """The transpose of the difference between the first stage and the last."""
@@ -170,8 +174,10 @@ class _Members:
 
     def mean(self, values: Floats) -> Floats:
         """The mean over the members of each group."""
-        return np.asarray((values * self._present).sum(axis=self._axes, keepdims=True) / self._count)
+        of_members = values if self.complete else values * self._present
+        return np.asarray(np.add.reduce(of_members, axis=self._axes, keepdims=True) / self._count)
 
-    def centred(self, values: Floats) -> Floats:
-        """Values less the mean of their group; 0 for who is no member."""
-        return np.asarray((values - self.mean(values)) * self._present)
+    def centred(self, values: Floats, mean: Floats) -> Floats:
+        """Values less that mean of their group; 0 for who is no member."""
+        less = np.asarray(values - mean)
+        return less if self.complete else less * self._present

@@ -40,7 +40,7 @@ def assert_same(found: Trace, expected: Trace) -> None:
     assert dict(found.metadata) == dict(expected.metadata)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     layout=st.builds(Layout, dp=st.integers(1, 3), pp=st.integers(1, 3), tp=st.integers(1, 2)),
     steps=st.integers(1, 3),

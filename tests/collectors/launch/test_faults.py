@@ -1,6 +1,7 @@
 """What must not happen to the training, and what is kept, when something goes wrong. Real processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.collectors.conftest import TIMEOUT_S, collect, contradictions, environment, plain, python, torchrun
+from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradictions, environment, python, torchrun
 from tests.handmade import run, run_process, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
 from tracekit.collectors.runtime.wire_format import Category
 from tracekit.store import Incoming, Store
-from tracekit.trace import read_parquet
 
 SABOTAGE = Path(__file__).parents[1] / "sabotage"
 
@@ -38,26 +38,39 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     assert "nothing was recorded" in process.stderr
 
 
-def without_stderr(directory, module, redirection, *command):
-    """Run a command under `collect` whose stderr is closed or full; its exit code."""
-    collecting = ["collect"] if module == "tracekit" else []
-    under = [sys.executable, "-m", module, *collecting, "--no-store", "--out", "job.parquet", "--", *command]
-    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *under]
-    return subprocess.run(shell, cwd=directory, env=environment(), stdout=subprocess.PIPE, timeout=TIMEOUT_S).returncode
+def shell(redirection, *command):
+    """The command with its streams redirected."""
+    return ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
 
 
-@pytest.mark.parametrize("module", ["tracekit", "tracekit.collectors"])
+@pytest.mark.parametrize("module", [("tracekit", "collect"), ("tracekit.collectors",)])
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 def test_without_a_stderr_the_exit_code_is_the_commands(tmp_path, module, redirection):
     """Closed or full: what cannot be said must not part the launcher from its command."""
-    assert without_stderr(tmp_path, module, redirection, "sh", "-c", "exit 7") == 7
+    under = shell(redirection, sys.executable, "-m", *module, "--no-store", "--", "sh", "-c", "exit 7")
+    assert subprocess.run(under, cwd=tmp_path, env=environment(), timeout=TIMEOUT_S).returncode == 7
 
 
-@pytest.mark.parametrize(("module", "redirection"), [("tracekit", "2>&-"), ("tracekit.collectors", "2>/dev/full")])
-def test_without_a_stderr_the_trace_is_the_same(tmp_path, module, redirection):
-    """Python itself leaves with 1 after a traceback, even one that found no place."""
-    assert without_stderr(tmp_path, module, redirection, *python("loop.py", "raise")) == 1
-    assert list(read_parquet(tmp_path / "job.parquet").steps) == [1, 2, 3]
+def test_two_runs_without_a_stderr_share_the_store_and_lose_nothing(tmp_path):
+    """Side by side in one directory, one's stderr closed and one's full: both end as their commands do and are stored.
+
+    Python itself leaves with 1 after a traceback, even one that found no place.
+    """
+    collections = [
+        subprocess.Popen(
+            shell(redirection, sys.executable, "-m", *module, "--name", name, "--", *python("quick.py")),
+            cwd=tmp_path,
+            env=environment(END="raise"),
+        )
+        for name, module, redirection in (
+            ("closed", ("tracekit", "collect"), "2>&-"),
+            ("full", ("tracekit.collectors",), "2>/dev/full"),
+        )
+    ]
+    assert [one.wait(TIMEOUT_S) for one in collections] == [1, 1]
+    store = Store(tmp_path / "tracekit.duckdb")
+    for name in ("closed", "full"):
+        assert store.load(name).steps.tolist() == [1, 2, 3]
 
 
 def refused(directory, *options):
@@ -87,16 +100,6 @@ def test_an_unknown_command_is_one_message(tmp_path):
     ran = run_process("collect", "--no-store", "--", "no-such-command", cwd=tmp_path)
     assert ran.code == 2
     assert "no-such-command: cannot be started" in ran.message
-
-
-def test_a_script_that_raises_keeps_its_traceback_and_its_trace(tmp_path):
-    """The traceback is the one of the script alone; the steps before are in the trace."""
-    alone = plain(python("loop.py", "raise"), tmp_path)
-    collected = collect(tmp_path, python("loop.py", "raise"))
-    assert collected.process.returncode == alone.returncode == 1
-    assert collected.process.stderr.startswith(alone.stderr)
-    assert "ValueError: the loss is not to my liking" in alone.stderr
-    assert list(collected.trace.steps) == [1, 2, 3]
 
 
 def test_an_interruption_sent_to_the_launcher_alone_reaches_the_command(tmp_path):
@@ -153,7 +156,7 @@ def test_ranks_that_are_killed_lose_nothing(runs, name):
 
 def test_elastic_restarts_are_separate_attempts(tmp_path):
     """Each attempt has its own trace. One rank: restarted gloo groups of two often fail to connect by themselves."""
-    collected = collect(tmp_path, torchrun(1, "ddp_accumulation.py", "--max-restarts", "1"), CRASH_STEP=4, STEPS=6)
+    collected = collect(tmp_path, torchrun(1, "quick.py", "--max-restarts", "1"), CRASH_STEP=4, STEPS=6)
     assert collected.process.returncode == 0, collected.process.stderr
     first, second = collected.summary["attempts"]
     assert (first["steps"], second["steps"]) == (3, 5)
@@ -230,19 +233,32 @@ def test_an_unwritable_folder_is_refused_before_the_command_runs(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """A plain loop of a user with a sitecustomize, its segments kept."""
-    directory = tmp_path_factory.mktemp("kept")
+def raised(tmp_path_factory):
+    """The loop of a user with a sitecustomize, which ends with an exception; its segments are kept."""
+    directory = tmp_path_factory.mktemp("raised")
     options = ["--segments", str(directory / "segments")]
-    variables = {"PYTHONPATH": SABOTAGE, "SITECUSTOMIZE_SAYS": directory / "said"}
-    return collect(directory, python("loop.py", "plain"), *options, **variables)
+    variables = {"PYTHONPATH": SABOTAGE, "SITECUSTOMIZE_SAYS": directory / "said", "END": "raise"}
+    return collect(directory, python("quick.py"), *options, **variables)
 
 
-def test_the_users_sitecustomize_still_runs(kept):
+def test_a_script_that_raises_keeps_its_traceback_and_its_trace(raised):
+    """The traceback is the one of the script alone, without a frame of ours; the steps before are in the trace."""
+    assert raised.process.returncode == 1
+    script = re.escape(str(SCRIPTS / "quick.py"))
+    alone = rf"""Traceback \(most recent call last\):
+  File "{script}", line \d+, in <module>
+    main\(\)
+  File "{script}", line \d+, in main
+    raise ValueError\("the loss is not to my liking"\)
+ValueError: the loss is not to my liking
+"""
+    assert re.match(alone, raised.process.stderr)
+    assert list(raised.trace.steps) == [1, 2, 3]
+
+
+def test_the_users_sitecustomize_still_runs(raised):
     """The one that collect shadows is run behind it, in every process."""
-    assert kept.process.returncode == 0
-    assert len((kept.out.parent / "said").read_text().splitlines()) >= 1
-    assert list(kept.trace.steps) == [1, 2, 3, 4, 5]
+    assert len((raised.out.parent / "said").read_text().splitlines()) >= 1
 
 
 def test_missing_ranks_are_named(runs):
@@ -253,21 +269,8 @@ def test_missing_ranks_are_named(runs):
     assert any("WARNING: 1 ranks reported nothing: 1" in line for line in ran.closing)
 
 
-def test_kept_segments_can_be_imported_and_are_not_written_to_again(kept):
+def test_kept_segments_can_be_imported_and_are_not_written_to_again(raised):
     """--segments keeps them; the importer gives the same trace; another run there is refused."""
-    segments = kept.out.parent / "segments"
-    assert read_any(segments).ops.equals(kept.trace.ops)
+    segments = raised.out.parent / "segments"
+    assert read_any(segments).ops.equals(raised.trace.ops)
     assert "holds the segments of a finished run" in refused(segments.parent, "--segments", str(segments))
-
-
-def test_two_runs_in_one_directory(tmp_path):
-    """Runs at the same time share the store and nothing else."""
-    command = [sys.executable, "-m", "tracekit.collectors", "--", *python("loop.py", "plain")]
-    collections = [
-        subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    for one in collections:
-        _, stderr = one.communicate(timeout=TIMEOUT_S)
-        assert one.returncode == 0, stderr
-        assert "stored as loop-" in stderr
-    assert len(Store(tmp_path / "tracekit.duckdb").jobs()) == 2

@@ -10,7 +10,7 @@ from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
 from tracekit.collectors.importers.registry import read_any
 from tracekit.trace import read_parquet
 
-SCRIPT = str(SCRIPTS / "ddp_accumulation.py")
+SCRIPT = str(SCRIPTS / "quick.py")
 
 
 def run_nodes(directory, segments, how):

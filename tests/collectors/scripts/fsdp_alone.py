@@ -1,17 +1,14 @@
-"""FSDP2 without a pipeline. With `spawn`: this process starts its two ranks itself.
+"""FSDP2 without a pipeline.
 
 A pause in each layer stands for the time of an accelerator; SLOW_RANK and SLOW_MS make one rank's longer.
 """
 
 import hashlib
 import os
-import socket
-import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -47,18 +44,6 @@ def main():
     print(f"rank {rank} weights {digest.hexdigest()}", flush=True)
 
 
-def spawned(rank, port):
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+if __name__ == "__main__":
     main()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:  # spawn: the ranks are processes of this one
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        torch.multiprocessing.spawn(spawned, args=(port,), nprocs=2)
-    else:
-        main()
-        dist.destroy_process_group()

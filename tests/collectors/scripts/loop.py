@@ -1,6 +1,6 @@
 """A single-process training loop in many styles; the first argument chooses one.
 
-plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, raise, interrupt, spans, set-step, misuse, eval,
+plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, spans, set-step, misuse, eval,
 closure, two-modules, module-in-data, autograd-grad, functional, compile-many
 """
 
@@ -8,13 +8,13 @@ import functools
 import hashlib
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
 import types
 
 import torch
+from quick import Descent
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -48,10 +48,9 @@ class Augment(nn.Module):
 def child():
     """What another process of the script does: train a little of its own."""
     model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = Descent(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    optimizer.zero_grad()
 
 
 def backward(call, x):
@@ -145,11 +144,6 @@ def main():
                 model.get_parameter(name).grad = grad.detach()
         else:
             scaler.scale(nn.functional.mse_loss(call(x), x)).backward()
-        if STYLE == "raise" and step == 4:
-            raise ValueError("the loss is not to my liking")
-        if STYLE == "interrupt" and step == 4:
-            print("ready", flush=True)
-            signal.pause()
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()

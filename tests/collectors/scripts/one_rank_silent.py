@@ -1,4 +1,4 @@
-"""DistributedDataParallel on two ranks, of which the second starts over without the PYTHONPATH it was given."""
+"""Training on two ranks, of which the second starts over without the PYTHONPATH it was given."""
 
 import os
 import sys
@@ -10,21 +10,9 @@ def main():
         os.environ["PYTHONPATH"] = ""
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
+    import quick
 
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-
-    del model, optimizer  # torch can hang or abort where they outlive the process group
-    dist.barrier()
-    dist.destroy_process_group()
+    quick.main()
 
 
 if __name__ == "__main__":

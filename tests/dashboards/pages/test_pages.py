@@ -107,8 +107,8 @@ def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(doubtful: Se
     assert "Not trustworthy: " not in pages.text(path, job="good")
 
 
-def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, serve: Serve, serving: Serving) -> None:
-    for server in (serve(serving.store), serving):
+def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, odd: Serving, serving: Serving) -> None:
+    for server in (odd, serving):
         page = visit("/", base=server.url)
         page.wait_for_selector(".ag-row a")
         page.fill("#fleet-q", "python")

@@ -38,29 +38,15 @@ def colour(paper: str) -> str:
 
 def shown(page: Page) -> tuple[str, str]:
     """The paper of the page, and that of its figures, which the server colours."""
-    page.wait_for_selector("#time-slowdown .main-svg")
+    page.wait_for_selector("#attribution-kind .main-svg")
     return page.evaluate(PAPER), page.evaluate(
-        "document.querySelector('#time-slowdown .js-plotly-plot').layout.font.color"
+        "document.querySelector('#attribution-kind .js-plotly-plot').layout.font.color"
     )
 
 
-def test_the_theme_is_that_of_the_system_until_somebody_chooses(on_a_system: Open, serving: Serving) -> None:
-    page = on_a_system("dark")
-    page.goto(f"{serving.url}/time?job=slow-worker")
-    assert shown(page) == (colour(DARK.paper), DARK.text)
-    with page.expect_navigation():
-        page.click("#theme")
-    assert shown(page) == (colour(LIGHT.paper), LIGHT.text)
-    again = page.context.new_page()
-    again.goto(f"{serving.url}/time?job=slow-worker")
-    assert shown(again) == (colour(LIGHT.paper), LIGHT.text)
-
-
-def test_an_open_page_follows_when_the_system_changes_unless_somebody_chose(
-    on_a_system: Open, serving: Serving
-) -> None:
+def test_the_theme_follows_the_system_until_somebody_chooses(on_a_system: Open, serving: Serving) -> None:
     page = on_a_system("light")
-    page.goto(f"{serving.url}/time?job=slow-worker")
+    page.goto(f"{serving.url}/attribution?job=slow-worker")
     assert shown(page) == (colour(LIGHT.paper), LIGHT.text)
     with page.expect_navigation():
         page.emulate_media(color_scheme="dark")
@@ -69,10 +55,13 @@ def test_an_open_page_follows_when_the_system_changes_unless_somebody_chose(
         page.click("#theme")
     page.emulate_media(color_scheme="light")
     page.emulate_media(color_scheme="dark")
-    assert shown(page)[1] == LIGHT.text
+    assert shown(page) == (colour(LIGHT.paper), LIGHT.text)
+    again = page.context.new_page()
+    again.goto(f"{serving.url}/attribution?job=slow-worker")
+    assert shown(again) == (colour(LIGHT.paper), LIGHT.text)
 
 
-@pytest.mark.parametrize("path", ["/time?job=slow-worker", "/no/such/page"])
+@pytest.mark.parametrize("path", ["/job?job=slow-worker", "/no/such/page"])
 def test_no_other_theme_flashes_before_the_page_is_there(on_a_system: Open, serving: Serving, path: str) -> None:
     page, held = on_a_system("dark"), list[Route]()
 
