@@ -45,6 +45,7 @@ _KIND_OF = {
     CauseKind.LATE_DATA: LossKind.INPUT,
     CauseKind.HOST_BOUND: LossKind.HOST,
     CauseKind.CONGESTION: LossKind.COMMUNICATION,
+    CauseKind.SHARED_CARD: LossKind.COMMUNICATION,
     CauseKind.PYTHON_GC: LossKind.STALLS,
     CauseKind.CHECKPOINT_STALLS: LossKind.STALLS,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
@@ -53,6 +54,7 @@ _KIND_OF = {
 _WENT_TO = {
     LossKind.INPUT: "are spent waiting for data",
     LossKind.HOST: "go to launches and host work",
+    LossKind.COMMUNICATION: "go to communication",
     LossKind.STALLS: "are lost to pauses and stalls",
 }
 #: Stops of a few workers hold up the others: those workers are stragglers.

@@ -37,7 +37,7 @@ ACCEPTED: dict[TruthKind, frozenset[str]] = {
     for kind in TruthKind
 }
 #: Say that nothing is wrong, that nobody is to blame, or that too little is known: never a wrong accusation.
-BLAMES_NOBODY = frozenset({"healthy", "unexplained", "too-little-trace", "random-variation"})
+BLAMES_NOBODY = frozenset({"healthy", "unexplained", "too-little-trace", "random-variation", "shared-network-card"})
 
 Where = Mapping[str, Any]
 Fix = Mapping[str, Any]

@@ -29,6 +29,7 @@ from tracekit.analysis.causes.rules_host import HostBound, LateData, SlowOptimiz
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
     Congestion,
+    SharedCard,
     SlowLink,
     SlowNic,
     TooLittleTrace,
@@ -61,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     SlowLink(),
     SlowNic(),
     Congestion(),
+    SharedCard(),
     UnrecordedWorkerLate(),
     LateData(),
     SlowOptimizer(),

@@ -33,6 +33,7 @@ class CauseKind(StrEnum):
     SLOW_LINK = "slow-p2p-link"
     SLOW_NIC = "slow-nic"
     CONGESTION = "congestion"
+    SHARED_CARD = "shared-network-card"
     SLOW_STEPS = "slow-steps"
     SLOW_OPTIMIZER = "slow-optimizer"
     PROCESS_PAUSES = "process-pauses"

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Link, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_usual, hiccups, links_as_usual
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, SMALLEST_RING_FACTOR
@@ -26,6 +26,8 @@ SMALLEST_LATENESS_SHARE = 0.02
 LARGEST_HICCUP_SHARE = 0.3
 FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3
+#: Waiting behind the job's own collectives that takes this share of the step is worth a word.
+SMALLEST_SHARED_SHARE = 0.02
 #: No collective between workers is quicker, seconds.
 SMALLEST_TRANSFER_S = 1e-6
 #: Network time protocols keep clocks closer than this, seconds: a larger offset is worth a word.
@@ -216,6 +218,49 @@ class Congestion(Rule):
         )
         # No word about when: hiccups come by chance, so that where few of them fell says nothing of the next ones.
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), found.change)
+
+
+class SharedCard(Rule):
+    """Transfers between stages wait behind the job's own collectives, which pass the same cards at the same time.
+
+    Paper: no signature; such waiting lengthens S, as transfers take the median as their ideal. tracekit takes off
+    each transfer the time in which a collective of one of its ends ran, and names what that saves. It blames nobody and
+    promises nothing: the bytes have to pass some time.
+    """
+
+    kind = CauseKind.SHARED_CARD
+    title = "Transfers share the network with the job's own collectives"
+    signature = "transfers are long while a data-parallel collective of one of their ends runs, and short otherwise"
+    refuted_by = "the same transfers are as long without overlapped collectives"
+    next_check = "a run without the overlap, or with collectives in smaller buckets: does the step get shorter?"
+    suggested_fix = "smaller buckets, fewer channels for overlapped collectives, or another card for the pipeline"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        if evidence.transfers.empty:
+            return
+        traffic = evidence.traffic
+        usual = np.fmax(traffic.link_s[:, None, None], traffic.usual_s)
+        alone = np.maximum(traffic.seconds - traffic.shared_s, usual)
+        long = (traffic.shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
+        if not long.any():
+            return
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factor = np.where(long, alone / traffic.seconds, 1.0)
+        change = Scale(evidence.transfers, factor)
+        share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+        if share < SMALLEST_SHARED_SHARE:
+            return
+        figures = (
+            Figure("what goes without, over the step", share, SMALLEST_SHARED_SHARE),
+            Figure("transfers that wait", int(long.sum()), 0.0),
+        )
+        longest = float(np.nanmax(traffic.seconds[long])) / traffic.usual_s
+        effect = (
+            f"{long.sum():,} transfers take up to {longest:.3g} times as long as usual while a collective of the job"
+            " passes the same card"
+        )
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures[:1]), change)
 
 
 class ClockError(Rule):

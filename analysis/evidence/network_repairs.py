@@ -117,7 +117,7 @@ def hiccups(traffic: Traffic) -> Hiccups:
     link_s = np.fmax(traffic.link_s[:, None], np.where(links, traffic.factor * traffic.usual_s, 0.0))
     link_s = np.fmax(link_s, max(traffic.usual_s, LINK_SPREADS / HICCUP_FACTOR * traffic.spread_s))
     # What the same transfer takes in most steps comes of the schedule, not by chance.
-    transfer_s = np.fmax(link_s[:, None], median(traffic.seconds, (2,))[:, :, None])
+    transfer_s = np.fmax(link_s[:, None], median(traffic.seconds, (2,))[:, :, None]) + traffic.shared_s
     return _hanging(
         len(evidence.replay.graph.steps),
         [

@@ -134,6 +134,30 @@ class Traffic:
         return max(SMALLEST_LINK_FACTOR * self.usual_s, self.usual_s + LINK_SPREADS * self.spread_s)
 
     @cached_property
+    def shared_s(self) -> Floats:
+        """For how long of each transfer a collective of one of its ends ran, seconds, [slots, ops, steps, dp_ranks].
+
+        Both pass the same cards, so that what a transfer takes meanwhile comes of the schedule.
+        """
+        evidence, stages = self.evidence, self.evidence.stages
+        shared = np.zeros(self.seconds.shape)
+        if not self.seconds.size or evidence.collectives.empty:
+            return shared
+        blocks = evidence.replay.graph.blocks
+        ends = [block.start + block.duration for block in blocks]
+        end, ring_end = evidence.transfers.recvs.gather(ends), evidence.collectives.gather(ends)
+        begin, ring_begin = end - self.seconds, ring_end - self.rings[..., None]
+        link = np.arange(len(self.seconds)) // 2
+        for stage in (link, (link + 1) % stages):
+            with_one = np.zeros(self.seconds.shape)
+            for op in range(self.rings.shape[1]):
+                first = np.maximum(begin, ring_begin[stage, op][:, None])
+                last = np.minimum(end, ring_end[stage, op][:, None])
+                with_one += np.nan_to_num(np.maximum(last - first, 0.0))
+            shared = np.maximum(shared, with_one)
+        return np.minimum(shared, np.nan_to_num(self.seconds))
+
+    @cached_property
     def slow(self) -> Bools:
         """Which links are slow in which steps, [slots, steps, dp_ranks]."""
         if not self.seconds.size:
