@@ -34,8 +34,9 @@ class RankDump:
     """What one rank left behind.
 
     `problem`: why its dump cannot be read, None where it can; `operations`: entries in it, finished ones included.
-    `host`, `stack` (innermost frame first) and `phase` (what the rank is known to be busy with) are None where the dump
-    does not state them, as none of PyTorch's own does.
+    `host`, `stack` (innermost frame first), `phase` (what the rank is known to be busy with) and `process` (what the
+    system says about a process that did not answer) are None where the dump does not state them, as none of PyTorch's
+    own does.
     """
 
     source: str
@@ -43,6 +44,7 @@ class RankDump:
     operations: int = 0
     host: str | None = None
     phase: str | None = None
+    process: str | None = None
     stack: tuple[str, ...] | None = None
 
 

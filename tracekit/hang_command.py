@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.errors import OutputError
 from tracekit.stderr import progress
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ HANG_FOLDERS = "hang-*"
 @click.command("hang")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
-def hang_command(directory: Path, as_json: bool) -> int:
+@click.option("--out", type=click.Path(path_type=Path), help="Also write report.txt and report.json to this folder.")
+def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
     """Which rank never arrives? Names the ranks that hold a hung job up, and why.
 
     DIRECTORY holds the flight-recorder dumps of the ranks, one file each (pickle or JSON), or is the --segments folder
@@ -37,12 +39,22 @@ def hang_command(directory: Path, as_json: bool) -> int:
         record = read_flight_records(newest_dumps(directory))
         tell("finding who waits for whom")
         report = find_hang(record)
-    if as_json:
-        click.echo(json.dumps(to_dict(report)))
-    else:
-        for line in report_lines(report):
-            click.echo(line)
+    text, plain = "\n".join(report_lines(report)), json.dumps(to_dict(report))
+    if out is not None:
+        _write(out, text, plain)
+    click.echo(plain if as_json else text)
     return EXIT_HANG if report.hung else 0
+
+
+def _write(out: Path, text: str, plain: str) -> None:
+    from tracekit.atomic_write import Kind, write_text
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "report.txt", text + "\n", Kind("a report on a hang", lambda file: b"HANG" in file.read(16)))
+        write_text(out / "report.json", plain + "\n", Kind("a report on a hang", lambda file: b"hang" in file.read(16)))
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written: {error.strerror or error}; choose another --out") from None
 
 
 def newest_dumps(directory: Path) -> Path:

@@ -97,7 +97,8 @@ def _stacks(culprits: Iterable[Culprit]) -> Iterator[str]:
         yield ""
         yield f"Stack of {ranks_text(ranks)}, innermost first"
         for frame in stack[:8]:
-            yield from _wrapped(frame, "  ", limit=1)
+            shown = printable(frame)
+            yield f"  {shown if len(shown) <= _COLUMNS - 2 else '...' + shown[5 - _COLUMNS :]}"
 
 
 def _waiting(report: HangReport) -> Iterator[str]:

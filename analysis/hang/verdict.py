@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
+from scipy.sparse import csr_array
 
 from tracekit.analysis.hang.mismatch import Mismatch, find_mismatches
 from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, StalledGroup, Undecided, Waiting
@@ -181,6 +182,8 @@ def _stuck(case: _Case, rank: int) -> Culprit:
         return _culprit(case, rank, StallClass.DEVICE, number, (evidence,))
     if dump is None:
         sign: tuple[str, ...] = ("left no dump",)
+    elif dump.process is not None:
+        sign = (dump.process,)
     elif dump.problem is not None:
         sign = (f"its dump {dump.problem}",)
     elif rank in case.rendezvous.stale:
@@ -270,7 +273,7 @@ def _report(case: _Case, culprits: list[Culprit], undecided: list[Undecided]) ->
     record = case.record
     numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
     backwards = case.graph.matrix().T.tocsr()
-    counted = {one.rank: len(waiting_for(case.graph, one.rank, backwards)) for one in culprits}
+    counted = {one.rank: _held_up(case, one, backwards) for one in culprits}
     finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
     stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
@@ -285,6 +288,16 @@ def _report(case: _Case, culprits: list[Culprit], undecided: list[Undecided]) ->
         taken_ns=record.taken_ns,
         notes=(*record.notes, *stale),
     )
+
+
+def _held_up(case: _Case, culprit: Culprit, backwards: csr_array) -> int:
+    """How many wait for a culprit: for it to come, or, where its call is another one, in what they called together."""
+    waiting = waiting_for(case.graph, culprit.rank, backwards)
+    if culprit.stall_class is StallClass.MISMATCH:
+        together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]
+        found = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
+        waiting = np.unique(np.concatenate([waiting, *found]))
+    return int((waiting != culprit.rank).sum())
 
 
 def _waiting(case: _Case, culprits: set[int]) -> tuple[Waiting, ...]:

@@ -142,6 +142,7 @@ def _take(
             operations=len(entries),
             host=_text(about.get("host")),
             phase=_text(about.get("phase")),
+            process=_text(about.get("process")),
             stack=None if stack is None else tuple(map(str, stack)),
         )
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
@@ -173,7 +174,8 @@ def _take_operations(
         group = groups.get(named)
         if group is None:
             group = groups[named] = columns.groups.add_named(rank, named, description)
-        places[int(entry["pg_id"])] = group
+        if int(entry["pg_id"]) >= 0:  # transfers that `hang_watch` adds have none
+            places[int(entry["pg_id"])] = group
         p2p = bool(entry.get("is_p2p", False))
         sequence = int(entry["p2p_seq_id" if p2p else "collective_seq_id"])
         finished = _finished(entry)
