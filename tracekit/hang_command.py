@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
 from tracekit.errors import OutputError
 from tracekit.stderr import progress
 
 if TYPE_CHECKING:
     from tracekit.analysis.hang import HangReport
 
+_TEXT = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
+_JSON = Kind("a report on a hang", starting_with(b'{"hang": '))
 #: Exit code where a hang is found.
 EXIT_HANG = 4
 #: How `tracekit collect --hang-after` names the folders of its dumps.
@@ -47,14 +50,16 @@ def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
 
 
 def _write(out: Path, text: str, plain: str) -> None:
-    from tracekit.atomic_write import Kind, write_text
-
+    """Both files or none. Raises OutputError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / "report.txt", text + "\n", Kind("a report on a hang", lambda file: b"HANG" in file.read(16)))
-        write_text(out / "report.json", plain + "\n", Kind("a report on a hang", lambda file: b"hang" in file.read(16)))
     except OSError as error:
-        raise OutputError(f"{out}: cannot be written: {error.strerror or error}; choose another --out") from None
+        raise OutputError(f"{out}: cannot be made: {error.strerror or error}; choose another --out") from None
+    files = ((out / "report.txt", text, _TEXT), (out / "report.json", plain, _JSON))
+    for path, _, kind in files:
+        check_writable(path, kind)
+    for path, content, kind in files:
+        write_text(path, f"{content}\n", kind)
 
 
 def newest_dumps(directory: Path) -> Path:

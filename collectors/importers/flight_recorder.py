@@ -19,7 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
-from tracekit.collectors.importers.flight_recorder_groups import GroupTable
+from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS, GroupTable
 from tracekit.errors import FormatError
 from tracekit.flight_record import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, Progress, RankDump
 from tracekit.text import short
@@ -101,13 +101,13 @@ def _files(directory: Path) -> list[Path]:
 
 def _rank_of(name: str) -> int | None:
     match = _RANK_IN_NAME.search(name)
-    return int(match.group(1)) if match is not None and len(match.group(1)) < 8 else None
+    return int(match.group(1)) if match is not None and int(match.group(1)) < MOST_RANKS else None
 
 
 def _stated_rank(dump: Mapping[str, Any], named: int | None) -> int:
     about = dump.get("tracekit")
     rank = about.get("rank", named) if isinstance(about, dict) else named
-    if not isinstance(rank, int):
+    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
         raise UnreadableError("has no rank in its name, which must end in it, as in nccl_trace_rank_12")
     return rank
 
@@ -177,7 +177,7 @@ def _take_operations(
         if int(entry["pg_id"]) >= 0:  # transfers that `hang_watch` adds have none
             places[int(entry["pg_id"])] = group
         p2p = bool(entry.get("is_p2p", False))
-        sequence = int(entry["p2p_seq_id" if p2p else "collective_seq_id"])
+        sequence = _int64(entry["p2p_seq_id" if p2p else "collective_seq_id"])
         finished = _finished(entry)
         if whole := coalesced.get((group_id := int(entry["pg_id"]), p2p, sequence)):
             if _COALESCED in name and not p2p and (group_id, sequence) in taken:
@@ -250,15 +250,15 @@ def _row(
         rank,
         group,
         sequence,
-        int(entry.get("record_id", 0)),
+        _int64(entry.get("record_id", 0)),
         str(name).split(":", 1)[-1],
         -1 if ends is None else ends[1] if ends[0] else ends[2],
         -1 if ends is None else ends[2] if ends[0] else ends[1],
         str(sizes_in)[:80],
-        sum(map(math.prod, sizes_in)),
-        sum(map(math.prod, sizes_out)),
+        _int64(sum(map(math.prod, sizes_in))),
+        _int64(sum(map(math.prod, sizes_out))),
         str(dtypes[0]) if dtypes else "",
-        int(entry.get("time_created_ns") or 0),
+        _int64(entry.get("time_created_ns") or 0),
         int(Progress.FINISHED if finished else Progress.STARTED if started else Progress.SCHEDULED),
         _call_site(entry.get("frames")),
         p2p,
@@ -269,9 +269,9 @@ def _transfer(columns: _Columns, name: str) -> tuple[bool, int, int] | None:
     """(whether it sends, this rank, its peer), as numbered in the name."""
     if name not in columns.transfers:
         match = _TRANSFER.search(name)
-        columns.transfers[name] = (
-            None if match is None else ("send" in match.group(1), int(match.group(2)), int(match.group(3)))
-        )
+        columns.transfers[name] = None
+        if match is not None and max(own := int(match.group(2)), peer := int(match.group(3))) < MOST_RANKS:
+            columns.transfers[name] = "send" in match.group(1), own, peer
     return columns.transfers[name]
 
 
@@ -297,7 +297,15 @@ def _take_statuses(
         status = statuses.get(str(number), statuses.get(number))
         if status is not None:
             issued, finished = status["last_enqueued_collective"], status["last_completed_collective"]
-            columns.statuses.append((rank, place, int(issued), int(finished)))
+            columns.statuses.append((rank, place, _int64(issued), _int64(finished)))
+
+
+def _int64(value: Any) -> int:
+    """Raises OverflowError, or what `int` raises."""
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise OverflowError(f"{number:.3g} has more than 64 bits")
+    return number
 
 
 def _record(

@@ -17,6 +17,8 @@ from tracekit.flight_record import ProcessGroup
 
 _NUMBER = re.compile(r"\d+")
 _CUT = "..."
+#: No job has more.
+MOST_RANKS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,14 @@ class GroupTable:
     """Collects the groups of one dump after the other; `finish` tells their members."""
 
     _keys: dict[_Key, int] = field(default_factory=dict)
+    _stated: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
     _seen_on: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, rank: int, config: Mapping[Any, Any]) -> dict[str, int]:
-        """Take the `pg_config` of a rank; returns the group of each of its names, in order of creation."""
+        """Take the `pg_config` of a rank; returns the group of each of its names, in order of creation.
+
+        Raises ValueError where no job has such members.
+        """
         found: dict[str, int] = {}
         times: Counter[tuple[str, str]] = Counter()
         for name in sorted(map(str, config), key=_creation):
@@ -56,6 +62,8 @@ class GroupTable:
         return self._place(rank, _Key(description, f"name {name}", 0))
 
     def _place(self, rank: int, key: _Key) -> int:
+        if key not in self._keys:
+            self._stated[key] = _stated(key.members)
         place = self._keys.setdefault(key, len(self._keys))
         self._seen_on[place].add(rank)
         return place
@@ -63,7 +71,7 @@ class GroupTable:
     def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[ProcessGroup, ...], dict[int, int]]:
         """All groups, and the place of each that `add` gave out."""
         missing = frozenset(without_dump)
-        stated = {key: _stated(key.members) for key in self._keys}
+        stated = self._stated
         whole = defaultdict(list)
         for key, ranks in stated.items():
             if _is_whole(key):
@@ -99,7 +107,11 @@ def _is_whole(key: _Key) -> bool:
 
 
 def _stated(members: str) -> tuple[int, ...]:
-    return tuple(map(int, _NUMBER.findall(members))) if members.startswith("[") else ()
+    """Raises ValueError for ranks that no job has."""
+    ranks = tuple(map(int, _NUMBER.findall(members))) if members.startswith("[") else ()
+    if max(ranks, default=0) >= MOST_RANKS:
+        raise ValueError(f"rank {max(ranks)}")
+    return ranks
 
 
 def _before_cut(members: str) -> tuple[int, ...]:

@@ -168,8 +168,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
 
 
 def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
-    """Who looks for hangs; reports go beside the trace."""
-    if options.hang_after_s <= 0:
+    """Who looks for hangs: the first launcher of a run. Reports go beside the trace."""
+    if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
     return HangWatcher(directory.absolute(), options.hang_after_s, trace.absolute().parent, options.stop_on_hang)

@@ -70,9 +70,23 @@ class HangWatcher:
     _said: bool = False
     _number: int = 0
     _patience_until: float = 0.0
+    _failed: bool = False
 
     def tick(self) -> bool:
-        """Look once; called a few times a second while the command runs. Whether the command is to end."""
+        """Look once; called a few times a second while the command runs. Whether the command is to end.
+
+        Raises nothing: a watch that fails says so and is over, the command goes on.
+        """
+        if self._failed:
+            return False
+        try:
+            return self._look()
+        except Exception as error:
+            self._failed = True
+            say(f"tracekit: watching for hangs has ended: {type(error).__name__}: {printable(str(error))}")
+            return False
+
+    def _look(self) -> bool:
         if self._analysis is not None:
             return self._analysis.poll() is not None and self._conclude()
         if self._asked is not None:
@@ -97,7 +111,11 @@ class HangWatcher:
         assert self._attempt is not None
         self._number += 1
         self._folder = self.directory / f"hang-{self._number:03d}"
-        self._folder.mkdir()
+        try:
+            self._folder.mkdir()
+        except FileExistsError:  # the launcher of another node has asked
+            self._patience_until = now + self.hang_after_s
+            return
         request = self._attempt / f"{HANG_REQUEST}{self._number:03d}"
         partial = request.with_name(f".{request.name}")
         partial.write_text(str(self._folder), encoding="utf-8")

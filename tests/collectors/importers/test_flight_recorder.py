@@ -130,6 +130,17 @@ def test_values_of_other_types_make_a_dump_damaged_not_the_reader(tmp_path):
     assert {rank for rank, dump in found.dumps.items() if dump.problem} == {3, 4}
 
 
+@pytest.mark.parametrize("ranks", ["[0, 99999999999]", "[0, 1, 2, 3, 4, 5, 6, 4194304]"])
+def test_a_group_that_no_job_can_have_makes_a_dump_damaged(tmp_path, ranks):
+    """What follows is as large as the job: a rank of that number would claim the memory."""
+    dumped = content()
+    dumped[3]["pg_config"]["0"]["ranks"] = ranks
+    dumped[4]["entries"][0]["record_id"] = 2**70
+    found = read(tmp_path, dumped)
+    assert {rank for rank, dump in found.dumps.items() if dump.problem} == {3, 4}
+    assert found.world_size == 8
+
+
 def test_files_that_are_no_dumps_are_left_alone(tmp_path):
     write(tmp_path, content())
     (tmp_path / "fault_injection.log").write_text("Rank 3, fault_type: GPU_ERROR")
