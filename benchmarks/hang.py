@@ -22,7 +22,7 @@ from benchmarks.measure import table, tracekit
 
 LARGE = (8, 8, 64)
 SMALL = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 2), (2, 2, 4), (8, 2, 1))
-SEEDS = 40
+SEEDS = 20
 HANG_AFTER_S = 5
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "hangs.py"
 #: Fault of the live script -> class that names it; None: no hang.
@@ -45,7 +45,7 @@ def section() -> str:
 
 def _large() -> str:
     job, chance, rows = Job(*LARGE, microbatches=4), random.Random(1), []  # noqa: S311
-    for kind in ("host", "gone", "gpu-error", "gpu-sleep", "size"):
+    for kind in ("host", "gone", "gpu-error"):
         for count in (1, 3):
             faults = draw_faults(job, kind, count, chance)
             outcome = run(job, faults)
@@ -108,7 +108,7 @@ def _judge(kind: str, seed: int) -> str:
         report = find_hang(read_flight_records(Path(folder)))
     if not outcome.hangs():
         return "no hang"
-    broken = {fault.rank for fault in (faults if kind == "gone" else outcome.struck)}
+    broken = {fault.rank for fault in faults}
     truth, found = {fault.rank for fault in outcome.struck}, {one.rank for one in report.culprits}
     open_ranks = {rank for one in report.undecided for rank in one.ranks}
     if found - broken:

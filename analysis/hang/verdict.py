@@ -70,11 +70,11 @@ def find_hang(record: FlightRecord) -> HangReport:
             late, open_question = _not_reached(case, number)
             culprits += late
             undecided += open_question
-    culprits += [
-        _unreceived(case, number)
-        for number in sinks.unreceived
-        if int(case.stall[graph.world_size + number]) not in explained
-    ]
+    for number in sinks.unreceived:
+        if int(case.stall[graph.world_size + number]) not in explained:
+            late, open_question = _unreceived(case, number)
+            culprits += late
+            undecided += open_question
     undecided += [_ring(case, ring) for ring in sinks.rings if int(case.stall[ring[0]]) not in explained]
     return _report(case, culprits, undecided)
 
@@ -236,10 +236,19 @@ def _not_reached(case: _Case, number: int) -> tuple[list[Culprit], list[Undecide
     return [], [Undecided(tuple(sorted({*started, *scheduled})), where, missing)]
 
 
-def _unreceived(case: _Case, number: int) -> Culprit:
+def _unreceived(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+    """A send that its target stands elsewhere for. Where the target's dump says nothing of what it has finished, it may
+    have received, and the sender's device be the one that stands still.
+    """
     source, target = case.rendezvous.operations.select("source", "target").row(number)
+    history = case.record.operations.filter(rank=target, progress=int(Progress.FINISHED))
+    if history.is_empty() and case.record.statuses.filter(rank=target).is_empty():
+        missing = (
+            f"whether rank {target} has received it is not recorded: dump with finished operations, or group status"
+        )
+        return [], [Undecided((source, target), f"{case.operation(number)} of {case.group(number)}", missing)]
     evidence = f"rank {source} sends to it and it has posted no receive; it waits for rank {source} elsewhere"
-    return _culprit(case, target, StallClass.PARTNER, number, (evidence,))
+    return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
 
 
 def _ring(case: _Case, ring: tuple[int, ...]) -> Undecided:
