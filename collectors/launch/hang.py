@@ -33,6 +33,8 @@ from tracekit.text import printable
 
 #: How long ranks have to answer, seconds; who has not by then is looked at from outside.
 ANSWER_S = 3.0
+#: How often the pulses are read within `hang_after_s`: a large job has thousands.
+LOOKS = 40
 #: A rank known to be busy with a long phase is no hang for so many times `hang_after_s`.
 LONG_PHASE = 10
 #: Phases that end by themselves and take as long as they take.
@@ -71,6 +73,7 @@ class HangWatcher:
     _number: int = 0
     _patience_until: float = 0.0
     _failed: bool = False
+    _due: float = 0.0
 
     def tick(self) -> bool:
         """Look once; called a few times a second while the command runs. Whether the command is to end.
@@ -96,6 +99,9 @@ class HangWatcher:
         return False
 
     def _follow(self) -> None:
+        if self.now() < self._due:
+            return
+        self._due = self.now() + self.hang_after_s / LOOKS
         attempt = max(self.directory.glob("attempt-*"), default=None)
         pulses = {} if attempt is None else _read_pulses(attempt)
         now = self.now()
@@ -116,7 +122,7 @@ class HangWatcher:
         except FileExistsError:  # the launcher of another node has asked
             self._patience_until = now + self.hang_after_s
             return
-        request = self._attempt / f"{HANG_REQUEST}{self._number:03d}"
+        request = self._attempt / HANG_REQUEST
         partial = request.with_name(f".{request.name}")
         partial.write_text(str(self._folder), encoding="utf-8")
         partial.rename(request)

@@ -59,7 +59,8 @@ class HangWatch:
         self._main = threading.main_thread().ident
         self._pulses = 0
         self._seen: Any = None
-        self._answered: set[str] = set()
+        self._request = directory / HANG_REQUEST
+        self._answered: Path | None = None
         self._signal = 0
         self._posted: dict[int, tuple[str, Any, int]] = {}
         self._in_wait: dict[int, tuple[str, Any, int, int]] = {}
@@ -136,14 +137,17 @@ class HangWatch:
         os.pwrite(self._pulse, PULSE.pack(self._pulses, os.getpid(), self._signal, self._session.world_size), 0)
 
     def _answer(self) -> None:
-        for request in self._directory.glob(f"{HANG_REQUEST}*"):
-            if request.name not in self._answered:
-                self._answered.add(request.name)
-                folder = Path(request.read_text(encoding="utf-8"))
-                target = folder / HANG_DUMP.format(rank=self._session.rank)
-                partial = target.with_suffix(".part")
-                partial.write_text(json.dumps(self._dump()), encoding="utf-8")
-                partial.rename(target)
+        try:
+            folder = Path(self._request.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        if folder == self._answered:
+            return
+        self._answered = folder
+        target = folder / HANG_DUMP.format(rank=self._session.rank)
+        partial = target.with_suffix(".part")
+        partial.write_text(json.dumps(self._dump()), encoding="utf-8")
+        partial.rename(target)
 
     def _dump(self) -> dict[str, Any]:
         """Where this rank stands, in the recorder's format."""

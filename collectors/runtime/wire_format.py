@@ -38,8 +38,8 @@ PULSE = struct.Struct("<qqiq")
 PULSE_SUFFIX = ".pulse"
 #: Stacks of all threads of a rank, as `faulthandler` writes them.
 STACKS_SUFFIX = ".stacks"
-#: How files start that ask the ranks of an attempt where they stand; they hold the folder for the answers.
-HANG_REQUEST = "hang-request-"
+#: The file that asks the ranks of an attempt where they stand: it holds the folder for the answers, another each time.
+HANG_REQUEST = "hang-request"
 HANG_DUMP = "rank_{rank}.json"
 #: Samples of the GPU's state, JSON lines.
 SAMPLES_SUFFIX = ".gpu"

@@ -2,12 +2,20 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.collectors.conftest import SCRIPTS, collect, python
 from tracekit.collectors.launch.hang import HangWatcher
-from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, PULSE, PULSE_SUFFIX, STACKS_SUFFIX, rank_stem
+from tracekit.collectors.runtime.wire_format import (
+    FACTS_SUFFIX,
+    HANG_REQUEST,
+    PULSE,
+    PULSE_SUFFIX,
+    STACKS_SUFFIX,
+    rank_stem,
+)
 
 
 class Clock:
@@ -42,18 +50,20 @@ def ranks(*arguments):
 
 
 def requests(folder):
-    return sorted(path.name for path in (folder / "attempt-000").glob("hang-request-*"))
+    """The folders that ranks were asked to answer to."""
+    request = folder / "attempt-000" / HANG_REQUEST
+    return [Path(request.read_text()).name] if request.exists() else []
 
 
 def test_ranks_are_asked_once_nobody_has_moved_for_the_stated_time(watcher, clock, tmp_path):
     for rank in (0, 1):
         pulse(tmp_path, rank, 5)
-    for clock.now in (1.0, 15.0, 20.9):
+    for clock.now in (1.0, 15.0, 20.5):
         watcher.tick()
     assert requests(tmp_path) == []
-    clock.now = 21.0
+    clock.now = 21.5
     watcher.tick()
-    assert requests(tmp_path) == ["hang-request-001"]
+    assert requests(tmp_path) == ["hang-001"]
 
 
 def test_a_job_in_which_one_rank_moves_is_slow_not_hung(watcher, clock, tmp_path):
