@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
 from tracekit.errors import OutputError
 from tracekit.stderr import progress
 
 if TYPE_CHECKING:
     from tracekit.analysis.hang import HangReport
 
-_TEXT = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
-_JSON = Kind("a report on a hang", starting_with(b'{"hang": '))
 #: Exit code where a hang is found.
 EXIT_HANG = 4
 #: How `tracekit collect --hang-after` names the folders of its dumps.
@@ -51,11 +48,15 @@ def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
 
 def _write(out: Path, text: str, plain: str) -> None:
     """Both files or none. Raises OutputError."""
+    from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
+
+    is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
+    is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror or error}; choose another --out") from None
-    files = ((out / "report.txt", text, _TEXT), (out / "report.json", plain, _JSON))
+    files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:
         check_writable(path, kind)
     for path, content, kind in files:
