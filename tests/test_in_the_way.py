@@ -20,6 +20,9 @@ import duckdb
 import polars as pl
 import pytest
 
+from benchmarks.hangsim import Job as Job3D
+from benchmarks.hangsim import dumps, write
+from benchmarks.hangsim import run as run_job
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.errors import FormatError, OutputError, StoreError
 from tracekit.job import Job, load
@@ -35,11 +38,14 @@ class Writing:
     arguments: Callable[[Path], list[Any]]
 
 
+#: Of these the command names the folder.
+FOLDERS = frozenset({"by_kind.csv", "report.txt"})
 WRITING = {
     "synth --out": Writing("out.parquet", lambda path: ["synth", "--out", path]),
     "export --out": Writing("out.json.gz", lambda path: ["export", "slow.parquet", "--out", path]),
     "whatif --parquet": Writing("out.parquet", lambda path: ["whatif", "slow.parquet", "--parquet", path]),
     "whatif --csv": Writing("by_kind.csv", lambda path: ["whatif", "slow.parquet", "--csv", path.parent]),
+    "hang --out": Writing("report.txt", lambda path: ["hang", "dumps", "--out", path.parent]),
     "import --store": Writing("jobs.duckdb", lambda path: ["import", "slow.parquet", "--store", path]),
     "collect --out": Writing("out.parquet", lambda path: ["collect", "--no-store", "--out", path, "touch", "started"]),
     "collect --store": Writing("jobs.duckdb", lambda path: ["collect", "--store", path, "touch", "started"]),
@@ -88,6 +94,7 @@ THINGS = {
 OWN: dict[str, Callable[[Path], object]] = {
     "out.parquet": lambda path: slow_trace().write_parquet(path),
     "out.json.gz": lambda path: Job(slow_trace()).export(path),
+    "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
     "by_kind.csv": lambda path: Job(slow_trace()).whatif().write_csv(path.parent),
     "jobs.duckdb": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }
@@ -114,6 +121,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work" / "out").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     slow_trace().write_parquet("slow.parquet")
+    job = Job3D(2, 2, 2)
+    write(Path("dumps"), dumps(job, [], run_job(job, [])))
     return tmp_path / "work"
 
 
@@ -145,7 +154,7 @@ def terminal() -> Iterator[str]:
     os.close(main)
 
 
-@pytest.mark.parametrize("writing", [name for name, one in WRITING.items() if one.name != "by_kind.csv"])
+@pytest.mark.parametrize("writing", [name for name, one in WRITING.items() if one.name not in FOLDERS])
 def test_a_device_is_refused_and_nothing_is_written_to_it(writing: str, terminal: str, work: Path) -> None:
     """Formerly `--out` wrote into devices and pipes, such as /dev/stdout; only files are written now."""
     before = everything(work)

@@ -1,7 +1,8 @@
 """The command line: thin commands over the library.
 
 In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: 0 done, 2 bad input (one clear
-message), 3 a --fail-on condition holds, 130 interrupted. Heavy imports live in the commands, so that `--help` is fast.
+message), 3 a --fail-on condition holds, 4 a hang is found, 130 interrupted. Heavy imports live in the commands, so that
+`--help` is fast.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tracekit.arguments import Condition, parse_layers, parse_steps
 from tracekit.collectors.launch.command import collect_command
 from tracekit.dashboards.web.command import dashboard_command
 from tracekit.errors import OutputError, SelectionError, TracekitError
+from tracekit.hang_command import hang_command
 from tracekit.stderr import hushed_panics, open_stderr, progress, say, silence_stdout
 from tracekit.text import printable, short
 
@@ -448,6 +450,7 @@ def export(
 
 commands.add_command(collect_command)
 commands.add_command(dashboard_command)
+commands.add_command(hang_command)
 
 
 def _load(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import check_writable
+from tracekit.collectors.launch.hang import HangWatcher
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     finish_run,
@@ -42,6 +43,8 @@ from tracekit.trace import TRACE_FILE, Trace
 
 #: Steps per block of `--overhead`.
 OVERHEAD_BLOCK = 10
+#: What switches PyTorch's flight recorder on: how many operations it keeps.
+RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
 #: How long the launchers of other nodes may take longer than the first, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
 Analyse = Callable[[Trace], Findings | Unanalysed]
@@ -53,6 +56,8 @@ class CollectOptions:
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
+    `hang_after_s`: without progress for so long, report who holds the job up (0: never), and end the command if
+    `stop_on_hang`.
     `analyse`: what the store is to know of the trace beside it.
     """
 
@@ -67,6 +72,8 @@ class CollectOptions:
     every: int = 1
     overhead: bool = False
     nccl: int | None = None
+    hang_after_s: float = 0.0
+    stop_on_hang: bool = False
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     analyse: Analyse | None = None
 
@@ -124,6 +131,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         last_step=options.last_step,
         every=options.every,
         overhead_block=OVERHEAD_BLOCK if options.overhead else 0,
+        hang_after_s=options.hang_after_s,
     )
     _check_targets(options)
     directory = options.segments or Path(tempfile.mkdtemp(prefix="tracekit-"))
@@ -137,11 +145,16 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             _warn(setup.warnings)
             options = options if setup.plugged else replace(options, nccl=None)
 
-        def on_poll() -> None:
+        watcher = _hang_watcher(options, directory)
+        if watcher is not None:
+            environment.setdefault(*RECORDER_SIZE)
+
+        def on_poll() -> bool:
             if options.nccl is not None:
                 drain.update()
             if show_progress:
                 progress.show()
+            return watcher is not None and watcher.tick()
 
         launched = run_command(options.command, environment, directory, on_poll)
     except BaseException:
@@ -152,6 +165,14 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
     return _conclude(options, directory, launched)
+
+
+def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
+    """Who looks for hangs: the first launcher of a run. Reports go beside the trace."""
+    if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
+        return None
+    trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
+    return HangWatcher(directory.absolute(), options.hang_after_s, trace.absolute().parent, options.stop_on_hang)
 
 
 def _check_targets(options: CollectOptions) -> None:

@@ -76,6 +76,19 @@ class NcclMask(click.ParamType[int]):
     flag_value="coll,p2p,kernel",
     help="Let NCCL time communication on the GPU: some of coll,p2p,kernel,proxy [default: the first three].",
 )
+@click.option(
+    "--hang-after",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Say which rank holds the job up once no rank has moved for so long.",
+)
+@click.option(
+    "--on-hang",
+    type=click.Choice(["report", "stop"]),
+    default="report",
+    show_default=True,
+    help="What else to do then: nothing, or end the command.",
+)
 @click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
@@ -96,6 +109,8 @@ def collect_command(
     tp: int | None,
     vpp: int | None,
     nccl: int | None,
+    hang_after: float | None,
+    on_hang: str,
     overhead: bool,
     as_json: bool,
 ) -> int:
@@ -122,6 +137,8 @@ def collect_command(
                 every=every,
                 overhead=overhead,
                 nccl=nccl,
+                hang_after_s=hang_after or 0.0,
+                stop_on_hang=on_hang == "stop",
                 layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
                 analyse=analyse,
             )

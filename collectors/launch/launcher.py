@@ -107,11 +107,12 @@ def run_command(
     command: Sequence[str],
     environment: dict[str, str],
     directory: Path,
-    on_poll: Callable[[], None],
+    on_poll: Callable[[], bool],
 ) -> LaunchResult:
     """Run the command to its end. Raises OutputError where it cannot be started.
 
-    `on_poll` is called every `POLL_S` while the command runs. What ranks that were killed had recorded and not written
+    `on_poll` is called every `POLL_S` while the command runs; where it returns True, the command is asked to end. What
+    ranks that were killed had recorded and not written
     is written here.
     """
     begin = time.monotonic()
@@ -138,7 +139,8 @@ def run_command(
                         process.send_signal(received.si_signo)
                 clocks.tick()
                 with contextlib.suppress(OSError):  # what looks on must not part us from the command
-                    on_poll()
+                    if on_poll():
+                        process.terminate()
         for left in rings.left_over():
             with contextlib.suppress(
                 OutputError

@@ -32,6 +32,15 @@ SEALED_SUFFIX = ".ops"
 #: Number of the segment in which the launcher puts what a rank did not live to write.
 LEFT_OVER_SEGMENT = 9999
 FACTS_SUFFIX = ".facts"
+#: A rank's sign that it moves, rewritten in place: count, process id, signal that makes it write its stacks (0: none),
+#: world size.
+PULSE = struct.Struct("<qqiq")
+PULSE_SUFFIX = ".pulse"
+#: Stacks of all threads of a rank, as `faulthandler` writes them.
+STACKS_SUFFIX = ".stacks"
+#: The file that asks the ranks of an attempt where they stand: it holds the folder for the answers, another each time.
+HANG_REQUEST = "hang-request"
+HANG_DUMP = "rank_{rank}.json"
 #: Samples of the GPU's state, JSON lines.
 SAMPLES_SUFFIX = ".gpu"
 
@@ -65,7 +74,8 @@ class Flag(IntEnum):
 class RuntimeOptions:
     """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open.
 
-    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled.
+    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
+    without progress for so long the launcher asks where the ranks stand; 0: it does not.
     """
 
     first_step: int = 1
@@ -75,6 +85,7 @@ class RuntimeOptions:
     ring_capacity: int = RING_CAPACITY
     records_per_segment: int = 1 << 17
     gpu_sample_s: float = 2.0
+    hang_after_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the environment."""

@@ -1,0 +1,97 @@
+"""Calls that do not belong together: members of one group whose calls of one sequence number differ.
+
+In: a `FlightRecord` and its `Rendezvous`. Out: `Mismatch`es at operations that are stuck. Only what the members of a
+collective must agree on is compared: the operation, and for those with equal contributions the type and the number of
+elements. An all-to-all of a mixture of experts sends as many elements as it likes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import polars as pl
+
+from tracekit.analysis.hang.states import WAITS, Rendezvous
+from tracekit.flight_record import FlightRecord
+
+_EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast$|^reduce$"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """`ranks`: those whose call differs from that of most members; where the group is split evenly, from what groups of
+    this description call under this number, or call at all; where that does not tell either, all members. `calls`: rank
+    -> what it called and where, one rank per kind of call.
+    """
+
+    id: int
+    ranks: tuple[int, ...]
+    calls: tuple[tuple[int, str], ...]
+
+
+def find_mismatches(record: FlightRecord, rendezvous: Rendezvous) -> list[Mismatch]:
+    """The earliest mismatch of each group that is stuck in one."""
+    stuck = rendezvous.operations.filter(~pl.col("p2p")).select("id", "group", "sequence")
+    waiting = rendezvous.members.filter(state=WAITS).select("id").unique()
+    calls = (
+        record.operations.filter(~pl.col("p2p"))
+        .join(stuck.join(waiting, on="id", how="semi"), on=["group", "sequence"])
+        .with_columns(_signature().alias("signature"))
+    )
+    differing = calls.group_by("id").agg(pl.col("signature").n_unique().alias("kinds")).filter(pl.col("kinds") > 1)
+    if differing.is_empty():
+        return []
+    first = stuck.join(differing, on="id").sort("sequence").unique("group", keep="first", maintain_order=True)
+    usual = _usual(record)
+    return [_mismatch(record, calls.filter(id=number).sort("rank"), usual) for number in first["id"]]
+
+
+def _signature() -> pl.Expr:
+    shares = pl.concat_str(pl.lit(" "), "dtypes", pl.lit(" "), pl.col("elements_in").cast(pl.String))
+    return pl.concat_str("name", pl.when(pl.col("name").str.contains(_EQUAL_SHARES)).then(shares).otherwise(pl.lit("")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """How often groups of a description make a call: under one sequence number, and at all."""
+
+    at: Counter[tuple[str, int, str]]
+    ever: Counter[tuple[str, str]]
+
+
+def _usual(record: FlightRecord) -> _Usual:
+    named = pl.Series([group.description for group in record.groups], dtype=pl.String)
+    collectives = record.operations.filter(~pl.col("p2p")).with_columns(_signature().alias("signature"))
+    counts = collectives.group_by("group", "sequence", "signature").len()
+    found = _Usual(Counter(), Counter())
+    for description, sequence, signature, count in zip(
+        named.gather(counts["group"]), counts["sequence"], counts["signature"], counts["len"], strict=True
+    ):
+        found.at[description, sequence, signature] += count
+        found.ever[description, signature] += count
+    return found
+
+
+def _mismatch(record: FlightRecord, calls: pl.DataFrame, usual: _Usual) -> Mismatch:
+    counts = Counter(calls["signature"].to_list())
+    description, sequence = record.groups[int(calls["group"][0])].description, int(calls["sequence"][0])
+    alike = Counter({one: usual.at[description, sequence, one] for one in counts})
+    elsewhere = [one for one in counts if usual.ever[description, one] > counts[one]]
+    right = _most(counts) or _most(alike) or (elsewhere[0] if len(elsewhere) == 1 else None)
+    wrong = calls.filter(pl.col("signature") != right) if right is not None else calls
+    shown = calls.unique("signature", keep="first", maintain_order=True)
+    return Mismatch(
+        id=int(calls["id"][0]),
+        ranks=tuple(wrong["rank"].to_list()),
+        calls=tuple(
+            (rank, f"{name} {sizes} {dtypes}" + (f" at {site}" if site else ""))
+            for rank, name, sizes, dtypes, site in shown.select("rank", "name", "sizes", "dtypes", "call_site").rows()
+        ),
+    )
+
+
+def _most(counts: Counter[str]) -> str | None:
+    """The most frequent one; None where two are equally frequent."""
+    ranked = counts.most_common(2)
+    return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else None

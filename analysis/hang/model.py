@@ -1,0 +1,90 @@
+"""What the analysis of a hang finds: the words that terminal, JSON and alerts share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tracekit.flight_record import ProcessGroup
+
+
+class StallClass(StrEnum):
+    """Why a rank holds others up."""
+
+    HOST = "host stuck"
+    DEVICE = "device or network stuck"
+    GONE = "process gone or interpreter locked"
+    MISMATCH = "mismatch"
+    PARTNER = "partner"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A rank that holds others up.
+
+    `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for it,
+    directly or not; `since_ns`: when the first of them began to; `operation`: what they wait in.
+    """
+
+    rank: int
+    stall_class: StallClass
+    stall: int
+    host: str | None
+    group: ProcessGroup
+    operation: str
+    since_ns: int
+    waiting: int
+    evidence: tuple[str, ...]
+    phase: str | None = None
+    stack: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rank that merely waits: its earliest unfinished operation and the ranks that hold that up (the first few)."""
+
+    rank: int
+    waits_for: tuple[int, ...]
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class StalledGroup:
+    """The earliest unfinished operation of a process group, and its members by what they did about it."""
+
+    group: ProcessGroup
+    operation: str
+    sequence: int
+    waiting: tuple[int, ...]
+    finished: tuple[int, ...]
+    not_issued: tuple[int, ...]
+    unknown: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A stall whose culprit the dumps cannot tell: the candidates, and what would tell."""
+
+    ranks: tuple[int, ...]
+    operation: str
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangReport:
+    """The verdict on one set of dumps. A hang is found where somebody waits (`hung`)."""
+
+    world_size: int
+    dumps: int
+    culprits: tuple[Culprit, ...]
+    undecided: tuple[Undecided, ...]
+    waiting: tuple[Waiting, ...]
+    groups: tuple[StalledGroup, ...]
+    without_dump: tuple[int, ...]
+    taken_ns: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def hung(self) -> bool:
+        """Whether any rank waits for another one, or holds others up."""
+        return bool(self.culprits or self.undecided or self.waiting)

@@ -1,0 +1,227 @@
+"""Who is where in every unfinished operation.
+
+In: a `FlightRecord`. Out: `Rendezvous`: a table of the operations that some rank has issued and not finished, and a
+table of their members with what each did. A recorder may list unfinished operations alone; what it leaves out is then
+known from the lowest unfinished sequence number and from the status of the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tracekit.flight_record import FlightRecord, Progress
+
+WAITS, FINISHED, NOT_ISSUED, UNKNOWN = range(4)
+_UNTOLD = 4
+#: The end of a transfer that its group's members do not tell.
+NOBODY = -1
+
+#: Operations that nobody can finish before every member has reached them. In the others (broadcast, reduce, gather,
+#: scatter, transfers) some members may leave early.
+_NEEDS_ALL = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
+#: A status counts collectives or transfers, whichever came last; one this far beyond every entry counts transfers.
+_STATUS_SLACK = 1000
+
+
+_OPERATION = ["id", "group", "sequence", "name", "needs_all", "p2p", "source", "target", "since_ns"]
+_MEMBER = ["id", "rank", "state", "order", "progress", "call_site"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
+    state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and of those that wait: order, progress, call_site. `stale`:
+    ranks whose dump is older than what their peers have finished with them.
+    """
+
+    operations: pl.DataFrame
+    members: pl.DataFrame
+    stale: tuple[int, ...]
+
+
+def find_rendezvous(record: FlightRecord) -> Rendezvous:
+    """Collectives and transfers that are unfinished somewhere, in the order in which they were first issued."""
+    readable = [rank for rank, dump in record.dumps.items() if dump.problem is None]
+    known = _known_sequences(record)
+    unfinished = record.operations.filter(pl.col("progress") != int(Progress.FINISHED))
+    unfinished = unfinished.join(known, on=["rank", "group"], how="left").filter(
+        pl.col("p2p") | (pl.col("sequence") > pl.col("finished").fill_null(-1))
+    )
+    collectives, members = _collectives(record, unfinished.filter(~pl.col("p2p")), known)
+    transfers, ends = _transfers(record, unfinished.filter(pl.col("p2p")), _known_transfers(record), collectives.height)
+    operations, members = pl.concat([collectives, transfers]), pl.concat([members, ends])
+    members = _without_dump(members, readable)
+    stale = _stale(operations, members)
+    if stale:
+        members = _without_dump(members, [rank for rank in readable if rank not in set(stale)])
+        operations = operations.join(members.filter(state=WAITS).select("id").unique(), on="id", how="semi")
+        members = members.join(operations.select("id"), on="id", how="semi")
+    return _numbered(operations, members, stale)
+
+
+def _known_sequences(record: FlightRecord) -> pl.DataFrame:
+    """rank, group, issued, finished: the last collective that each rank issued and finished in each group."""
+    collectives = record.operations.filter(~pl.col("p2p"))
+    done = pl.col("progress") == int(Progress.FINISHED)
+    seen = collectives.group_by("rank", "group").agg(
+        pl.col("sequence").max().alias("seen"),
+        pl.col("sequence").filter(~done).min().alias("first_open"),
+        pl.col("sequence").filter(done).max().alias("last_done"),
+    )
+    highest = seen.group_by("group").agg(pl.col("seen").max().alias("highest"))
+    transfers = record.operations.filter(pl.col("p2p")).select("group").unique()
+    statuses = (
+        record.statuses.join(transfers, on="group", how="anti")
+        .join(highest, on="group", how="semi")
+        .join(highest, on="group")
+        .filter(pl.col("issued") <= pl.col("highest") + _STATUS_SLACK)
+        .drop("highest")
+    )
+    both = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
+    return both.select(
+        "rank",
+        "group",
+        pl.max_horizontal("seen", "issued").alias("issued"),
+        pl.max_horizontal(
+            pl.coalesce(pl.col("first_open") - 1, "last_done"),
+            pl.col("finished"),
+        ).alias("finished"),
+    )
+
+
+def _collectives(
+    record: FlightRecord, unfinished: pl.DataFrame, known: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    operations = (
+        unfinished.group_by("group", "sequence")
+        .agg(pl.col("name").mode().min(), pl.col("created_ns").min().alias("since_ns"))
+        .with_row_index("id")
+        .with_columns(pl.col("id").cast(pl.Int64), pl.lit(value=False).alias("p2p"))
+        .with_columns(pl.lit(None, pl.Int32).alias(end) for end in ("source", "target"))
+        .with_columns(pl.col("name").str.contains(_NEEDS_ALL).alias("needs_all"))
+    )
+    sizes = {place: len(record.groups[place].ranks) for place in operations["group"].unique()}
+    in_groups = pl.DataFrame(
+        {
+            "group": np.repeat(np.fromiter(sizes, np.int32), np.fromiter(sizes.values(), np.int64)),
+            "rank": np.concatenate(
+                [np.asarray(record.groups[place].ranks, np.int32) for place in sizes] or [np.zeros(0, np.int32)]
+            ),
+        }
+    )
+    own = unfinished.select("rank", "group", "sequence", "order", "progress", "call_site")
+    members = (
+        operations.select("id", "group", "sequence")
+        .join(in_groups, on="group")
+        .join(own, on=["rank", "group", "sequence"], how="left")
+        .join(known, on=["rank", "group"], how="left")
+        .with_columns(
+            pl.when(pl.col("order").is_not_null())
+            .then(WAITS)
+            .when(pl.col("sequence") > pl.col("issued"))
+            .then(NOT_ISSUED)
+            .when(pl.col("issued").is_not_null())
+            .then(FINISHED)
+            .otherwise(_UNTOLD)
+            .cast(pl.Int8)
+            .alias("state")
+        )
+    )
+    return operations.select(_OPERATION), _settled(operations, members).select(_MEMBER)
+
+
+def _settled(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+    """A rank that says nothing of a group has finished what a peer could not have finished without it, and has not
+    issued anything else.
+    """
+    needs_all = operations.filter("needs_all").select("id")
+    passed = members.filter(state=FINISHED).join(needs_all, on="id", how="semi")["id"].unique()
+    settled = pl.when(pl.col("id").is_in(passed.implode())).then(FINISHED).otherwise(NOT_ISSUED).cast(pl.Int8)
+    return members.with_columns(pl.when(pl.col("state") == _UNTOLD).then(settled).otherwise("state").alias("state"))
+
+
+def _transfers(
+    record: FlightRecord, unfinished: pl.DataFrame, known: pl.DataFrame, first_id: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Sends and their receives. Where both sides count alike the sequence number joins them, and tells what the peer
+    has finished; elsewhere transfers of a pair keep their order: first goes with first.
+    """
+    ends = unfinished.with_columns(pl.col("source", "target").fill_null(NOBODY))
+    pair = ["group", "source", "target"]
+    pairs = _counted_alike(record, ends)
+    ends = ends.sort("order").with_columns(
+        pl.when(pl.col("group").is_in(pairs))
+        .then("sequence")
+        .otherwise(pl.int_range(pl.len()).over([*pair, "rank"]))
+        .alias("place")
+    )
+    operations = (
+        ends.group_by([*pair, "place"])
+        .agg(pl.col("name").min(), pl.col("created_ns").min().alias("since_ns"), pl.col("sequence").min())
+        .with_row_index("id", offset=first_id)
+        .with_columns(
+            pl.col("id").cast(pl.Int64), pl.lit(value=False).alias("needs_all"), pl.lit(value=True).alias("p2p")
+        )
+    )
+    both = pl.concat(
+        [operations.select("id", *pair, "place", pl.col(end).alias("rank")) for end in ("source", "target")]
+    )
+    members = (
+        both.filter(pl.col("rank") != NOBODY)
+        .unique(["id", "rank"])
+        .join(
+            ends.select("rank", *pair, "place", "order", "progress", "call_site"),
+            on=["rank", *pair, "place"],
+            how="left",
+        )
+        .join(known.filter(pl.col("group").is_in(pairs)), on=["rank", "group"], how="left")
+    )
+    passed = pl.col("place") <= pl.col("finished").fill_null(-1)
+    state = pl.when(pl.col("order").is_not_null()).then(WAITS).when(passed).then(FINISHED).otherwise(NOT_ISSUED)
+    return operations.select(_OPERATION), members.with_columns(state.cast(pl.Int8).alias("state")).select(_MEMBER)
+
+
+def _counted_alike(record: FlightRecord, ends: pl.DataFrame) -> list[int]:
+    """Groups of two in which no number is a transfer in one direction here and in the other direction there."""
+    ways = ends.group_by("group", "sequence").agg(pl.struct("source", "target").n_unique().alias("ways"))
+    both_ways = set(ways.filter(pl.col("ways") > 1)["group"])
+    return [
+        place for place in ends["group"].unique() if len(record.groups[place].ranks) == 2 and place not in both_ways
+    ]
+
+
+def _known_transfers(record: FlightRecord) -> pl.DataFrame:
+    """rank, group, finished: the last transfer that each rank is known to have finished in each group."""
+    transfers = record.operations.filter("p2p")
+    done = pl.col("progress") == int(Progress.FINISHED)
+    return transfers.group_by("rank", "group").agg(
+        pl.coalesce(
+            pl.col("sequence").filter(~done).min() - 1,
+            pl.col("sequence").filter(done).max(),
+        ).alias("finished")
+    )
+
+
+def _without_dump(members: pl.DataFrame, readable: list[int]) -> pl.DataFrame:
+    present = pl.col("rank").is_in(readable)
+    return members.with_columns(
+        pl.when(present).then("state").otherwise(UNKNOWN).cast(pl.Int8).alias("state"),
+        *(pl.when(present).then(name).alias(name) for name in ("order", "progress", "call_site")),
+    )
+
+
+def _stale(operations: pl.DataFrame, members: pl.DataFrame) -> tuple[int, ...]:
+    """Ranks that have not issued what a peer has finished with them: their dumps are older than the peer's."""
+    joint = members.join(operations.filter("needs_all").select("id"), on="id", how="semi")
+    finished = joint.filter(state=FINISHED).select("id").unique()
+    return tuple(joint.filter(state=NOT_ISSUED).join(finished, on="id", how="semi")["rank"].unique().sort())
+
+
+def _numbered(operations: pl.DataFrame, members: pl.DataFrame, stale: tuple[int, ...]) -> Rendezvous:
+    ordered = operations.sort("since_ns", "group", "sequence").with_row_index("new")
+    numbers = ordered.select("id", pl.col("new").cast(pl.Int64))
+    members = members.join(numbers, on="id").drop("id").rename({"new": "id"}).sort("id", "rank")
+    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale)

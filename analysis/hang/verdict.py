@@ -1,0 +1,365 @@
+"""From the wait-for graph to the ranks that hold the job up.
+
+In: a `FlightRecord`. Out: a `HangReport`. A culprit is where waiting ends; each has a class and evidence. Nobody who
+waits is one. A rank whose dump is missing may hang, or wait like the others, or have lost its file: it is a culprit
+where the others prove that it never came, or where nothing else explains their wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from scipy.sparse import csr_array
+
+from tracekit.analysis.hang.mismatch import Mismatch, find_mismatches
+from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, StalledGroup, Undecided, Waiting
+from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous, find_rendezvous
+from tracekit.analysis.hang.wait_graph import Ints, Sinks, WaitGraph, build_graph, find_sinks, stalls, waiting_for
+from tracekit.flight_record import FlightRecord, Progress
+
+#: Ranks listed for one wait.
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """All that the verdict looks at."""
+
+    record: FlightRecord
+    rendezvous: Rendezvous
+    graph: WaitGraph
+    stall: Ints
+    leading: Ints  # operations that are the earliest unfinished one of a rank
+
+    def operation(self, number: int) -> str:
+        """An unfinished operation, in words."""
+        row = self.rendezvous.operations.row(number, named=True)
+        if row["p2p"]:
+            return f"send {row['source']}->{row['target']}"
+        return f"{row['name']} {row['sequence']}"
+
+    def group(self, number: int) -> str:
+        """The name of its group."""
+        place = self.rendezvous.operations["group"][number]
+        return self.record.groups[place].description or "unnamed group"
+
+    def members(self, number: int, *states: int) -> list[int]:
+        """The members of an operation in any of these states."""
+        rows = self.rendezvous.members.filter((pl.col("id") == number) & pl.col("state").is_in(states))
+        return [int(rank) for rank in rows["rank"]]
+
+
+def find_hang(record: FlightRecord) -> HangReport:
+    """Who holds up whom, and why. Pure: dumps in, verdict out."""
+    rendezvous = find_rendezvous(record)
+    graph = build_graph(rendezvous, record.world_size)
+    case = _Case(record, rendezvous, graph, stalls(graph), _leading(rendezvous, graph))
+    sinks = find_sinks(graph, rendezvous)
+    mismatches = find_mismatches(record, rendezvous)
+    explained = {int(case.stall[graph.world_size + one.id]) for one in mismatches}
+    culprits = [_mismatched(case, one, rank) for one in mismatches for rank in one.ranks]
+    named = {culprit.rank for culprit in culprits}
+    ranks = [rank for rank in _proven(case, sinks) if rank in graph.broken or int(case.stall[rank]) not in explained]
+    culprits += [_stuck(case, rank) for rank in ranks if rank not in named]
+    undecided = []
+    for number in sinks.operations:
+        if int(case.stall[graph.world_size + number]) not in explained:
+            late, open_question = _not_reached(case, number)
+            culprits += late
+            undecided += open_question
+    for number in sinks.unreceived:
+        if int(case.stall[graph.world_size + number]) not in explained:
+            late, open_question = _unreceived(case, number)
+            culprits += late
+            undecided += open_question
+    undecided += [_ring(case, ring) for ring in sinks.rings if int(case.stall[ring[0]]) not in explained]
+    return _report(case, culprits, undecided)
+
+
+def _leading(rendezvous: Rendezvous, graph: WaitGraph) -> Ints:
+    waits = rendezvous.members.filter(state=WAITS)
+    at_first = graph.first_order[waits["rank"].to_numpy()] == waits["order"].to_numpy()
+    return waits.filter(at_first)["id"].unique().to_numpy()
+
+
+def _proven(case: _Case, sinks: Sinks) -> list[int]:
+    """The ranks at the end of waiting, without those of whom nothing is known and that may wait themselves."""
+    silent = case.graph.silent
+    seen = [rank for rank in sinks.ranks if rank not in silent]
+    suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]
+    if not suspects:
+        return seen
+    blamed = [rank for rank in suspects if _never_came(case, rank, frozenset(seen))]
+    if blamed:  # one process is gone: so are the others that left as little and are waited for
+        blamed = suspects
+    return sorted({*seen, *blamed} or ({*suspects} if not sinks.operations else set()))
+
+
+def _is_awaited(case: _Case, rank: int) -> bool:
+    """Whether a rank that waits itself waits for this one; what a broken rank waits in tells nothing."""
+    begin, end = case.graph.edges
+    return bool(np.isin(begin[end == rank], end).any())
+
+
+def _never_came(case: _Case, rank: int, culprits: frozenset[int]) -> bool:
+    """Whether the others show that a silent rank is not just waiting somewhere.
+
+    They do where an operation is the earliest unfinished one of all who wait in it and only silent members lack: it
+    would be finished if they had come. A transfer that its peer waits in first shows it too, unless the rank is in a
+    collective that a culprit holds up, where it may wait. What ranks in the same place of other groups have not come
+    to either, because they wait, shows nothing.
+    """
+    first = case.graph.first_order
+    own = case.rendezvous.members.filter(rank=rank).select("id")
+    kind = case.rendezvous.operations.select("id", "p2p")
+    members = case.rendezvous.members.join(own, on="id", how="semi").join(kind, on="id")
+    absent = ~pl.col("p2p") & (pl.col("state") == NOT_ISSUED)
+    may_wait_elsewhere = members.filter(absent & pl.col("rank").is_in(culprits)).height > 0
+    for (number,), rows in members.group_by("id"):
+        waits = rows.filter(state=WAITS)
+        at_first = first[waits["rank"].to_numpy()] == waits["order"].to_numpy()
+        if not at_first.any():
+            continue
+        only_silent = not rows["p2p"][0] and at_first.all() and rows.filter(state=NOT_ISSUED).is_empty()
+        if (only_silent or not may_wait_elsewhere) and not _absent_alike(case, int(str(number)), rank):
+            return True
+    return False
+
+
+def _absent_alike(case: _Case, number: int, rank: int) -> bool:
+    """Whether a rank in the same place of a sibling group has not come to this operation either, because it waits."""
+    row = case.rendezvous.operations.row(number, named=True)
+    group = case.record.groups[row["group"]]
+    if row["p2p"] or rank not in group.ranks:
+        return False
+    place = group.ranks.index(rank)
+    alike = case.rendezvous.operations.filter(~pl.col("p2p") & (pl.col("sequence") == row["sequence"]))
+    for other, at in alike.select("id", "group").iter_rows():
+        sibling = case.record.groups[at]
+        if other == number or sibling.description != group.description or len(sibling.ranks) <= place:
+            continue
+        peer = sibling.ranks[place]
+        waits = case.graph.first_order[peer] < np.iinfo(np.int64).max
+        begin, end = case.graph.edges
+        if waits and ((begin == case.graph.world_size + other) & (end == peer)).any():
+            return True
+    return False
+
+
+def _awaited_in(case: _Case, rank: int) -> int:
+    """The operation in which a culprit is missed first; a culprit is missed in some."""
+    if rank in case.graph.broken:
+        passed = case.rendezvous.members.filter(state=FINISHED).select("id")
+        mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))
+        return int(mine.join(passed, on="id", how="semi").sort("order")["id"][0])
+    begin, end = case.graph.edges
+    held = begin[(end == rank) & (begin >= case.graph.world_size)] - case.graph.world_size
+    leading = held[np.isin(held, case.leading)]
+    return int(min(leading, default=min(held)))
+
+
+def _earliest(case: _Case, rank: int) -> int:
+    """The earliest unfinished operation of a rank."""
+    mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))
+    return int(mine.sort("order")["id"][0])
+
+
+def _stuck(case: _Case, rank: int) -> Culprit:
+    """A rank at which waiting ends, with its class."""
+    dump = case.record.dumps.get(rank)
+    if rank in case.graph.broken:
+        number = _awaited_in(case, rank)
+        peers = case.members(number, FINISHED)
+        evidence = f"{case.operation(number)} of {case.group(number)} is finished on {_ranks(peers)} and not here"
+        return _culprit(case, rank, StallClass.DEVICE, number, (evidence,))
+    missed = _not_issued(case, rank)
+    if rank not in case.graph.silent and not missed:
+        number = _earliest(case, rank)
+        evidence = f"{case.operation(number)} of {case.group(number)} waits for nobody else"
+        return _culprit(case, rank, StallClass.DEVICE, number, (evidence,))
+    if dump is None:
+        sign: tuple[str, ...] = ("left no dump",)
+    elif dump.process is not None:
+        sign = (dump.process,)
+    elif dump.problem is not None:
+        sign = (f"its dump {dump.problem}",)
+    elif rank in case.rendezvous.stale:
+        sign = ("its dump is older than those of its peers",)
+    else:
+        sign = () if dump.operations else ("its dump has no entries",)
+    return _culprit(case, rank, StallClass.GONE if sign else StallClass.HOST, _awaited_in(case, rank), (*sign, *missed))
+
+
+def _not_issued(case: _Case, rank: int) -> tuple[str, ...]:
+    """What others wait in that a rank has not issued."""
+    rows = case.rendezvous.members.filter((pl.col("rank") == rank) & pl.col("state").is_in([NOT_ISSUED, UNKNOWN]))
+    if rows.is_empty():
+        return ()
+    number = _awaited_in(case, rank)
+    if number not in rows["id"]:
+        number = int(rows["id"].to_numpy().min())
+    waiting = case.members(number, WAITS)
+    verb = "did not issue" if rows.filter(id=number)["state"][0] == NOT_ISSUED else "is not seen in"
+    more = f", and {rows.height - 1} more" if rows.height > 1 else ""
+    return (f"{verb} {case.operation(number)} of {case.group(number)}, where {_wait(waiting)}{more}",)
+
+
+def _mismatched(case: _Case, found: Mismatch, rank: int) -> Culprit:
+    calls = "; ".join(f"rank {one}: {call}" for one, call in found.calls)
+    evidence = f"calls of {case.group(found.id)} number {case.operation(found.id).rsplit(' ', 1)[-1]} differ: {calls}"
+    return _culprit(case, rank, StallClass.MISMATCH, found.id, (evidence,))
+
+
+def _not_reached(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+    """An operation that all have issued and none is late for: whose device has not begun it?"""
+    rows = case.rendezvous.members.filter((pl.col("id") == number) & (pl.col("state") == WAITS))
+    where = f"{case.operation(number)} of {case.group(number)}"
+    if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
+        return [], [Undecided(tuple(rows["rank"]), where, "its peer is unknown: the members of the group are cut off")]
+    if rows.height == 1:
+        alone = int(rows["rank"][0])
+        return [_culprit(case, alone, StallClass.DEVICE, number, (f"{where} needs nobody else",))], []
+    started = rows.filter(progress=int(Progress.STARTED))["rank"].to_list()
+    scheduled = rows.filter(progress=int(Progress.SCHEDULED))["rank"].to_list()
+    if started and scheduled:
+        evidence = f"{where} has started on {_ranks(started)} and not here"
+        return [_culprit(case, rank, StallClass.DEVICE, number, (evidence,)) for rank in scheduled], []
+    if started:
+        missing = "it has started on all of them: the logs of their network cards and switches would tell"
+    else:
+        missing = (
+            "all have issued it, and which device has not begun it is not recorded: run with TORCH_NCCL_ENABLE_TIMING=1"
+        )
+    return [], [Undecided(tuple(sorted({*started, *scheduled})), where, missing)]
+
+
+def _unreceived(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+    """A send that its target stands elsewhere for. Where the target's dump says nothing of what it has finished, it may
+    have received, and the sender's device be the one that stands still.
+    """
+    source, target = case.rendezvous.operations.select("source", "target").row(number)
+    history = case.record.operations.filter(rank=target, progress=int(Progress.FINISHED))
+    if history.is_empty() and case.record.statuses.filter(rank=target).is_empty():
+        missing = (
+            f"whether rank {target} has received it is not recorded: dump with finished operations, or group status"
+        )
+        return [], [Undecided((source, target), f"{case.operation(number)} of {case.group(number)}", missing)]
+    evidence = f"rank {source} sends to it and it has posted no receive; it waits for rank {source} elsewhere"
+    return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
+
+
+def _ring(case: _Case, ring: tuple[int, ...]) -> Undecided:
+    """Ranks that wait for each other."""
+    world = case.graph.world_size
+    numbers = [node - world for node in ring if node >= world]
+    ranks = tuple(sorted(node for node in ring if node < world))
+    waits = [f"{_wait(case.members(number, WAITS))} in {case.operation(number)}" for number in numbers[:3]]
+    return Undecided(ranks, "; ".join(waits), "they wait for each other: compare the order of their calls")
+
+
+def _culprit(case: _Case, rank: int, stall_class: StallClass, number: int, evidence: tuple[str, ...]) -> Culprit:
+    dump = case.record.dumps.get(rank)
+    place = int(case.rendezvous.operations["group"][number])
+    return Culprit(
+        rank=rank,
+        stall_class=stall_class,
+        stall=int(case.stall[rank]),
+        host=None if dump is None else dump.host,
+        group=case.record.groups[place],
+        operation=case.operation(number),
+        since_ns=int(case.rendezvous.operations["since_ns"][number]),
+        waiting=0,
+        evidence=evidence,
+        phase=None if dump is None else dump.phase,
+        stack=None if dump is None else dump.stack,
+    )
+
+
+def _report(case: _Case, culprits: list[Culprit], undecided: list[Undecided]) -> HangReport:
+    record = case.record
+    numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
+    backwards = case.graph.matrix().T.tocsr()
+    counted = {one.rank: _held_up(case, one, backwards) for one in culprits}
+    finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
+    readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
+    stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
+    return HangReport(
+        world_size=record.world_size,
+        dumps=len(readable),
+        culprits=tuple(sorted(finished, key=lambda one: (one.stall, one.rank))),
+        undecided=tuple(undecided),
+        waiting=_waiting(case, {one.rank for one in culprits}),
+        groups=_groups(case),
+        without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
+        taken_ns=record.taken_ns,
+        notes=(*record.notes, *stale),
+    )
+
+
+def _held_up(case: _Case, culprit: Culprit, backwards: csr_array) -> int:
+    """How many wait for a culprit: for it to come, or, where its call is another one, in what they called together."""
+    waiting = waiting_for(case.graph, culprit.rank, backwards)
+    if culprit.stall_class is StallClass.MISMATCH:
+        together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]
+        found = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
+        waiting = np.unique(np.concatenate([waiting, *found]))
+    return int((waiting != culprit.rank).sum())
+
+
+def _waiting(case: _Case, culprits: set[int]) -> tuple[Waiting, ...]:
+    """Every rank that waits, in its earliest unfinished operation."""
+    rows = case.rendezvous.members.filter(
+        (pl.col("state") == WAITS) & ~pl.col("rank").is_in([*culprits, *case.graph.broken])
+    )
+    first = rows.sort("order").unique("rank", keep="first").sort("rank")
+    begin, end = case.graph.edges
+    held = begin >= case.graph.world_size
+    holders: dict[int, list[int]] = {}
+    for number, rank in zip((begin[held] - case.graph.world_size).tolist(), end[held].tolist(), strict=True):
+        holders.setdefault(number, []).append(rank)
+    words: dict[int, str] = {}
+    found = []
+    for rank, number in first.select("rank", "id").iter_rows():
+        if number not in words:
+            words[number] = f"{case.operation(number)} of {case.group(number)}"
+            holders[number] = sorted(holders.get(number, []), key=lambda one: (one not in culprits, one))[: _SHOWN + 1]
+        for_ranks = [one for one in holders[number] if one != rank][:_SHOWN]
+        found.append(Waiting(rank, tuple(for_ranks), words[number]))
+    return tuple(found)
+
+
+def _groups(case: _Case) -> tuple[StalledGroup, ...]:
+    """Each stalled process group at its earliest unfinished collective."""
+    collectives = case.rendezvous.operations.filter(~pl.col("p2p"))
+    first = collectives.sort("sequence").unique("group", keep="first").sort("id")
+    members = case.rendezvous.members.join(first.select("id"), on="id", how="semi")
+    by_state = {
+        key: tuple(sorted(ranks))
+        for key, ranks in (
+            ((number, state), ranks) for number, state, ranks in members.group_by("id", "state").agg("rank").iter_rows()
+        )
+    }
+    return tuple(
+        StalledGroup(
+            case.record.groups[group],
+            name,
+            sequence,
+            *(by_state.get((number, state), ()) for state in (WAITS, FINISHED, NOT_ISSUED, UNKNOWN)),
+        )
+        for number, group, name, sequence in first.select("id", "group", "name", "sequence").iter_rows()
+    )
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    listed = sorted(ranks)
+    shown = ", ".join(map(str, listed[:_SHOWN]))
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return f"rank{'s' * (len(listed) != 1)} {shown}{more}"
+
+
+def _wait(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    return f"{_ranks(listed)} wait{'s' * (len(listed) == 1)}"

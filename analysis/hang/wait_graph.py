@@ -1,0 +1,225 @@
+"""Who waits for whom, and where waiting ends.
+
+In: `Rendezvous`. Out: a `WaitGraph` over ranks and unfinished operations. A rank points at the operations it waits in;
+an operation points at the members that hold it up: those that have not issued it, or, where all have, those whose
+device cannot have reached it because something earlier is unfinished there, and the end of a transfer that the other
+end has finished. Ranks are not joined to ranks directly: an
+operation of n members has n edges, not n squared.
+
+Following the edges ends in a *sink*: a rank that waits for nobody, or an operation that all members have issued and
+nobody is late for. Where it ends in a ring instead, receives posted ahead of need are taken out: they do not stop
+whoever posted them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """Nodes are ranks, then operations (number `world_size` + id).
+
+    `edges`: [2, n], from and to. `broken`: ranks with an unfinished operation that their peers have finished.
+    `silent`: ranks whose state is unknown. `first_order`: per rank the place of its earliest unfinished operation.
+    """
+
+    world_size: int
+    operations: int
+    edges: Ints
+    broken: frozenset[int]
+    silent: frozenset[int]
+    first_order: Ints
+
+    @property
+    def nodes(self) -> int:
+        """Ranks and operations."""
+        return self.world_size + self.operations
+
+    def matrix(self, edges: Ints | None = None) -> csr_array:
+        """The adjacency matrix."""
+        begin, end = self.edges if edges is None else edges
+        return coo_array((np.ones(len(begin), np.int8), (begin, end)), shape=(self.nodes, self.nodes)).tocsr()
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """Where waiting ends: ranks, operations that everybody has issued, sends that their target waits past, and rings
+    of nodes that nothing resolves.
+    """
+
+    ranks: tuple[int, ...]
+    operations: tuple[int, ...]
+    unreceived: tuple[int, ...]
+    rings: tuple[tuple[int, ...], ...]
+
+
+def build_graph(rendezvous: Rendezvous, world_size: int) -> WaitGraph:
+    """The graph of one state of the job."""
+    members = rendezvous.members.join(rendezvous.operations.select("id", "needs_all", "p2p", "target"), on="id")
+    broken = _broken(members)
+    waits = members.filter((pl.col("state") == WAITS) & ~pl.col("rank").is_in(broken))
+    first = np.full(world_size, np.iinfo(np.int64).max)
+    np.minimum.at(first, waits["rank"].to_numpy(), waits["order"].to_numpy())
+    held = _held(members, broken, first)
+    begin = np.concatenate([waits["rank"].to_numpy(), world_size + held["id"].to_numpy()]).astype(np.int64)
+    end = np.concatenate([world_size + waits["id"].to_numpy(), held["rank"].to_numpy()]).astype(np.int64)
+    silent = members.filter(state=UNKNOWN)["rank"].unique().to_list()
+    return WaitGraph(
+        world_size, rendezvous.operations.height, np.stack([begin, end]), frozenset(broken), frozenset(silent), first
+    )
+
+
+def _broken(members: pl.DataFrame) -> list[int]:
+    """Ranks with an unfinished operation that at least as many peers have finished, and could not without them."""
+    counts = (
+        members.filter("needs_all")
+        .group_by("id")
+        .agg((pl.col("state") == FINISHED).sum().alias("finished"), (pl.col("state") == WAITS).sum().alias("waiting"))
+        .filter((pl.col("finished") > 0) & (pl.col("finished") >= pl.col("waiting")))
+    )
+    received = members.filter(pl.col("p2p") & (pl.col("state") == FINISHED) & (pl.col("rank") == pl.col("target")))
+    stuck = pl.concat([counts.select("id"), received.select("id")])
+    return members.filter(state=WAITS).join(stuck, on="id", how="semi")["rank"].unique().sort().to_list()
+
+
+def _held(members: pl.DataFrame, broken: list[int], first: Ints) -> pl.DataFrame:
+    """id, rank: the members that hold an operation up."""
+    absent = members.filter(pl.col("state").is_in([NOT_ISSUED, UNKNOWN]))
+    joined = members.filter(state=WAITS).join(absent.select("id"), on="id", how="anti")
+    left_behind = joined["p2p"] & joined["id"].is_in(members.filter(state=FINISHED)["id"].implode())
+    behind = (joined["rank"].is_in(broken) | left_behind).to_numpy() | (
+        first[joined["rank"].to_numpy()] < joined["order"].to_numpy()
+    )
+    return pl.concat([absent.select("id", "rank"), joined.filter(behind).select("id", "rank")])
+
+
+def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
+    """Follow all edges to their ends."""
+    ranks, operations, rings = _ends(graph, graph.edges)
+    alone = [ring for ring in rings if sum(node < graph.world_size for node in ring) == 1]
+    ranks = tuple(sorted({*ranks, *(ring[0] for ring in alone)}))  # it waits for itself: its device stands still
+    rings = [ring for ring in rings if ring not in alone]
+    unreceived = {ring: number for ring in rings if (number := _unreceived(graph, rendezvous, ring)) is not None}
+    open_rings = [ring for ring in rings if ring not in unreceived]
+    if not open_rings:
+        return Sinks(ranks, operations, tuple(unreceived.values()), ())
+    inside = np.zeros(graph.nodes, bool)
+    inside[[node for ring in open_rings for node in ring]] = True
+    edges = graph.edges[:, ~_posted_ahead(graph, rendezvous, inside)]
+    edges = edges[:, ~_no_longer_behind(graph, rendezvous, edges, inside)]
+    more_ranks, more_operations, left = _ends(graph, edges)
+    return Sinks(
+        tuple(sorted({*ranks, *(rank for rank in more_ranks if inside[rank])})),
+        tuple(sorted({*operations, *(one for one in more_operations if inside[one + graph.world_size])})),
+        tuple(unreceived.values()),
+        tuple(ring for ring in left if inside[list(ring)].all()),
+    )
+
+
+def _unreceived(graph: WaitGraph, rendezvous: Rendezvous, ring: tuple[int, ...]) -> int | None:
+    """A send that stops its source, while its target has posted no receive and stands elsewhere: in an operation that
+    the source holds up, or else in a collective.
+    """
+    numbers = [node - graph.world_size for node in ring if node >= graph.world_size]
+    kinds = rendezvous.operations.filter(pl.col("id").is_in(numbers))
+    waits = rendezvous.members.filter(state=WAITS).join(kinds.select("id", "p2p"), on="id")
+    first = waits.filter(graph.first_order[waits["rank"].to_numpy()] == waits["order"].to_numpy())
+    found = (
+        kinds.filter("p2p")
+        .join(first.select("id", source="rank"), on=["id", "source"], how="semi")
+        .join(waits.select("id", target="rank"), on=["id", "target"], how="anti")
+        .join(first.select(target="rank", stands_in="id", transfer="p2p"), on="target")
+        .join(
+            waits.select(source="rank", stands_in="id", joined=pl.lit(value=True)),
+            on=["source", "stands_in"],
+            how="left",
+        )
+    )
+    begin, end = graph.edges
+    holds = begin >= graph.world_size
+    held = pl.DataFrame({"stands_in": begin[holds] - graph.world_size, "source": end[holds].astype(np.int32)})
+    keys = ["stands_in", "source"]
+    direct = found.with_columns(pl.col("stands_in").cast(pl.Int64)).join(held, on=keys, how="semi")
+    for chosen in (direct.filter(~pl.col("transfer") | pl.col("joined")), found.filter(~pl.col("transfer"))):
+        if not chosen.is_empty():
+            return int(chosen["id"].to_numpy().min())
+    return None
+
+
+def _ends(graph: WaitGraph, edges: Ints) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]]:
+    """Strongly connected parts without a way out: single ranks, single operations, and rings."""
+    _, part = connected_components(graph.matrix(edges), directed=True, connection="strong")
+    begin, end = part[edges]
+    leaves = np.ones(part.max(initial=-1) + 1, bool)
+    leaves[begin[begin != end]] = False
+    size = np.bincount(part)
+    touched = np.zeros(graph.nodes, bool)
+    touched[edges.ravel()] = True
+    touched[list(graph.broken)] = True
+    at_end = leaves[part] & touched
+    single = np.flatnonzero(at_end & (size[part] == 1))
+    rings: dict[int, list[int]] = {}
+    for node in np.flatnonzero(at_end & (size[part] > 1)):
+        rings.setdefault(int(part[node]), []).append(int(node))
+    ranks = tuple(int(node) for node in single if node < graph.world_size)
+    operations = tuple(int(node) - graph.world_size for node in single if node >= graph.world_size)
+    return ranks, operations, [tuple(ring) for ring in rings.values()]
+
+
+def _posted_ahead(graph: WaitGraph, rendezvous: Rendezvous, inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Edges from a rank to a receive that need not be what stops it: it is late for a collective others wait in."""
+    members = rendezvous.members.join(rendezvous.operations.select("id", "p2p", "target"), on="id")
+    late = np.zeros(graph.world_size, bool)
+    awaited = members.filter(~pl.col("p2p") & (pl.col("state") == NOT_ISSUED))
+    awaited = awaited.filter(inside[graph.world_size + awaited["id"].to_numpy()])
+    late[awaited["rank"].to_numpy()] = True
+    receives = members.filter(pl.col("p2p") & (pl.col("state") == WAITS) & (pl.col("target") == pl.col("rank")))
+    loose = receives.filter(late[receives["rank"].to_numpy()])
+    return _among(graph, loose["rank"].to_numpy(), graph.world_size + loose["id"].to_numpy(), graph.edges, inside)
+
+
+def _no_longer_behind(
+    graph: WaitGraph, rendezvous: Rendezvous, edges: Ints, inside: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Edges from an operation that all have issued to a member that is behind for nothing but such receives."""
+    members = rendezvous.members
+    kept = members.filter(state=WAITS)
+    pairs = np.stack([kept["rank"].to_numpy(), graph.world_size + kept["id"].to_numpy()])
+    stays = _among(graph, edges[0], edges[1], pairs, None)
+    kept = kept.filter(stays)
+    first = np.full(graph.world_size, np.iinfo(np.int64).max)
+    np.minimum.at(first, kept["rank"].to_numpy(), kept["order"].to_numpy())
+    freed = members.filter(state=WAITS)
+    freed = freed.filter(first[freed["rank"].to_numpy()] >= freed["order"].to_numpy())
+    return _among(graph, graph.world_size + freed["id"].to_numpy(), freed["rank"].to_numpy(), edges, inside)
+
+
+def _among(
+    graph: WaitGraph, begin: Ints, end: Ints, edges: Ints, inside: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.bool_]:
+    """Which of `edges` are among the pairs begin, end (and lie `inside`)."""
+    wanted = np.isin(edges[0] * graph.nodes + edges[1], np.asarray(begin) * graph.nodes + np.asarray(end))
+    return wanted if inside is None else wanted & inside[edges[0]] & inside[edges[1]]
+
+
+def stalls(graph: WaitGraph) -> Ints:
+    """Per node the number of the stall it belongs to: stalls share no rank and no operation."""
+    _, part = connected_components(graph.matrix(), directed=False)
+    return np.asarray(part, np.int64)
+
+
+def waiting_for(graph: WaitGraph, node: int, backwards: csr_array) -> Ints:
+    """The ranks that wait for a node, directly or not. `backwards`: the transposed adjacency matrix."""
+    found = breadth_first_order(backwards, node, directed=True, return_predecessors=False)
+    return np.sort(found[(found < graph.world_size) & (found != node)]).astype(np.int64)

@@ -1,0 +1,159 @@
+"""Hangs: dumps of 4,096 simulated ranks, small jobs of every fault and layout, and real jobs on this machine.
+
+python -m benchmarks hang; with TRACEKIT_HANG_RUNS=25 as many live runs per fault (default 2)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hangsim import Fault, Job, draw_faults, dumps, run, write
+from benchmarks.measure import table, tracekit
+
+LARGE = (8, 8, 64)
+SMALL = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 2), (2, 2, 4), (8, 2, 1))
+SEEDS = 20
+HANG_AFTER_S = 5
+SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "hangs.py"
+#: Fault of the live script -> class that names it; None: no hang.
+LIVE = {
+    "stop": "process gone or interpreter locked",
+    "gil": "process gone or interpreter locked",
+    "lock": "host stuck",
+    "loader": "host stuck",
+    "skip": "mismatch",
+    "size": "mismatch",
+    "checkpoint": None,
+    "slow": None,
+}
+
+
+def section() -> str:
+    """The Markdown of this section."""
+    return "\n\n".join(["## Hangs", _large(), _small(), _live()])
+
+
+def _large() -> str:
+    job, chance, rows = Job(*LARGE, microbatches=4), random.Random(1), []  # noqa: S311
+    for kind in ("host", "gone", "gpu-error"):
+        for count in (1, 3):
+            faults = draw_faults(job, kind, count, chance)
+            outcome = run(job, faults)
+            with tempfile.TemporaryDirectory() as folder:
+                write(Path(folder), dumps(job, faults, outcome, cut=30, timing=kind == "gpu-sleep"))
+                report, wall_s, peak_mb = _report(Path(folder))
+            truth = sorted(fault.rank for fault in outcome.struck)
+            found = [one["rank"] for one in report["culprits"]]
+            rows.append([kind, str(count), str(truth), str(found), f"{wall_s:.1f}", f"{peak_mb:.0f}"])
+    head = ["fault", "drawn", "broken", "named", "s", "MB"]
+    intro = f"`tracekit hang` on dumps of {job.world:,} ranks (tp 8, pp 8, dp 64), groups cut at 30 members."
+    return f"{intro}\n\n{table(head, rows)}"
+
+
+def _report(folder: Path) -> tuple[dict[str, Any], float, float]:
+    """The JSON report, seconds, and the peak memory of the command alone."""
+    began = time.perf_counter()
+    script = "import resource,subprocess,sys;"
+    script += "print(subprocess.run(sys.argv[1:],capture_output=True,text=True).stdout);"
+    script += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    command = [sys.executable, "-c", script, *tracekit("hang", str(folder), "--json")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+    return json.loads(out[0]), time.perf_counter() - began, int(out[-1]) / 1024
+
+
+def _small() -> str:
+    rows = []
+    for kind in ("host", "gone", "gpu-error", "gpu-sleep", "size", "skip", "partner"):
+        counts: Counter[str] = Counter()
+        for seed in range(SEEDS):
+            counts[_judge(kind, seed)] += 1
+        rows.append([kind, *(str(counts[name]) for name in ("exact", "cannot tell", "missed", "wrong", "no hang"))])
+    intro = (
+        f"{SEEDS} drawn jobs per fault, 8 to 16 ranks, one or two broken; with and without group status, start times"
+        " and cut groups."
+    )
+    return f"{intro}\n\n{table(['fault', 'exact', 'cannot tell', 'missed', 'wrong', 'no hang'], rows)}"
+
+
+def _judge(kind: str, seed: int) -> str:
+    from tracekit.analysis.hang import find_hang
+    from tracekit.collectors.importers.flight_recorder import read_flight_records
+
+    chance = random.Random(f"{kind} {seed}")  # noqa: S311
+    job = Job(*chance.choice(SMALL))
+    faults: list[Fault] = draw_faults(job, kind, chance.choice([1, 1, 2]), chance)
+    outcome = run(job, faults)
+    last_gone = kind == "gone" and any(fault.rank >= job.world - 2 for fault in faults)
+    content = dumps(
+        job,
+        faults,
+        outcome,
+        version=chance.choice(["2.1", "2.4", "2.9", "2.10"]),
+        status=chance.random() < 0.7,
+        timing=chance.random() < 0.5,
+        cut=None if last_gone else chance.choice([None, 3]),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), content, as_json=chance.random() < 0.3)
+        report = find_hang(read_flight_records(Path(folder)))
+    if not outcome.hangs():
+        return "no hang"
+    broken = {fault.rank for fault in faults}
+    truth, found = {fault.rank for fault in outcome.struck}, {one.rank for one in report.culprits}
+    open_ranks = {rank for one in report.undecided for rank in one.ranks}
+    if found - broken:
+        return "wrong"
+    if truth <= found:
+        return "exact"
+    return "cannot tell" if truth <= found | open_ranks else "missed"
+
+
+def _live() -> str:
+    runs, rows = int(os.environ.get("TRACEKIT_HANG_RUNS", "2")), []
+    for fault, expected in LIVE.items():
+        right, delays = 0, []
+        for number in range(runs):
+            culprits, delay_s = live(fault, number % 4)
+            right += culprits == ([] if expected is None else [(number % 4, expected)])
+            delays += [delay_s] if delay_s is not None else []
+        rows.append([fault, f"{right} of {runs}", f"{max(delays):.1f}" if delays else "-"])
+    intro = (
+        f"Real jobs: torchrun, DDP, gloo, 4 ranks on this machine, `--hang-after {HANG_AFTER_S}`. Right: this rank and"
+        " class, nobody else, or, for the last two, no alarm. Delay: from the last operation to the report, seconds."
+    )
+    return f"{intro}\n\n{table(['fault', 'right', 'longest delay'], rows)}"
+
+
+def live(fault: str, rank: int) -> tuple[list[tuple[int, str]], float | None]:
+    """(rank, class) of the culprits that `collect` reports on a live job, and how late it did."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = tracekit("collect", "--no-store", "--out", "job.parquet", "--hang-after", str(HANG_AFTER_S))
+        torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "4"]
+        process = subprocess.Popen(
+            [*command, "--on-hang", "stop", "--", *torchrun, str(SCRIPT), fault, str(rank)],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "SAVING_S": str(2 * HANG_AFTER_S)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            _, err = process.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            _, err = process.communicate()
+        reports = [json.loads(path.read_text()) for path in Path(folder).glob("hang-*/report.json")]
+    said = [line.split("no operation for ")[1].split(" s;")[0] for line in err.splitlines() if " s; report:" in line]
+    culprits = [(one["rank"], one["class"]) for report in reports for one in report["culprits"]]
+    return culprits, float(said[0]) if said else None

@@ -1,0 +1,104 @@
+"""One file of a flight recorder: bytes of unknown origin in, plain containers out.
+
+A dump is a pickle (PyTorch's own) or JSON. Neither may run code or claim memory: nothing but plain containers, numbers
+and strings is unpickled, and what a file may make the process allocate is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: No dump is larger: 20,000 entries with stacks take some 40 MB.
+LARGEST_FILE = 256 << 20
+#: What reading may allocate beyond what the process holds already, bytes.
+LARGEST_GROWTH = 2 << 30
+_PICKLE, _JSON = b"\x80", b"{"
+_VERSION = re.compile(r"2\.(\d+)$")
+_READ_VERSIONS = range(1, 11)
+
+
+class UnreadableError(Exception):
+    """Why a file is no dump that can be used; says it in a clause that follows the file's name."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise UnreadableError(f"refused: it asks for {module}.{name}, and a dump holds plain values only")
+
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002  the base class names it
+        raise UnreadableError("refused: it refers to objects outside itself, and a dump holds plain values only")
+
+
+def read_dump(path: Path) -> dict[str, Any]:
+    """The content of one dump: a dictionary with a list of `entries`, versions 2.1 to 2.10 and later ones of 2.
+
+    Raises UnreadableError where the file is torn, empty, too large, of another format, or would run code.
+    """
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise UnreadableError(f"is {size / 1e9:.1f} GB; a dump has at most {LARGEST_FILE / 1e9:.1f} GB")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
+    if not content:
+        raise UnreadableError("is empty")
+    return _checked(_decoded(content))
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        if content.startswith(_PICKLE):
+            return _PlainUnpickler(io.BytesIO(content)).load()
+        if content.lstrip().startswith(_JSON):
+            return json.loads(content)
+    except UnreadableError:
+        raise
+    except MemoryError:
+        raise UnreadableError("refused: it asks for more memory than a dump can need") from None
+    except Exception as error:  # a torn pickle can raise anything
+        raise UnreadableError(f"is torn or damaged ({type(error).__name__}: {str(error)[:80]})") from None
+    raise UnreadableError("is neither a pickle nor JSON")
+
+
+def _checked(dump: Any) -> dict[str, Any]:
+    if not isinstance(dump, dict) or not isinstance(dump.get("version"), str):
+        raise UnreadableError("is no flight-recorder dump: it states no version")
+    if _VERSION.match(dump["version"]) is None:
+        raise UnreadableError(f"is of version {dump['version'][:20]!r}; versions 2.1 to 2.10 are read")
+    if not isinstance(dump.setdefault("entries", []), list):
+        raise UnreadableError("is no flight-recorder dump: its entries are no list")
+    return dump
+
+
+def is_newer(version: str) -> bool:
+    """Whether this format is younger than the newest known one."""
+    match = _VERSION.match(version)
+    return match is not None and int(match.group(1)) not in _READ_VERSIONS
+
+
+@contextlib.contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Let the process grow by `LARGEST_GROWTH` at most: a pickle of twenty bytes can ask for any amount."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux, where the limit has no effect either
+        yield
+        return
+    limit = held + LARGEST_GROWTH
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,151 @@
+"""Process groups that mean the same under different names.
+
+In: the group tables of all dumps. Out: one list of `ProcessGroup`, and for each dump where its groups are in it. The
+name of a group counts the groups of one process, so it differs between ranks: description and members tell it. Members
+are a string that can be cut after 30 ranks; the other dumps complete it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracekit.flight_record import ProcessGroup
+
+_NUMBER = re.compile(r"\d+")
+_CUT = "..."
+#: No job has more.
+MOST_RANKS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What tells a group: its description, its members as stated (where they are not, its name), and which of several
+    such groups of one rank it is.
+    """
+
+    description: str
+    members: str
+    occurrence: int
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """Collects the groups of one dump after the other; `finish` tells their members."""
+
+    _keys: dict[_Key, int] = field(default_factory=dict)
+    _stated: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
+    _seen_on: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, rank: int, config: Mapping[Any, Any]) -> dict[str, int]:
+        """Take the `pg_config` of a rank; returns the group of each of its names, in order of creation.
+
+        Raises ValueError where no job has such members.
+        """
+        found: dict[str, int] = {}
+        times: Counter[tuple[str, str]] = Counter()
+        for name in sorted(map(str, config), key=_creation):
+            about = config[name]
+            members = about.get("ranks")
+            if not members or members == "[]":  # gloo's recorder knows no groups
+                continue
+            told = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
+            found[name] = self._place(rank, _Key(*told, times[told]))
+            times[told] += 1
+        return found
+
+    def add_named(self, rank: int, name: str, description: str) -> int:
+        """A group whose members the dump does not state: those that use the name are in it."""
+        return self._place(rank, _Key(description, f"name {name}", 0))
+
+    def _place(self, rank: int, key: _Key) -> int:
+        if key not in self._keys:
+            self._stated[key] = _stated(key.members)
+        place = self._keys.setdefault(key, len(self._keys))
+        self._seen_on[place].add(rank)
+        return place
+
+    def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[ProcessGroup, ...], dict[int, int]]:
+        """All groups, and the place of each that `add` gave out."""
+        missing = frozenset(without_dump)
+        stated = self._stated
+        whole = defaultdict(list)
+        for key, ranks in stated.items():
+            if _is_whole(key):
+                whole[key.description, key.occurrence].append((ranks, key))
+        groups: dict[_Key, ProcessGroup] = {}
+        same: dict[_Key, _Key] = {}
+        for key, place in self._keys.items():
+            ranks, seen = stated[key], self._seen_on[place]
+            if _is_whole(key):
+                groups[key] = ProcessGroup(key.description, ranks)
+                continue
+            head = ranks if _CUT not in key.members else _before_cut(key.members)
+            twins = [twin for members, twin in whole[key.description, key.occurrence] if members[: len(head)] == head]
+            if _CUT in key.members and len(twins) == 1:
+                same[key] = twins[0]
+            else:
+                groups[key] = ProcessGroup(key.description, _completed(ranks, seen, missing))
+        for key, members in _beyond_the_end(
+            {key: groups[key] for key in groups if _CUT in key.members}, groups, missing
+        ):
+            groups[key] = ProcessGroup(key.description, members)
+        places = {key: place for place, key in enumerate(groups)}
+        return tuple(groups.values()), {place: places[same.get(key, key)] for key, place in self._keys.items()}
+
+
+def _creation(name: str) -> tuple[int, int | str]:
+    """Names that are numbers count the groups of a process."""
+    return (0, int(name)) if name.isdecimal() else (1, name)
+
+
+def _is_whole(key: _Key) -> bool:
+    return key.members.startswith("[") and _CUT not in key.members
+
+
+def _stated(members: str) -> tuple[int, ...]:
+    """Raises ValueError for ranks that no job has."""
+    ranks = tuple(map(int, _NUMBER.findall(members))) if members.startswith("[") else ()
+    if max(ranks, default=0) >= MOST_RANKS:
+        raise ValueError(f"rank {max(ranks)}")
+    return ranks
+
+
+def _before_cut(members: str) -> tuple[int, ...]:
+    return tuple(map(int, _NUMBER.findall(members.split(_CUT, 1)[0])))
+
+
+def _beyond_the_end(
+    cut: Mapping[_Key, ProcessGroup], groups: Mapping[_Key, ProcessGroup], missing: frozenset[int]
+) -> list[tuple[_Key, tuple[int, ...]]]:
+    """Cut groups whose last members left no dump: the next ranks at even spacing that no group of the same description
+    has.
+    """
+    taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for key, group in groups.items():
+        taken[key.description, key.occurrence].update(group.ranks)
+    found = []
+    for key, group in cut.items():
+        ranks, others = list(group.ranks), taken[key.description, key.occurrence]
+        stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
+        while stride > 0 and ranks[-1] + stride in missing and ranks[-1] + stride not in others:
+            ranks.append(ranks[-1] + stride)
+            others.add(ranks[-1])
+        found.append((key, tuple(ranks)))
+    return found
+
+
+def _completed(stated: tuple[int, ...], seen: set[int], missing: frozenset[int]) -> tuple[int, ...]:
+    """Members of a group whose list is cut: those it states, those that have it, and, where all of these are evenly
+    spaced, the ranks between them that left no dump.
+    """
+    known = sorted({*stated, *seen})
+    if len(stated) > 2 and missing:
+        stride = stated[1] - stated[0]
+        grid = range(known[0], known[-1] + 1, stride) if stride > 0 else range(0)
+        if all(rank in grid for rank in known):
+            known = [rank for rank in grid if rank in missing or rank in set(known)]
+    return tuple(known)

@@ -1,0 +1,213 @@
+"""What a rank does so that a hang can be explained: it shows that it moves, and says where it stands when asked.
+
+In: PyTorch's flight recorder and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten at
+most once a second while operations are issued or finished, and, when the launcher asks, a dump in the format of the
+recorder, with the members of all groups, the transfers that a thread waits for (gloo's recorder has none) and the stack
+of the main thread. A thread of its own does this; while C code holds the interpreter's lock it cannot, so a signal that
+`faulthandler` answers without the lock writes the stacks then.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tracekit.collectors.runtime.session import Session
+from tracekit.collectors.runtime.wire_format import (
+    HANG_DUMP,
+    HANG_REQUEST,
+    PULSE,
+    PULSE_SUFFIX,
+    STACKS_SUFFIX,
+    rank_stem,
+)
+
+#: How often the rank looks whether it has moved, and whether it is asked, seconds.
+PERIOD_S = 0.5
+#: Entries in a dump, the newest.
+ENTRIES = 512
+#: Answered by `faulthandler`; nothing else uses it where its handler is the default one.
+STACK_SIGNAL = signal.SIGRTMAX - 3
+#: Where a main thread is while it is busy with this: part of a file's name, and functions (none: any).
+_PHASES = (
+    ("torch/distributed/checkpoint/", (), "checkpoint"),
+    ("torch/serialization.py", ("save", "_save"), "checkpoint"),
+    ("torch/utils/data/dataloader.py", (), "data load"),
+    ("torch/_dynamo/", (), "compilation"),
+    ("torch/_inductor/", (), "compilation"),
+)
+
+
+class HangWatch:
+    """The watch of one rank. `start` begins; nothing here raises into training."""
+
+    def __init__(self, session: Session, directory: Path) -> None:
+        self._session, self._directory = session, directory
+        self._main = threading.main_thread().ident
+        self._pulses = 0
+        self._seen: Any = None
+        self._request = directory / HANG_REQUEST
+        self._answered: Path | None = None
+        self._signal = 0
+        self._posted: dict[int, tuple[str, Any, int]] = {}
+        self._in_wait: dict[int, tuple[str, Any, int, int]] = {}
+        self._transfers = 0
+        self._pulse = -1
+
+    def start(self) -> None:
+        """Hook transfers, take the signal, begin to watch."""
+        session = self._session
+        for name in ("send", "recv"):
+            wrap = functools.partial(self._transfer, name)
+            session.patch(dist.ProcessGroup, name, wrap, lacks="transfers in reports on hangs")
+        session.patch(dist.Work, "wait", self._wait, lacks="transfers in reports on hangs")
+        stem = rank_stem(session.rank)
+        self._pulse = os.open(self._directory / f"{stem}{PULSE_SUFFIX}", os.O_CREAT | os.O_WRONLY, 0o644)
+        if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:
+            stacks = (self._directory / f"{stem}{STACKS_SUFFIX}").open("wb", buffering=0)
+            faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
+            self._stacks = stacks  # faulthandler writes to its descriptor
+            self._signal = int(STACK_SIGNAL)
+        threading.Thread(target=self._run, name="tracekit-hang", daemon=True).start()
+
+    def _transfer(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        posted = self._posted
+
+        @functools.wraps(original)
+        def transfer(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+            work = original(group, tensors, peer, *args, **kwargs)
+            if work is not None:
+                if len(posted) > 1024:  # never waited for
+                    posted.clear()
+                posted[id(work)] = name, group, peer
+            return work
+
+        return transfer
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        posted, in_wait = self._posted, self._in_wait
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            found = posted.pop(id(work), None)
+            if found is None:
+                return original(work, *args, **kwargs)
+            thread = threading.get_ident()
+            in_wait[thread] = *found, time.time_ns()
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                in_wait.pop(thread, None)
+                self._transfers += 1
+
+        return wait
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._beat()
+                self._answer()
+            except Exception as error:
+                sys.stderr.write(f"tracekit: rank {self._session.rank} watches for hangs no more: {error!r:.200}\n")
+                return
+            time.sleep(PERIOD_S)
+
+    def _beat(self) -> None:
+        """Rewrite the pulse where anything has been issued or finished since."""
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+        seen = _dump_fr_trace_json(False), self._transfers, self._session.step
+        if seen == self._seen and self._pulses:
+            return
+        self._seen = seen
+        self._pulses += 1
+        os.pwrite(self._pulse, PULSE.pack(self._pulses, os.getpid(), self._signal, self._session.world_size), 0)
+
+    def _answer(self) -> None:
+        try:
+            folder = Path(self._request.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        if folder == self._answered:
+            return
+        self._answered = folder
+        target = folder / HANG_DUMP.format(rank=self._session.rank)
+        partial = target.with_suffix(".part")
+        partial.write_text(json.dumps(self._dump()), encoding="utf-8")
+        partial.rename(target)
+
+    def _dump(self) -> dict[str, Any]:
+        """Where this rank stands, in the recorder's format."""
+        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
+
+        dump: dict[str, Any] = pickle.loads(_dump_fr_trace())  # noqa: S301  made in this process just now
+        world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups of a process
+        config = {}
+        for group, ranks in world.pg_group_ranks.items():
+            name = world.pg_names[group]
+            config[name] = {"name": name, "desc": group.group_desc, "ranks": str(sorted(ranks, key=ranks.__getitem__))}
+        dump["pg_config"] = config
+        dump["entries"] = [*dump.get("entries", [])[-ENTRIES:], *self._transfers_waited_for(dump)]
+        stack = self._stack()
+        dump["tracekit"] = {
+            "rank": self._session.rank,
+            "host": socket.gethostname(),
+            "process_id": os.getpid(),
+            "taken_ns": time.time_ns(),
+            "phase": _phase(stack),
+            "stack": [f"{frame.co_filename}:{line} {frame.co_name}" for frame, line in stack],
+        }
+        return dump
+
+    def _transfers_waited_for(self, dump: dict[str, Any]) -> list[dict[str, Any]]:
+        last = max((entry["record_id"] for entry in dump.get("entries", [])), default=0)
+        entries: list[dict[str, Any]] = []
+        for name, group, peer, since_ns in list(self._in_wait.values()):
+            arrow = "->" if name == "send" else "<-"
+            entries.append(
+                {
+                    "record_id": last + 1 + len(entries),
+                    "pg_id": -1 - len(entries),
+                    "process_group": [group.group_name, group.group_desc],
+                    "collective_seq_id": 0,
+                    "p2p_seq_id": 1,
+                    "profiling_name": f"{group.name()}:{name} {group.rank()}{arrow}{peer}",
+                    "time_created_ns": since_ns,
+                    "input_sizes": [],
+                    "output_sizes": [],
+                    "state": "scheduled",
+                    "retired": False,
+                    "is_p2p": True,
+                }
+            )
+        return entries
+
+    def _stack(self) -> list[tuple[Any, int]]:
+        """Code and line of the main thread's frames, innermost first."""
+        frame = sys._current_frames().get(self._main or 0)  # noqa: SLF001  there is no public way
+        frames: list[tuple[Any, int]] = []
+        while frame is not None and len(frames) < 64:
+            frames.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        return [(code, line) for code, line in frames if "/tracekit/collectors/runtime/" not in code.co_filename]
+
+
+def _phase(stack: list[tuple[Any, int]]) -> str | None:
+    for code, _ in stack:
+        for part, functions, phase in _PHASES:
+            if part in code.co_filename and (not functions or code.co_name in functions):
+                return phase
+    return None

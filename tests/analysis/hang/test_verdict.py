@@ -1,0 +1,148 @@
+"""Verdicts on simulated jobs whose truth is known: `benchmarks/hangsim.py` shares no code with the analysis."""
+
+import random
+
+import pytest
+
+from benchmarks.hangsim import Fault, Job, draw_faults, dumps, run, write
+from tracekit.analysis.hang import StallClass, find_hang
+from tracekit.collectors.importers.flight_recorder import read_flight_records
+
+TP2_PP2_DP2 = (2, 2, 2)
+
+
+def verdict(folder, sizes, faults, *, drop=(), change=None, **options):
+    """The report on a job with these faults, and the faults that came to pass."""
+    job = Job(*sizes)
+    outcome = run(job, faults)
+    content = dumps(job, faults, outcome, **options)
+    for rank in drop:
+        del content[rank]
+    if change is not None:
+        change(content)
+    write(folder, content)
+    return find_hang(read_flight_records(folder)), outcome.struck
+
+
+def named(report):
+    return {culprit.rank: culprit.stall_class for culprit in report.culprits}
+
+
+def test_a_rank_that_stops_issuing_is_named_and_those_that_wait_are_not(tmp_path):
+    report, _ = verdict(tmp_path, TP2_PP2_DP2, [Fault("host", 5, 24)])
+    assert named(report) == {5: StallClass.GONE}  # all it had issued is finished: its dump has no entries
+    assert sorted(one.rank for one in report.waiting) == [0, 1, 2, 3, 4, 6, 7]
+    assert report.culprits[0].waiting == 7
+
+
+def test_a_rank_with_finished_entries_in_its_dump_is_stuck_on_the_host(tmp_path):
+    def with_history(content):
+        entry = {**content[4]["entries"][0], "state": "completed", "record_id": 1, "collective_seq_id": 900}
+        content[5]["entries"] = [entry]
+
+    report, _ = verdict(tmp_path, TP2_PP2_DP2, [Fault("host", 5, 24)], change=with_history)
+    assert named(report) == {5: StallClass.HOST}
+    assert "did not issue" in report.culprits[0].evidence[0]
+
+
+def test_what_peers_have_finished_and_one_rank_has_not_is_its_device(tmp_path):
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("gpu-error", 6, 29, lag=4)])
+    assert named(report) == {6: StallClass.DEVICE}
+    assert "is finished on ranks 4, 5, 7 and not here" in report.culprits[0].evidence[0]
+
+
+def test_a_device_that_has_not_begun_what_its_peers_have_is_named(tmp_path):
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("gpu-sleep", 6, 31)], timing=True)
+    assert named(report) == {6: StallClass.DEVICE}
+
+
+def test_without_start_times_nobody_is_blamed_and_what_is_missing_is_said(tmp_path):
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("gpu-sleep", 6, 31)])
+    assert report.culprits == ()
+    (question,) = report.undecided
+    assert question.ranks == (4, 5, 6, 7)
+    assert "TORCH_NCCL_ENABLE_TIMING=1" in question.missing
+
+
+def test_a_call_of_another_size_names_the_rank_and_shows_both_calls(tmp_path):
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("size", 6, 32)])
+    assert named(report) == {6: StallClass.MISMATCH}
+    assert "rank 4: _reduce_scatter_base [[8192, 1]]" in report.culprits[0].evidence[0]
+    assert "rank 6: _reduce_scatter_base [[16384, 1]]" in report.culprits[0].evidence[0]
+
+
+def test_a_skipped_collective_names_the_rank_that_skipped_it(tmp_path):
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("skip", 6, 22)])
+    assert named(report) == {6: StallClass.MISMATCH}
+
+
+def test_a_send_without_receive_names_the_end_that_went_past(tmp_path):
+    report, struck = verdict(tmp_path, (1, 2, 1), [Fault("partner", 1, 24)])
+    assert named(report) == {struck[0].rank: StallClass.PARTNER}
+
+
+def test_all_to_alls_of_different_sizes_belong_together(tmp_path):
+    def as_all_to_all(content):
+        for rank, dump in content.items():
+            for entry in dump["entries"]:
+                if entry["process_group"][1].startswith("TENSOR"):
+                    entry["profiling_name"] = "nccl:all_to_all"
+                    entry["input_sizes"] = [[1000 + rank, 1]]
+
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("host", 6, 31)], change=as_all_to_all)
+    assert named(report) == {6: StallClass.GONE}
+
+
+def test_a_rank_without_dump_that_all_members_wait_for_is_gone(tmp_path):
+    report, _ = verdict(tmp_path, TP2_PP2_DP2, [Fault("gone", 5, 24)])
+    assert named(report) == {5: StallClass.GONE}
+    assert report.without_dump == (5,)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3, 6, 7])
+def test_a_lost_dump_of_a_rank_that_merely_waits_blames_nobody(tmp_path, lost):
+    report, _ = verdict(tmp_path, TP2_PP2_DP2, [Fault("gpu-error", 5, 29, lag=3)], drop=[lost])
+    assert named(report) == {5: StallClass.DEVICE}
+    assert lost in report.without_dump
+
+
+def test_stalls_that_do_not_wait_for_each_other_are_apart(tmp_path):
+    """Two pipelines of one rank each per stage: nothing joins them before the gradients are reduced."""
+    report, _ = verdict(tmp_path, (4, 1, 2), [Fault("host", 1, 3), Fault("host", 6, 3)])
+    assert {one.rank: one.stall for one in report.culprits} == {1: 0, 6: 1}
+    assert [one.waiting for one in report.culprits] == [3, 3]
+
+
+def test_a_dump_that_is_older_than_what_its_peers_finished_is_no_evidence(tmp_path):
+    """Rank 6's file is of an earlier moment: it says nothing about where rank 6 stands now."""
+
+    def outdated(content):
+        content[6]["entries"] = []
+        for status in content[6]["pg_status"].values():
+            status["last_enqueued_collective"] = status["last_completed_collective"] = 900
+
+    report, _ = verdict(tmp_path, (4, 2, 2), [Fault("gpu-error", 5, 29, lag=4)], change=outdated)
+    assert named(report) == {5: StallClass.DEVICE}
+    assert "the dump of rank 6 is older than those of its peers" in report.notes
+
+
+def test_nobody_waits_in_a_job_whose_operations_are_all_finished(tmp_path):
+    report, _ = verdict(tmp_path, TP2_PP2_DP2, [])
+    assert not report.hung
+
+
+@pytest.mark.parametrize("kind", ["host", "gone", "gpu-error"])
+@pytest.mark.parametrize("seed", range(4))
+def test_exactly_the_broken_ranks_are_named_in_any_layout(tmp_path, kind, seed):
+    """Drawn layouts, versions and places; groups cut at three members; clocks of hosts apart by up to 0.3 s."""
+    chance = random.Random(seed)  # noqa: S311  draws cases
+    sizes = chance.choice([(2, 2, 2), (4, 2, 2), (2, 4, 2), (2, 2, 4)])
+    faults = draw_faults(Job(*sizes), kind, 1, chance)
+    report, struck = verdict(
+        tmp_path,
+        sizes,
+        faults,
+        version=chance.choice(["2.1", "2.4", "2.10"]),
+        cut=None if kind == "gone" else chance.choice([None, 3]),
+    )
+    assert sorted(named(report)) == sorted(fault.rank for fault in struck)

@@ -1,0 +1,48 @@
+"""`tracekit hang` as people and programs see it."""
+
+import json
+
+from benchmarks.hangsim import Fault, Job, dumps, run, write
+from tests import handmade
+
+
+def folder_of(tmp_path, faults):
+    job = Job(4, 2, 2)
+    write(tmp_path / "dumps", dumps(job, faults, run(job, faults)))
+    return tmp_path / "dumps"
+
+
+def test_the_first_ten_lines_say_who_why_and_what_to_do_first(tmp_path):
+    result = handmade.run("hang", folder_of(tmp_path, [Fault("gpu-error", 6, 29, lag=4)]))
+    lines = result.out.splitlines()
+    assert result.code == 4
+    assert lines[0] == "HANG  1 rank holds up 15 others (16 of 16 ranks left a dump)"
+    top = "\n".join(lines[:10])
+    assert "rank 6: device or network stuck" in top
+    assert "is finished on ranks 4, 5, 7 and not here" in top.replace("\n    ", " ")
+    assert "First: look for Xid errors" in top
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_has_culprits_waiting_and_groups(tmp_path):
+    result = handmade.run("hang", folder_of(tmp_path, [Fault("host", 6, 31)]), "--json")
+    report = json.loads(result.out)
+    assert result.code == 4
+    (culprit,) = report["culprits"]
+    assert {"rank", "host", "class", "group", "operation", "since_s", "evidence"} <= culprit.keys()
+    assert (culprit["rank"], culprit["class"]) == (6, "process gone or interpreter locked")
+    assert [one["rank"] for one in report["waiting"]] == [rank for rank in range(16) if rank != 6]
+    assert all(one.keys() == {"rank", "for", "operation"} for one in report["waiting"])
+    assert any(6 in group["not_issued"] for group in report["groups"])
+
+
+def test_a_job_without_hang_exits_with_0(tmp_path):
+    result = handmade.run("hang", folder_of(tmp_path, []))
+    assert result.code == 0
+    assert result.out.startswith("NO HANG")
+
+
+def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
+    result = handmade.run("hang", tmp_path / "nowhere")
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1

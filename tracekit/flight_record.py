@@ -1,0 +1,91 @@
+"""What the flight recorders of a job's ranks hold: the door between the reader of dumps and the analysis of hangs.
+
+In: columns that `collectors.importers.flight_recorder` reads. Out: a `FlightRecord`, which `analysis.hang` takes.
+PyTorch's flight recorder keeps the last collectives and transfers of each rank, finished or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import polars as pl
+
+
+class Progress(IntEnum):
+    """How far an operation has come on one rank."""
+
+    SCHEDULED = 0
+    STARTED = 1
+    FINISHED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """The ranks that communicate with each other under one name; `ranks` in the group's own order."""
+
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankDump:
+    """What one rank left behind.
+
+    `problem`: why its dump cannot be read, None where it can; `operations`: entries in it, finished ones included.
+    `host`, `stack` (innermost frame first), `phase` (what the rank is known to be busy with) and `process` (what the
+    system says about a process that did not answer) are None where the dump does not state them, as none of PyTorch's
+    own does.
+    """
+
+    source: str
+    problem: str | None = None
+    operations: int = 0
+    host: str | None = None
+    phase: str | None = None
+    process: str | None = None
+    stack: tuple[str, ...] | None = None
+
+
+#: One row per operation of one rank. `sequence` counts the collectives (or the transfers) of a group on that rank,
+#: `order` all operations of the rank as it issued them; `source` and `target` are ranks of the job, null in
+#: collectives; `elements_*` count what all tensors hold; `progress` is a `Progress`.
+OPERATIONS = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "group": pl.Int32(),
+        "sequence": pl.Int64(),
+        "order": pl.Int64(),
+        "name": pl.String(),
+        "source": pl.Int32(),
+        "target": pl.Int32(),
+        "sizes": pl.String(),
+        "elements_in": pl.Int64(),
+        "elements_out": pl.Int64(),
+        "dtypes": pl.String(),
+        "created_ns": pl.Int64(),
+        "progress": pl.Int8(),
+        "call_site": pl.String(),
+        "p2p": pl.Boolean(),
+    }
+)
+#: What a rank's process group says of itself: the sequence numbers of its last issued and last finished operation.
+STATUSES = pl.Schema({"rank": pl.Int32(), "group": pl.Int32(), "issued": pl.Int64(), "finished": pl.Int64()})
+
+
+@dataclass(frozen=True, slots=True)
+class FlightRecord:
+    """The dumps of one job.
+
+    `operations` and `statuses`: columns as above, `group` being a place in `groups`. `dumps` has the ranks that left a
+    file; of the `world_size` ranks, the others left none. `taken_ns`: when the state was recorded, None where unknown.
+    """
+
+    world_size: int
+    groups: tuple[ProcessGroup, ...]
+    operations: pl.DataFrame
+    statuses: pl.DataFrame
+    dumps: Mapping[int, RankDump]
+    taken_ns: int | None = None
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,123 @@
+"""The command `tracekit hang`: dumps of a hung job in, the ranks that hold it up out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracekit.errors import OutputError
+from tracekit.stderr import progress
+
+if TYPE_CHECKING:
+    from tracekit.analysis.hang import HangReport
+
+#: Exit code where a hang is found.
+EXIT_HANG = 4
+#: How `tracekit collect --hang-after` names the folders of its dumps.
+HANG_FOLDERS = "hang-*"
+
+
+@click.command("hang")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write report.txt and report.json to this folder.")
+def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
+    """Which rank never arrives? Names the ranks that hold a hung job up, and why.
+
+    DIRECTORY holds the flight-recorder dumps of the ranks, one file each (pickle or JSON), or is the --segments folder
+    of a `tracekit collect --hang-after` that saw a hang. Exit code 4: a hang is found.
+    """
+    from tracekit.analysis.hang import find_hang
+    from tracekit.collectors.importers.flight_recorder import read_flight_records
+    from tracekit.hang_terminal import report_lines
+
+    with progress() as tell:
+        tell("reading the dumps")
+        record = read_flight_records(newest_dumps(directory))
+        tell("finding who waits for whom")
+        report = find_hang(record)
+    text, plain = "\n".join(report_lines(report)), json.dumps(to_dict(report))
+    if out is not None:
+        _write(out, text, plain)
+    click.echo(plain if as_json else text)
+    return EXIT_HANG if report.hung else 0
+
+
+def _write(out: Path, text: str, plain: str) -> None:
+    """Both files or none. Raises OutputError."""
+    from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
+
+    is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
+    is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be made: {error.strerror or error}; choose another --out") from None
+    files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
+    for path, _, kind in files:
+        check_writable(path, kind)
+    for path, content, kind in files:
+        write_text(path, f"{content}\n", kind)
+
+
+def newest_dumps(directory: Path) -> Path:
+    """The folder of dumps: the newest one of a run directory, else the directory itself."""
+    if directory.is_dir() and (found := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
+        return max(found, key=lambda path: path.stat().st_mtime)
+    return directory
+
+
+def to_dict(report: HangReport) -> dict[str, Any]:
+    """The report as plain data: the keys of docs/hang.md. Times are seconds before the dumps were taken."""
+    return {
+        "hang": report.hung,
+        "world_size": report.world_size,
+        "dumps": report.dumps,
+        "culprits": [
+            {
+                "rank": one.rank,
+                "host": one.host,
+                "class": str(one.stall_class),
+                "group": one.group.description,
+                "operation": one.operation,
+                "since_s": _since_s(report, one.since_ns),
+                "since_unix_ns": one.since_ns or None,
+                "stall": one.stall,
+                "waiting": one.waiting,
+                "phase": one.phase,
+                "evidence": list(one.evidence),
+                "stack": None if one.stack is None else list(one.stack),
+            }
+            for one in report.culprits
+        ],
+        "undecided": [
+            {"ranks": list(one.ranks), "operation": one.operation, "missing": one.missing} for one in report.undecided
+        ],
+        "waiting": [
+            {"rank": one.rank, "for": list(one.waits_for), "operation": one.operation} for one in report.waiting
+        ],
+        "groups": [
+            {
+                "group": one.group.description,
+                "ranks": list(one.group.ranks),
+                "operation": one.operation,
+                "sequence": one.sequence,
+                "waiting": list(one.waiting),
+                "finished": list(one.finished),
+                "not_issued": list(one.not_issued),
+                "unknown": list(one.unknown),
+            }
+            for one in report.groups
+        ],
+        "without_dump": list(report.without_dump),
+        "notes": list(report.notes),
+    }
+
+
+def _since_s(report: HangReport, since_ns: int | None) -> float | None:
+    if report.taken_ns is None or not since_ns:
+        return None
+    return round((report.taken_ns - since_ns) / 1e9, 3)
