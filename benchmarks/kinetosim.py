@@ -29,6 +29,7 @@ _LAYER = (
     ),
     ("aten::gelu", "void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>(int)", (1024, 1, 1), 12.0),
 )  # fmt: skip
+_INSIDE = ("aten::to", "aten::_to_copy", "aten::copy_")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,17 @@ class _Rank:
         self.gpu("kernel", name, COMPUTE_STREAM, start, took, correlation, grid=list(grid), block=[256, 1, 1])
         self.compute_us = start + took
         self.host_us += _CALL_US
-        self.span("cpu_op", operator, thread, begin, self.host_us)
+        for number, inner in enumerate((operator, *_INSIDE)):
+            # Nested, with the arguments that make up most of a real file.
+            dims = [[4, 2048, 1024], [1024, 4096], []]
+            self.span(
+                "cpu_op", inner, thread, begin + 0.1 * number, self.host_us - 0.1 * number,
+                **{"Record function id": 0, "Concrete Inputs": ["", "", "1"], "Input type": ["c10::BFloat16"] * 2,
+                   "Input Strides": dims, "Input Dims": dims, "Ev Idx": correlation},
+            )  # fmt: skip
+        for phase, stream, at in (("s", thread, self.host_us - _CALL_US), ("f", COMPUTE_STREAM, start)):
+            flow = {"ph": phase, "id": correlation, "pid": self.pid, "tid": stream, "cat": "ac2g", "name": "ac2g"}
+            self.events.append({**flow, "ts": at, "dur": 0.0, "args": {}})
 
 
 @dataclass(frozen=True)
