@@ -2,9 +2,9 @@
 
 python -m benchmarks kineto
 
-In: the simulator of `kinetosim.py`, which knows no tracekit. For speed its output is repeated until a file per rank is as
-large as real ones are. For verdicts, jobs with one trouble each are compared with the same jobs without it: the rank and
-the cause must be right, and the price is what the job really lost.
+In: the simulator of `kinetosim.py`, which knows no tracekit. For speed its output is repeated until a file per rank is
+as large as real ones are. For verdicts, jobs with one trouble each are compared with the same jobs without it: the rank
+and the cause must be right, and the price is what the job really lost.
 """
 
 from __future__ import annotations
@@ -130,5 +130,3 @@ def _culprit(job: Job):  # noqa: ANN202 - tracekit's
     with tempfile.TemporaryDirectory() as folder:
         job.run().write(Path(folder))
         return load_gpu(folder).whatif().culprit
-
-
