@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -306,21 +306,35 @@ class Recording:
             period, most = self.took_us + 5e4, max(event["args"].get("correlation", 0) for event in events)
             with path.open("w") as file:
                 file.write(f'{head}"traceEvents": [')
+                templates = [_template(event) for event in events]
                 again = 0
                 while file.tell() < size:
                     file.write("," * bool(again))
-                    file.write(",\n".join(json.dumps(_later(event, again, period, most)) for event in events))
+                    file.write(",\n".join(text % values(again, period, most) for text, values in templates))
                     again += 1
                 file.write(f"]{tail}")
             yield path
 
 
-def _later(event: dict[str, Any], again: int, period: float, correlations: int) -> dict[str, Any]:
-    """An event of a later repetition."""
-    args = dict(event["args"])
-    if "correlation" in args:
-        args["correlation"] += again * correlations
-    name = event["name"]
-    if name.startswith("ProfilerStep#"):
-        name = f"ProfilerStep#{int(name.removeprefix('ProfilerStep#')) + 100 * again}"
-    return {**event, "name": name, "ts": round(event["ts"] + again * period, 3), "args": args}
+def _template(event: dict[str, Any]) -> tuple[str, Callable[[int, float, int], Any]]:
+    """An event's JSON with places for what differs in later repetitions, and what belongs there."""
+    start, correlation = event["ts"], event["args"].get("correlation")
+    step = event["name"].startswith("ProfilerStep#")
+    open_places = {
+        **event,
+        "ts": "@ts",
+        "args": {**event["args"], **({} if correlation is None else {"correlation": "@id"})},
+    }
+    if step:
+        open_places["name"] = "ProfilerStep#@step"
+    text = json.dumps(open_places).replace("%", "%%").replace('"@id"', "%(id)d").replace('"@ts"', "%(ts).3f")
+    number = int(event["name"].removeprefix("ProfilerStep#")) if step else 0
+
+    def values(again: int, period: float, correlations: int) -> Any:
+        return {
+            "ts": start + again * period,
+            "id": (correlation or 0) + again * correlations,
+            "step": number + 100 * again,
+        }
+
+    return text.replace("@step", "%(step)d"), values
