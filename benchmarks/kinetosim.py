@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _LAYER = (
     ),
     ("aten::gelu", "void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>(int)", (1024, 1, 1), 12.0),
 )  # fmt: skip
+_INSIDE = ("aten::to", "aten::_to_copy", "aten::copy_")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,17 @@ class _Rank:
         self.gpu("kernel", name, COMPUTE_STREAM, start, took, correlation, grid=list(grid), block=[256, 1, 1])
         self.compute_us = start + took
         self.host_us += _CALL_US
-        self.span("cpu_op", operator, thread, begin, self.host_us)
+        for number, inner in enumerate((operator, *_INSIDE)):
+            # Nested, with the arguments that make up most of a real file.
+            dims = [[4, 2048, 1024], [1024, 4096], []]
+            self.span(
+                "cpu_op", inner, thread, begin + 0.1 * number, self.host_us - 0.1 * number,
+                **{"Record function id": 0, "Concrete Inputs": ["", "", "1"], "Input type": ["c10::BFloat16"] * 2,
+                   "Input Strides": dims, "Input Dims": dims, "Ev Idx": correlation},
+            )  # fmt: skip
+        for phase, stream, at in (("s", thread, self.host_us - _CALL_US), ("f", COMPUTE_STREAM, start)):
+            flow = {"ph": phase, "id": correlation, "pid": self.pid, "tid": stream, "cat": "ac2g", "name": "ac2g"}
+            self.events.append({**flow, "ts": at, "dur": 0.0, "args": {}})
 
 
 @dataclass(frozen=True)
@@ -295,21 +306,35 @@ class Recording:
             period, most = self.took_us + 5e4, max(event["args"].get("correlation", 0) for event in events)
             with path.open("w") as file:
                 file.write(f'{head}"traceEvents": [')
+                templates = [_template(event) for event in events]
                 again = 0
                 while file.tell() < size:
                     file.write("," * bool(again))
-                    file.write(",\n".join(json.dumps(_later(event, again, period, most)) for event in events))
+                    file.write(",\n".join(text % values(again, period, most) for text, values in templates))
                     again += 1
                 file.write(f"]{tail}")
             yield path
 
 
-def _later(event: dict[str, Any], again: int, period: float, correlations: int) -> dict[str, Any]:
-    """An event of a later repetition."""
-    args = dict(event["args"])
-    if "correlation" in args:
-        args["correlation"] += again * correlations
-    name = event["name"]
-    if name.startswith("ProfilerStep#"):
-        name = f"ProfilerStep#{int(name.removeprefix('ProfilerStep#')) + 100 * again}"
-    return {**event, "name": name, "ts": round(event["ts"] + again * period, 3), "args": args}
+def _template(event: dict[str, Any]) -> tuple[str, Callable[[int, float, int], Any]]:
+    """An event's JSON with places for what differs in later repetitions, and what belongs there."""
+    start, correlation = event["ts"], event["args"].get("correlation")
+    step = event["name"].startswith("ProfilerStep#")
+    open_places = {
+        **event,
+        "ts": "@ts",
+        "args": {**event["args"], **({} if correlation is None else {"correlation": "@id"})},
+    }
+    if step:
+        open_places["name"] = "ProfilerStep#@step"
+    text = json.dumps(open_places).replace("%", "%%").replace('"@id"', "%(id)d").replace('"@ts"', "%(ts).3f")
+    number = int(event["name"].removeprefix("ProfilerStep#")) if step else 0
+
+    def values(again: int, period: float, correlations: int) -> Any:
+        return {
+            "ts": start + again * period,
+            "id": (correlation or 0) + again * correlations,
+            "step": number + 100 * again,
+        }
+
+    return text.replace("@step", "%(step)d"), values

@@ -2,9 +2,9 @@
 
 In: a replay of a GPU op trace and the waits. Out: a `Culprit`, or None where no rank stands out.
 
-A rank is named when three things agree: it alone delays collectives more than the others together; with what it does at
-the pace of its peers, the recording is shorter by more than noise; and no other rank would give back half as much. Two
-healthy ranks are late in turn, and fail all three.
+A rank is named when these agree: it alone delays collectives more than the others together; with what it does at the
+pace of its peers, the recording is shorter by more than noise; and no other rank would give back half as much. Of two
+ranks, where no third says which of them is usual, it must be so in nearly every step: healthy ranks are late in turn.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tracekit.gpu_recording import KernelClass
 SMALLEST_SHARE = 0.005
 #: No other rank may give back more than this share of what the named one does.
 _NEXT = 0.5
+#: Of two ranks, one must delay collectives most in this share of the steps.
+STEADY = 0.75
 #: No more ranks than these are replayed at the pace of the others.
 _MOST_RANKS = 64
 #: A cause is told where it is at least this share of the dearest one.
@@ -82,8 +84,9 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
     if len(waits.ranks) > 2:
         # A rank that is not late changes nothing by going at the pace of most others: what it changes is noise.
         least = max(least, *(-seconds for seconds in others))
+    steady = len(waits.ranks) > 2 or waits.led.count(rank) >= STEADY * len(waits.led)
     alone = 2 * waits.sole_delay[at] >= waits.sole_delay.sum() and waits.sole_delay[at] >= least
-    if not alone or mine < least or max(others) > _NEXT * mine:
+    if not (alone and steady) or mine < least or max(others) > _NEXT * mine:
         return None
     return Culprit(
         rank=rank,

@@ -38,11 +38,19 @@ class PaceOfPeers:
         return cost
 
     @cached_property
+    def _class(self) -> Ints:
+        """Comparable ops of one step of the training loop share a number, [ops]: steps differ for all ranks at once."""
+        ops = self.graph.ops
+        step = ops.labels["profiler_step"].codes if "profiler_step" in ops.labels else np.zeros(len(ops.peer), np.int32)
+        _, number = np.unique(ops.peer.astype(np.int64) * (int(step.max()) + 2) + step + 1, return_inverse=True)
+        return np.asarray(number, np.int64)
+
+    @cached_property
     def _totals(self) -> Floats:
-        """What each rank spends on each class of comparable ops, seconds, [classes, ranks]."""
+        """What each rank spends on each class, seconds, [classes, ranks]."""
         ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
-        cell = ops.peer.astype(np.int64) * len(ranks) + np.searchsorted(ranks, ops.rank)
-        totals = np.bincount(cell, weights=self._cost, minlength=len(ops.peer_names) * len(ranks))
+        cell = self._class * len(ranks) + np.searchsorted(ranks, ops.rank)
+        totals = np.bincount(cell, weights=self._cost, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
 
     def costs(self, rank: int, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
@@ -57,9 +65,9 @@ class PaceOfPeers:
         if ops.comparable is not None:
             mask &= ops.comparable
         mine = np.flatnonzero(mask)
-        peers, inverse, counts = np.unique(ops.peer[mine], return_inverse=True, return_counts=True)
-        usual = np.median(np.delete(self._totals[peers], at, axis=1), axis=1)
-        whole = np.bincount(ops.peer[ops.rank == rank], minlength=len(ops.peer_names))[peers]
+        classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
+        usual = np.median(np.delete(self._totals[classes], at, axis=1), axis=1)
+        whole = np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
         cost = self._cost.copy()
         cost[mine] = (usual / np.maximum(whole, counts))[inverse]
         return cost

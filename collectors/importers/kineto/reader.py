@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 
 from tracekit.chrome import MARK
@@ -20,7 +22,7 @@ from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
-from tracekit.errors import FormatError
+from tracekit.errors import FormatError, TracekitError
 from tracekit.gpu_recording import GpuRecording
 
 SUFFIXES = (".json", ".json.gz")
@@ -94,15 +96,45 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     ):
         yield from map(read_file, files)
         return
-    # Spawned, not forked: the libraries of this process have threads.
-    with ProcessPoolExecutor(min(processes, len(files)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(read_file, file) for file in files]
+    # Neither forked, for the libraries of this process have threads, nor spawned by multiprocessing, which would run a
+    # caller's script again.
+    running: set[subprocess.Popen[bytes]] = set()
+
+    def read_apart(file: Path) -> list[RankColumns]:
+        process = subprocess.Popen([sys.executable, "-c", _READ_ONE, file], stdout=subprocess.PIPE)  # noqa: S603 - our own code
+        running.add(process)
+        output, _ = process.communicate()
+        running.discard(process)
+        if process.returncode:
+            raise FormatError(f"{file}: reading it was killed ({process.returncode}); read fewer files at a time")
+        found = pickle.loads(output)  # noqa: S301 - what our own process wrote
+        if isinstance(found, TracekitError):
+            raise found
+        ranks: list[RankColumns] = found
+        return ranks
+
+    with ThreadPoolExecutor(min(processes, len(files))) as pool:
+        futures = [pool.submit(read_apart, file) for file in files]
         try:
             for future in as_completed(futures):
                 yield future.result()
-        except BaseException:
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            for process in list(running):
+                process.kill()
+
+
+def send_file() -> None:
+    """In a process of its own: the ranks of the file that the arguments name, or the error, pickled on stdout."""
+    found: list[RankColumns] | TracekitError
+    try:
+        found = read_file(Path(sys.argv[1]))
+    except TracekitError as error:
+        found = error
+    pickle.dump(found, sys.stdout.buffer, protocol=5)
+
+
+_READ_ONE = "from tracekit.collectors.importers.kineto.reader import send_file; send_file()"
 
 
 @contextmanager
