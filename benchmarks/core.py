@@ -14,7 +14,7 @@ WORKERS = (512, 2048, 8192)
 def section() -> str:
     """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as folder:
-        traces = {workers: _simulate(Path(folder), workers) for workers in WORKERS}
+        traces = {workers: simulate(Path(folder), workers) for workers in WORKERS}
         parts = [
             "## Core: from a step trace to exact attribution",
             _whole_processes(traces),
@@ -23,7 +23,7 @@ def section() -> str:
     return "\n\n".join(parts)
 
 
-def _simulate(folder: Path, workers: int) -> tuple[Path, float]:
+def simulate(folder: Path, workers: int) -> tuple[Path, float]:
     """A trace of that many workers, and how long `tracekit synth` took (s)."""
     path = folder / f"{workers}.parquet"
     command = tracekit(

@@ -80,37 +80,45 @@ def _million_ops() -> Any:
     return OpGraph.from_frames(ops, pl.DataFrame(ends | {"after": np.concatenate([part.ravel() for part in after])}))
 
 
-def _irregular() -> str:
-    """A job beside the same one with collections of garbage in random places."""
+def regular_and_irregular(folder: Path) -> tuple[Path, Path, list[int]]:
+    """Two traces, the second with collections of garbage in random places, and how many ops they have."""
     from tracekit.trace import Trace, read_parquet
 
-    with tempfile.TemporaryDirectory() as folder:
-        regular, irregular = Path(folder) / "regular.parquet", Path(folder) / "irregular.parquet"
-        sizes = ("--dp", "32", "--pp", "4", "--microbatches", "16", "--steps", "20")
-        measure(*tracekit("synth", "-o", str(regular), *sizes), runs=1, warm_up=0)
-        trace = read_parquet(regular)
-        ops = trace.ops.filter(pl.col("kind") != "gc")
-        computes = ops.filter(pl.col("kind").is_in(["forward-compute", "backward-compute"]))
-        collections = (
-            computes.sample(fraction=COLLECTIONS, seed=1)
-            .with_columns(
-                kind=pl.lit("gc").cast(ops["kind"].dtype),
-                start=pl.col("start") + pl.col("duration"),
-                duration=pl.lit(1e-4),
-                microbatch=pl.lit(None, pl.Int32),
-                chunk=pl.lit(None, pl.Int16),
-            )
-            .sort("step", "dp_rank", "pp_rank", "start")
-            .with_columns(seq=pl.int_range(pl.len()).over("step", "dp_rank", "pp_rank").cast(pl.Int32))
+    regular, irregular = folder / "regular.parquet", folder / "irregular.parquet"
+    sizes = ("--dp", "32", "--pp", "4", "--microbatches", "16", "--steps", "20")
+    measure(*tracekit("synth", "-o", str(regular), *sizes), runs=1, warm_up=0)
+    trace = read_parquet(regular)
+    ops = trace.ops.filter(pl.col("kind") != "gc")
+    computes = ops.filter(pl.col("kind").is_in(["forward-compute", "backward-compute"]))
+    collections = (
+        computes.sample(fraction=COLLECTIONS, seed=1)
+        .with_columns(
+            kind=pl.lit("gc").cast(ops["kind"].dtype),
+            start=pl.col("start") + pl.col("duration"),
+            duration=pl.lit(1e-4),
+            microbatch=pl.lit(None, pl.Int32),
+            chunk=pl.lit(None, pl.Int16),
         )
+        .sort("step", "dp_rank", "pp_rank", "start")
+        .with_columns(seq=pl.int_range(pl.len()).over("step", "dp_rank", "pp_rank").cast(pl.Int32))
+    )
+    frames = {regular: ops, irregular: pl.concat([ops, collections.select(ops.columns)])}
+    for path, frame in frames.items():
+        Trace.from_frame(frame, trace.layout, name=path.stem).write_parquet(path)
+    return regular, irregular, [frame.height for frame in frames.values()]
+
+
+def _irregular() -> str:
+    """A job beside the same one with collections of garbage in random places."""
+    with tempfile.TemporaryDirectory() as folder:
         rows = []
-        for path, frame in ((regular, ops), (irregular, pl.concat([ops, collections.select(ops.columns)]))):
-            Trace.from_frame(frame, trace.layout, name=path.stem).write_parquet(path)
+        *paths, ops = regular_and_irregular(Path(folder))
+        for path, count in zip(paths, ops, strict=True):
             run = measure(*tracekit("whatif", str(path), "--json"), runs=3)
-            rows.append([path.stem, f"{frame.height:,}", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
+            rows.append([path.stem, f"{count:,}", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
     intro = (
         f"Whole `whatif` of dp 32 x pp 4, 16 microbatches, 20 steps; in the irregular job a collection of garbage\n"
-        f"follows {COLLECTIONS:.0%} of the computes, so that hardly two lanes have the same structure."
+        f"follows {COLLECTIONS:.0%} of the computes, so that hardly two lanes have the same places for them."
     )
     return f"{intro}\n\n{table(['job', 'ops', 'wall s', 'cpu s', 'peak MB'], rows)}"
 

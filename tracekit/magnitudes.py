@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
-from tracekit.schema import KIND_TYPE, Source, distinct_steps, step_positions, violation
+from tracekit.schema import KIND_TYPE, Source, distinct_steps, violation
 from tracekit.text import seconds
 
 
@@ -178,13 +178,11 @@ def _of_kinds(kinds: Iterable[OpKind]) -> pl.Expr:
 
 def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
     """The ops that take time of a few steps, evenly spaced."""
-    step = ops["step"].to_numpy()
-    steps = distinct_steps(step)
+    steps = distinct_steps(ops["step"].to_numpy())
     few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
-    wanted = np.zeros(len(steps), np.bool_)
-    wanted[np.linspace(0, len(steps) - 1, few).astype(np.int64)] = True
-    here = pl.Series(wanted[step_positions(step, steps)])
-    return ops.select("step", "rank", "kind", "duration").filter(here & (ops["duration"] > 0))
+    wanted = steps[np.linspace(0, len(steps) - 1, few).astype(np.int64)].tolist()
+    here = pl.col("step").is_in(wanted) & (pl.col("duration") > 0)
+    return ops.select("step", "rank", "kind", "duration").filter(here)
 
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:

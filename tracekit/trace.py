@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -144,7 +143,7 @@ class Trace:
         """Rank -> host from the free metadata, as far as it is that."""
         hosts = self.metadata.get("hosts")
         named = hosts.items() if isinstance(hosts, dict) else ()
-        return {int(rank): encodable(str(host)) for rank, host in named if re.fullmatch(r"[0-9]{1,9}", str(rank))}
+        return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
         """The trace without these step numbers. Raises SelectionError where none is left, or none was there."""
@@ -297,6 +296,10 @@ def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, fl
                 f"{source}: the start of step {step} is {start!r:.40}; expected seconds since 1970, such as 1.7e9"
             )
     return step_starts
+
+
+def _is_rank(text: str) -> bool:
+    return len(text) <= 9 and text.isascii() and text.isdecimal()
 
 
 def share_of_samples(value: object) -> float | None:

@@ -14,60 +14,98 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import OpGrid, Part, TransferGrid
 from tracekit.analysis.graph.template import Template
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.kernel import Costs
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.model import DP_COLLECTIVES
 
 
 @dataclass
+class ChangedRows:
+    """A matrix, `base` [rows, lanes], of which some rows are others: `rows`, row number to [lanes]."""
+
+    base: Floats
+    rows: dict[int, Floats] = field(default_factory=dict)
+
+    def scale(self, part: Part) -> None:
+        """Multiply the values of a part."""
+        touched = np.unique(part.rows)
+        for row in touched.tolist():
+            if row not in self.rows:
+                self.rows[row] = self.base[row].copy()
+        if part.rows.ndim == 1:
+            for row, factor in zip(part.rows.tolist(), part.values, strict=True):
+                self.rows[row] *= factor
+            return
+        values = np.stack([self.rows[row] for row in touched.tolist()])
+        place = np.searchsorted(touched, part.rows)
+        np.put_along_axis(values, place, np.take_along_axis(values, place, axis=0) * part.values, axis=0)
+        self.rows.update(zip(touched.tolist(), values, strict=True))
+
+    def source(self) -> Ints:
+        """Which row of `base`, and behind them of `changed`, each row is, [rows]."""
+        source = np.arange(len(self.base))
+        source[list(self.rows)] = len(self.base) + np.arange(len(self.rows))
+        return source
+
+    def changed(self) -> Floats:
+        """The changed rows, [changed rows, lanes]."""
+        return np.stack(list(self.rows.values())) if self.rows else NO_MATRIX
+
+    def matrix(self) -> Floats:
+        """The whole matrix; `base` itself where nothing changed."""
+        if not self.rows:
+            return self.base
+        whole = self.base.copy()
+        whole[list(self.rows)] = self.changed()
+        return whole
+
+
+@dataclass
 class CostOverlay:
-    """Costs under change: own costs and launch delays per block, copied when first changed.
+    """Costs under change: own costs and launch delays per block.
 
     `stalled_s`, `overlap_s`: seconds of each step beside the graph, and those that it shares with the next, [steps].
     """
 
-    own: list[Floats]
-    delay: list[Floats]
+    own: list[ChangedRows]
+    delay: list[ChangedRows]
     stalled_s: Floats
     overlap_s: Floats
     keeps_delays: bool = True
-    _copied: set[tuple[str, int]] = field(default_factory=set)
 
     @classmethod
     def recorded(cls, replay: JobReplay) -> CostOverlay:
         """As the job ran."""
         none = np.zeros(len(replay.graph.steps))
         return cls(
-            list(replay.durations.own),
-            list(replay.durations.launch_delay),
+            [ChangedRows(matrix) for matrix in replay.durations.own],
+            [ChangedRows(matrix) for matrix in replay.durations.launch_delay],
             none if replay.stalled_s is None else replay.stalled_s,
             none if replay.overlap_s is None else replay.overlap_s,
         )
 
     def scale_own(self, parts: Iterable[Part]) -> None:
         """Multiply the own costs of `parts`."""
-        self._scale("own", self.own, parts)
+        for part in parts:
+            self.own[part.block].scale(part)
 
     def scale_delays(self, parts: Iterable[Part]) -> None:
         """Multiply the launch delays of `parts`."""
-        self._scale("delay", self.delay, parts)
-
-    def _scale(self, name: str, matrices: list[Floats], parts: Iterable[Part]) -> None:
         for part in parts:
-            if (name, part.block) not in self._copied:
-                self._copied.add((name, part.block))
-                matrices[part.block] = matrices[part.block].copy()
-            matrix = matrices[part.block]
-            if part.rows.ndim == 1:
-                matrix[part.rows] *= part.values
-            else:
-                values = np.take_along_axis(matrix, part.rows, axis=0) * part.values
-                np.put_along_axis(matrix, part.rows, values, axis=0)
+            self.delay[part.block].scale(part)
+
+    def costs(self, number: int, template: Template) -> Costs:
+        """The costs of a block for its replay, with the launch delays that are the host's."""
+        own, delay = self.own[number], self.delay[number]
+        delayed = np.where(_keeps_delay(template) & self.keeps_delays, np.arange(template.rows), -1)
+        constant = np.zeros(template.rows)
+        return Costs(own.base, own.source(), constant, delay.matrix(), delayed, own.changed())
 
 
 class Change(Protocol):
@@ -146,10 +184,8 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
     overlay = CostOverlay.recorded(replay)
     Together(tuple(changes)).make(overlay)
     costs = []
-    for block, own, delay in zip(replay.graph.blocks, overlay.own, overlay.delay, strict=True):
-        rows = np.arange(block.template.rows)
-        delayed = np.where(_keeps_delay(block.template) & overlay.keeps_delays, rows, -1)
-        costs.append(Costs(own, rows, np.zeros(len(rows)), delay, delayed))
+    for number, block in enumerate(replay.graph.blocks):
+        costs.append(overlay.costs(number, block.template))
     return replay.step_times_at(costs) + overlay.stalled_s - overlay.overlap_s
 
 

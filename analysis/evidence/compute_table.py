@@ -85,10 +85,12 @@ class ComputeTable:
         return grid.reshape(self.shape)
 
     def parts(self, values: Floats) -> Iterator[Part]:
-        """`values`, which broadcast to the grid's shape, as they belong to the rows of the blocks."""
+        """Factors, which broadcast to the grid's shape, as they belong to the rows of the blocks, as far as not 1."""
         microbatches = self.shape[3]
         wide = np.broadcast_to(values, self.shape)
         for part in self.placements:
+            if (wide[part.kind, part.stage] == 1).all():
+                continue
             # Chunks and microbatches are one axis of rows: cell = chunk x microbatches + microbatch.
             computes = part.computes
             chunk, microbatch = np.divmod(np.arange(len(computes)), microbatches)

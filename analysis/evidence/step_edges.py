@@ -46,7 +46,8 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
         since = np.full_like(since, np.nan)
     first = np.nanmin(begins, axis=(0, 2))
     last = np.r_[np.nan, np.nanmax(ends, axis=(0, 2))[:-1]]
-    stalls = _stalls(first, replay)
+    step_s = float(median(replay.recorded_step_times(), (0,)))
+    stalls = _stalls(first, step_s)
     late = _late(begins, ends, since)
     delays = []
     for number, block in enumerate(graph.blocks):
@@ -60,7 +61,7 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
             delay = delay.copy()
             delay[rows] = np.where(delay[rows] > 0, np.maximum(delay[rows] - excess, 0.0), delay[rows])
         delays.append(delay)
-    stalled = stalls + _stalls(since - last, replay)
+    stalled = stalls + _stalls(since - last, step_s)
     return replace(
         replay,
         durations=replace(replay.durations, launch_delay=tuple(delays)),
@@ -113,14 +114,16 @@ def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
     return begins, ends
 
 
-def _stalls(idle: Floats, replay: JobReplay) -> Floats:
-    """Of the seconds in which nobody does anything, those that are stalls; 0 elsewhere, [steps]."""
+def _stalls(idle: Floats, step_s: float) -> Floats:
+    """Of the seconds in which nobody does anything, those that are stalls; 0 elsewhere, [steps].
+
+    `step_s`: how long a step usually is.
+    """
     known = np.isfinite(idle)
     if known.sum() < 2:
         return np.zeros(len(idle))
     usual = float(np.median(idle[known]))
     spread = MAD_TO_SIGMA * float(np.median(np.abs(idle[known] - usual)))
-    step_s = float(median(replay.recorded_step_times(), (0,)))
     stalled = known & (idle - usual > max(SMALLEST_STALL_SHARE * step_s, STALL_SPREADS * spread))
     return (
         np.where(stalled, idle - usual, 0.0) if stalled.sum() <= MOST_STEPS_SHARE * len(idle) else np.zeros(len(idle))

@@ -82,8 +82,11 @@ def by_structure(placed: PlacedLanes, chunks: int) -> list[npt.NDArray[np.int64]
 
 def row_hash(values: Int32s) -> npt.NDArray[np.uint64]:
     """A 64-bit hash per row, [rows]."""
-    weights = np.random.default_rng(0).integers(1, 2**63, values.shape[1], dtype=np.uint64) | np.uint64(1)
-    return values.astype(np.uint64) @ weights
+    # Weights of splitmix64: numpy.random takes longer to import than all rows to hash.
+    weights = np.arange(1, values.shape[1] + 1, dtype=np.uint64) * np.uint64(_MIX)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        weights = (weights ^ (weights >> np.uint64(shift))) * np.uint64(factor)
+    return values.astype(np.uint64) @ ((weights ^ (weights >> np.uint64(31))) | np.uint64(1))
 
 
 def by_value(keys: npt.NDArray[np.uint64], items: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:

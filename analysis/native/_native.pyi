@@ -214,6 +214,7 @@ def replay(
     ends: _Floats,
     starts_out: _Floats,
     ends_out: _Floats,
+    changed: _Floats,
 ) -> None:
     """Replay the groups `finishing` to `last_new` for the lanes `first_lane[0]` to `first_lane[-1]`.
 
@@ -221,5 +222,5 @@ def replay(
     `first_new` have started in an earlier call and now only finish, and joins after it only start and leave the time
     when the last of them is there in `joined`. `steps`: the column of `joined` of each run of lanes. `live`: [slots,
     lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are filled unless
-    empty.
+    empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes].
     """

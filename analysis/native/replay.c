@@ -4,9 +4,9 @@
 typedef struct {
     const int64_t *order, *first_of_group, *first_wait, *waits_for, *slot, *join;
     const uint8_t *is_communication;
-    const double *matrix, *constant, *delay;
+    const double *matrix, *constant, *delay, *changed;
     const int64_t *matrix_row, *delay_row;
-    int64_t matrix_lanes, delay_lanes;
+    int64_t matrix_rows, matrix_lanes, delay_lanes;
     int64_t finishing, first_new, last_new;
     const int64_t *first_lane, *steps;
     int64_t runs; /* of lanes of one step each */
@@ -24,8 +24,20 @@ static inline __attribute__((always_inline)) void raise_to(double *restrict to, 
     for (int64_t i = 0; i < count; i++) to[i] = other[i] > to[i] ? other[i] : to[i];
 }
 
+static inline __attribute__((always_inline)) void latest_of(double *restrict to, const double *restrict one, const double *restrict other, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = other[i] > one[i] ? other[i] : one[i];
+}
+
 static inline __attribute__((always_inline)) void add(double *restrict to, const double *restrict other, int64_t count) {
     for (int64_t i = 0; i < count; i++) to[i] += other[i];
+}
+
+static inline __attribute__((always_inline)) void end_after(double *restrict end, double *restrict last, const double *restrict cost, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const double value = end[i] + cost[i];
+        end[i] = value;
+        last[i] = value > last[i] ? value : last[i];
+    }
 }
 
 static inline __attribute__((always_inline)) void fill(double *restrict to, double value, int64_t count) {
@@ -38,11 +50,15 @@ static inline __attribute__((always_inline)) void make_ready(const Replay *r, in
         const int64_t row = r->order[at];
         const int64_t wait_first = r->first_wait[row], wait_last = r->first_wait[row + 1];
         double *ready = r->live + r->slot[row] * width;
-        if (wait_first == wait_last)
+        const int64_t waits = wait_last - wait_first;
+        const double *one = waits ? r->live + r->slot[r->waits_for[wait_first]] * width : NULL;
+        if (!waits)
             fill(ready, 0.0, width);
+        else if (waits == 1)
+            copy(ready, one, width);
         else
-            copy(ready, r->live + r->slot[r->waits_for[wait_first]] * width, width);
-        for (int64_t wait = wait_first + 1; wait < wait_last; wait++)
+            latest_of(ready, one, r->live + r->slot[r->waits_for[wait_first + 1]] * width, width);
+        for (int64_t wait = wait_first + 2; wait < wait_last; wait++)
             raise_to(ready, r->live + r->slot[r->waits_for[wait]] * width, width);
         if (r->delay_row[row] >= 0) add(ready, r->delay + r->delay_row[row] * r->delay_lanes + low, width);
         if (r->out_lanes) copy(r->starts_out + row * r->out_lanes + low, ready, width);
@@ -67,7 +83,7 @@ static inline __attribute__((always_inline)) void join_lanes(const Replay *r, in
 }
 
 static inline __attribute__((always_inline)) void run(const Replay *r, double *latest, int64_t low, int64_t width) {
-    double *final = r->ends + low;
+    double *restrict final = r->ends + low;
     for (int64_t group = r->finishing; group < r->last_new; group++) {
         const int64_t first = r->first_of_group[group], last = r->first_of_group[group + 1];
         const int joins = r->join[group] >= 0;
@@ -96,12 +112,16 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
             const int64_t row = r->order[at], source = r->matrix_row[row];
             double *restrict end = r->live + r->slot[row] * width;
             if (source >= 0) {
-                add(end, r->matrix + source * r->matrix_lanes + low, width);
+                const double *costs = source < r->matrix_rows ? r->matrix + source * r->matrix_lanes
+                                                              : r->changed + (source - r->matrix_rows) * r->matrix_lanes;
+                end_after(end, final, costs + low, width);
             } else {
                 const double fixed = r->constant[row];
-                for (int64_t i = 0; i < width; i++) end[i] += fixed;
+                for (int64_t i = 0; i < width; i++) {
+                    end[i] += fixed;
+                    final[i] = end[i] > final[i] ? end[i] : final[i];
+                }
             }
-            raise_to(final, end, width);
             if (r->out_lanes) copy(r->ends_out + row * r->out_lanes + low, end, width);
         }
     }
@@ -113,13 +133,13 @@ WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t w
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {
-    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*d", 22);
+    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dd", 23);
     const Replay r = {
         .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
         .slot = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
         .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
-        .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
+        .changed = REALS(a[22]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
         .finishing = a[12].integer, .first_new = a[13].integer, .last_new = a[14].integer,
         .first_lane = INT64S(a[15]), .runs = AXIS(a[15], 0) - 1, .steps = INT64S(a[16]),
         .joined = REALS(a[17]), .joins = AXIS(a[17], 0), .joined_steps = AXIS(a[17], 1),

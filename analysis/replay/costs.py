@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
-from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 from tracekit.analysis.replay.method import Method
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.fold import FoldedGraph
 
 #: Clocks differ: a transfer or delay down to this much below zero is kept, so that the replay reproduces the
 #: recording; one further below is taken as 0 and counted.
@@ -62,6 +64,8 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
 
 def measure_op_durations(graph: FoldedGraph) -> Durations:
     """Split every recorded duration of an op graph into own cost and waiting."""
+    from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
+
     return _split(graph, None, lambda own: ideals_of_peers(graph, own))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
@@ -33,7 +33,8 @@ class Costs:
     """The cost of each op of a block, seconds.
 
     `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 where `constant`
-    (both [rows]) holds for all lanes. `delay`, `delay_row`: launch delays likewise, -1 where there is none.
+    (both [rows]) holds for all lanes. `delay`, `delay_row`: launch delays likewise, -1 where there is none. `changed`:
+    more rows of the matrix, [rows, lanes], so that nobody has to copy all of it to change some.
     """
 
     matrix: Floats
@@ -41,6 +42,7 @@ class Costs:
     constant: Floats
     delay: Floats
     delay_row: Ints
+    changed: Floats = field(default_factory=lambda: NO_MATRIX)
 
     @classmethod
     def of_matrix(cls, matrix: Floats, delay: Floats | None = None) -> Costs:
@@ -132,8 +134,8 @@ def _empty_timeline(template: CompiledGraph, first_lane: Ints) -> Timeline:
 
 def _contiguous(costs: Costs) -> Costs:
     """The same costs, as the kernel reads them."""
-    matrix, constant, delay = map(np.ascontiguousarray, (costs.matrix, costs.constant, costs.delay))
-    return replace(costs, matrix=matrix, constant=constant, delay=delay)
+    names = ("matrix", "constant", "delay", "changed")
+    return replace(costs, **{name: np.ascontiguousarray(getattr(costs, name)) for name in names})
 
 
 def _replay(
@@ -152,7 +154,7 @@ def _replay(
         template.order, template.first_of_group, template.first_wait, template.waits_for, template.slot,
         template.join, template.is_communication,
         costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
-        *groups, first_lane, steps, joined, live, ends, timeline.start, timeline.end,
+        *groups, first_lane, steps, joined, live, ends, timeline.start, timeline.end, costs.changed,
     )  # fmt: skip
 
 
@@ -228,10 +230,10 @@ def _in_parallel(run: Callable[[tuple[int, int]], None], parts: Sequence[tuple[i
 
 def _runs(lanes_of_step: Ints) -> list[tuple[int, int]]:
     """Runs of whole steps of about LANES_AT_ONCE lanes: first step, and the step after the last."""
-    runs, first, lanes = [], 0, 0
+    runs, first, lanes, last = [], 0, 0, len(lanes_of_step) - 1
     for step, width in enumerate(lanes_of_step.tolist()):
         lanes += width
-        if lanes >= LANES_AT_ONCE or step == len(lanes_of_step) - 1:
+        if lanes >= LANES_AT_ONCE or step == last:
             runs.append((first, step + 1))
             first, lanes = step + 1, 0
     return runs

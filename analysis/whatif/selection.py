@@ -133,10 +133,13 @@ class Workers(Selection):
     workers: frozenset[Worker]
 
     def mask(self, context: Context) -> Mask:
-        stage = context.label("stage").codes.astype(np.int64)
-        stages = 1 + int(stage.max())
-        cells = [at.dp_rank * stages + at.pp_rank for at in self.workers if at.pp_rank < stages]
-        return np.isin(context.label("dp_rank").codes.astype(np.int64) * stages + stage, cells)
+        stage, dp_rank = context.label("stage").codes[:, 0], context.label("dp_rank").codes[0]
+        chosen = np.zeros((1 + int(stage.max()), 1 + int(dp_rank.max())), np.bool_)
+        for at in self.workers:
+            if at.pp_rank < chosen.shape[0] and at.dp_rank < chosen.shape[1]:
+                chosen[at.pp_rank, at.dp_rank] = True
+        mask: Mask = chosen[:, dp_rank][stage]
+        return mask
 
 
 @dataclass(frozen=True, slots=True)

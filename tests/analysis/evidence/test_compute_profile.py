@@ -256,7 +256,7 @@ class TestGrids:
 
         overlay = CostOverlay.recorded(replay)
         Scale(table, factor).make(overlay)
-        assert table.gather(overlay.own) == pytest.approx(table.grid * factor)
+        assert table.gather([changed.matrix() for changed in overlay.own]) == pytest.approx(table.grid * factor)
 
     def test_a_change_by_one_changes_nothing(self):
         replay = replay_of(SlowWorker())

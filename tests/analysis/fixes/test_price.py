@@ -68,8 +68,8 @@ class TestPrices:
 
     def test_pricing_changes_no_recorded_cost(self):
         evidence = evidence_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
-        before = [matrix.copy() for matrix in CostOverlay.recorded(evidence.replay).own]
-        delays = [matrix.copy() for matrix in CostOverlay.recorded(evidence.replay).delay]
+        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).own]
+        delays = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).delay]
         fixes_of(evidence, causes_of(evidence))
         for mine, recorded in zip(before, evidence.replay.durations.own, strict=True):
             assert np.array_equal(mine, recorded)
