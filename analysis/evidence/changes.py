@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import OpGrid, Part, TransferGrid
