@@ -223,7 +223,7 @@ def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     others = f", and {more} other cause{'s' if more > 1 else ''}" if more else ""
     place, effect = Names.of(evidence).place(first.where), main_clause(first.effect)
     if loss.kind is not LossKind.STRAGGLER:
-        size = f"{seconds(loss.lost_s)} of every {seconds(found.recorded_s)} step"
+        size = f"{seconds(loss.lost_s)} of every {seconds(evidence.recorded_s)} step"
         on = f" on {place.words}" if place else ""
         return f"{size} {_WENT_TO.get(loss.kind, 'are lost')}{on}: {effect}{others}"
     if place is None:

@@ -40,7 +40,9 @@ class Evidence:
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
         """Gather evidence on a job."""
         own = with_own_delays(replay, trace.step_starts)
-        return cls(trace, with_overlap(own, trace.step_starts, step_times_with(own, ())), attribution)
+        stalled = 0.0 if own.stalled_s is None else own.stalled_s
+        busy_s = step_times_with(own, ()) - stalled  # a stall lies between two steps and is part of neither
+        return cls(trace, with_overlap(own, trace.step_starts, busy_s), attribution)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
