@@ -44,7 +44,8 @@ def section() -> str | None:
             rows.append(_row(before, "published trace AR", [str(REFERENCE / "trace-AR.parquet"), *layout], MANY))
     intro = (
         "Processor seconds, user and system, of whole processes that ran in turn: this one, the one before, and\n"
-        "polars that only reads and sorts the file. Ratios are medians over the rounds."
+        "polars that only reads and sorts the file; other work on the same cores slows all of them alike. Ratios are\n"
+        "medians over the rounds."
     )
     return f"## Against the version before\n\n{intro}\n\n{table(_HEADER, rows)}"
 
