@@ -214,7 +214,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
 
 def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     """Who costs what, and how; of losses that all ranks share, what goes where."""
-    found, loss = evidence.attribution, losses[0]
+    loss = losses[0]
     base_s = _base_s(evidence, losses)
     share = f"{loss.lost_s / base_s:.0%} of each step"
     if not loss.causes:

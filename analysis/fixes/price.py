@@ -41,8 +41,11 @@ LARGEST_GC_SHARE = 0.005
 
 _DIRECT = {
     CauseKind.SLOW_STEPS: (FixKind.STEADY_STEPS, "Keep all steps as fast as the usual one"),
-    CauseKind.SLOW_LINK: (FixKind.REPAIR_LINK, "Repair the link: transfers as fast as on the others"),
-    CauseKind.SLOW_NIC: (FixKind.REPAIR_NIC, "Repair the network card: all that passes it as fast as elsewhere"),
+    CauseKind.SLOW_LINK: (FixKind.REPAIR_LINK, "Repair the link, so that its transfers are as fast as the others'"),
+    CauseKind.SLOW_NIC: (
+        FixKind.REPAIR_NIC,
+        "Repair the network card, so that all that passes it is as fast as elsewhere",
+    ),
     CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
     CauseKind.PROCESS_PAUSES: (FixKind.STOP_PAUSES, "Remove the pauses of the process"),
     CauseKind.SLOW_OPTIMIZER: (FixKind.REPLACE_WORKERS, "Make the optimizer as fast as those of its peers"),

@@ -18,6 +18,7 @@ from tracekit.analysis.graph.compiled import NO_JOINS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
 from tracekit.analysis.graph.labels import UNLABELLED, Label, Mask, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
+from tracekit.analysis.graph.rules.gathering import gathers_first, with_gathers_first
 from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, join_keys
@@ -261,11 +262,13 @@ class DependencyGraph:
 
 
 def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
-    """The lanes with receives posted as the recording says, and the rule they are posted by."""
+    """The lanes with receives posted and parameters gathered as the recording says, and how receives are posted."""
     recorded = [RecordedLanes.sampled(group.structure, group.start, group.duration) for group in lanes.groups]
-    rule = infer_posting(recorded)
+    rule, first = infer_posting(recorded), gathers_first(recorded)
+    structures = [with_posting(some, rule) for some in recorded]
     groups = tuple(
-        replace(group, structure=with_posting(some, rule)) for group, some in zip(lanes.groups, recorded, strict=True)
+        replace(group, structure=with_gathers_first(structure) if first else structure)
+        for group, structure in zip(lanes.groups, structures, strict=True)
     )
     return replace(lanes, groups=groups), rule
 
