@@ -58,9 +58,11 @@ class SlowLink(Rule):
             return
         traffic = evidence.traffic
         slow, factor = traffic.slow_links, traffic.factor
-        for link in range(evidence.stages):
+        # Of two stages, the way from the last to the first is the same connection as that from the first to the last.
+        ways = 2 * evidence.stages if evidence.stages == 2 else 2
+        for link in range(2 * evidence.stages // ways):
             mine = np.zeros_like(slow)
-            mine[2 * link : 2 * link + 2] = slow[2 * link : 2 * link + 2]
+            mine[ways * link : ways * (link + 1)] = slow[ways * link : ways * (link + 1)]
             if not mine.any():
                 continue
             figures = (Figure("transfer time over the usual", float(np.median(factor[mine])), SMALLEST_LINK_FACTOR),)

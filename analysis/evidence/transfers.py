@@ -32,6 +32,8 @@ SMALLEST_LINK_FACTOR = 3.0
 #: ... and slower by so many of the spreads between links: where clocks are not known to the length of a transfer,
 #: links differ by that, too.
 LINK_SPREADS = 6.0
+#: Of fewer DP ranks none says what is usual.
+FEWEST_PEERS = 3
 #: In a step in which a link is slow most of its transfers are: all but this share of them.
 FASTER_SHARE = 0.25
 #: All transfers of a slow link are slow, but for those that are recorded short. One that now and then has its way only
@@ -125,8 +127,13 @@ class Traffic:
 
     @cached_property
     def spread_s(self) -> float:
-        """How far links lie from the usual one, seconds: clocks, routes, who shares a card."""
-        return MAD_TO_SIGMA * float(lower_median(np.abs(self.link_s - self.usual_s).ravel(), 0))
+        """How far links lie from the usual one, seconds: clocks, routes, who shares a card.
+
+        Links between other stages can carry more at a time: the usual one is that of other DP ranks, if there are.
+        """
+        peers = self.link_s.shape[1] >= FEWEST_PEERS
+        usual = lower_median(self.link_s, axis=1)[:, None] if peers else self.usual_s
+        return MAD_TO_SIGMA * float(lower_median(np.abs(self.link_s - usual).ravel(), 0))
 
     @cached_property
     def limit_s(self) -> float:
