@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.attribution.attribution import SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.changes import step_times_with
@@ -208,6 +208,9 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     if losses and losses[0].causes:
         first = losses[0].causes[0]
         small = f"; the largest loss is small: {_described(evidence, first)} ({cost(first.saved_s, first.alone_s)})"
+    left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
+    if left > LARGEST_DISCREPANCY:
+        small += f"; launch delays that no cause explains add {left:.0%} to the step"
     sentence = f"no straggler (S = {found.slowdown:.3f}, below {STRAGGLING_SLOWDOWN}){small}"
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
