@@ -18,15 +18,16 @@ from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
 WRITERS = """
-import os, sys
+import os, shutil, sys
 from pathlib import Path
 import duckdb, pandas, pyarrow, polars
 from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
 path, number, stride = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-old = path.stat().st_ino if path.exists() else None
-FILES = ("tracekit/store.py", "tracekit/store_file.py", "tracekit/atomic_write.py")
+old = path.exists()
+catalogue = path / "catalog.duckdb"
+FILES = ("store/store.py", "store/folder.py", "store/catalogue.py", "store/catalogue_file.py", "/atomic_write.py")
 
 
 def write(hit_at):
@@ -70,14 +71,14 @@ def check():
 hits, status, replaced = 1 - stride, None, 0
 while status != 0:
     hits += stride
-    before = path.read_bytes() if path.exists() else None
+    before = catalogue.read_bytes() if catalogue.exists() else None
     status = fork(lambda: write(hits))
     assert status in (0, 130, -number), status
-    if (path.read_bytes() if path.exists() else None) != before:
+    if (catalogue.read_bytes() if catalogue.exists() else None) != before:
         assert fork(check) == 0
         replaced += status != 0
-        if old is None:
-            path.unlink()  # so that the next one is the first writer again
+        if not old:
+            shutil.rmtree(path)  # so that the next one is the first writer again
 print(hits, replaced)
 """
 
@@ -89,7 +90,7 @@ print(hits, replaced)
 )
 def test_the_store_is_the_old_or_the_new_one(number: signal.Signals, first: bool, stride: int, tmp_path: Path) -> None:
     """And the next writer removes what was left. SIGTERM ends a process as SIGKILL does: nothing handles it."""
-    store = Store(tmp_path / "jobs.duckdb")
+    store = Store(tmp_path / "jobs.store")
     if not first:
         store.add([Incoming(slow_trace(), "old", "by hand")])
     done = subprocess.run(
@@ -103,4 +104,11 @@ def test_the_store_is_the_old_or_the_new_one(number: signal.Signals, first: bool
     assert hits > 80
     assert stride > 1 or replaced  # also hit between taking the place and the end
     store.add([Incoming(slow_trace(), "new", "by hand")], replace=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"jobs.duckdb", ".jobs.duckdb.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"jobs.store"}
+    assert {path.name for path in store.path.iterdir()} == {
+        "tracekit-store",
+        ".catalog.duckdb.lock",
+        "catalog.duckdb",
+        "jobs",
+    }
+    assert len(list(store.path.glob("jobs/*/*"))) == len(store.jobs())

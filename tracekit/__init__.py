@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracekit.errors import TracekitError
     from tracekit.job import Job, load, load_from_store
     from tracekit.model import Layout, OpKind, ProcessGroup, Worker
-    from tracekit.op_job import OpJob, load_ops
+    from tracekit.op_job import OpJob, load_ops, load_ops_from_store
     from tracekit.op_trace import OpTrace
     from tracekit.trace import Trace
 
@@ -32,6 +32,7 @@ _HOMES = {
     "ProcessGroup": "tracekit.model",
     "Worker": "tracekit.model",
     "load_ops": "tracekit.op_job",
+    "load_ops_from_store": "tracekit.op_job",
     "Trace": "tracekit.trace",
 }
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "load",
     "load_from_store",
     "load_ops",
+    "load_ops_from_store",
 ]
 
 
