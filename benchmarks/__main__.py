@@ -15,7 +15,8 @@ from benchmarks.measure import machine
 RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
 SECTIONS = (
-    "core", "graphs", "causes", "eventsim", "clocks", "collect", "live", "device", "gpu", "nccl", "dashboard", "killed",
+    "core", "graphs", "causes", "eventsim", "clocks", "collect", "live", "device", "gpu", "nccl", "dashboard", "store",
+    "killed",
 )  # fmt: skip
 #: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.
 MODULES = {"eventsim": "verdicts"}

@@ -67,15 +67,13 @@ class CatalogueCopy:
 
 @contextmanager
 def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
-    """A copy to work on, while no other process writes the store; without `put` it vanishes.
+    """A copy to work on, for who is `alone`; without `put` it vanishes.
 
-    Raises OutputError or StoreError where something else is at `path` or it cannot be written, StoreBusyError where
-    another writer takes too long.
+    Raises OutputError or StoreError where something else is at `path` or it cannot be written.
     """
     place = Place(path, STORE_FILE)
-    place.check()  # before a lock is put beside what is no store
     try:
-        with _alone(path), _copy_path(path) as copy:
+        with _copy_path(path) as copy:
             found = place.check()
             _check_complete(path)
             yield CatalogueCopy(copy, found is not None, place, _identity(found))
@@ -84,8 +82,22 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process writes this store. Raises StoreBusyError when that takes too long."""
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process writes the catalogue at `path`, and keep others waiting.
+
+    Raises StoreBusyError when that takes too long, OutputError where the lock cannot be written.
+    """
+    place = Place(path, STORE_FILE)
+    place.check()  # before a lock is put beside what is no store
+    try:
+        with _locked(path):
+            yield
+    except OSError as error:
+        raise place.error(error) from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     name = path.with_name(f".{path.name}.lock")
     deadline = time.monotonic() + LOCK_TIMEOUT_S

@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit.errors import NotStoredError, OutputError, StoreError
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import catalogue_copy, is_duckdb
+from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
 from tracekit.store.connection import connected
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
 from tracekit.store.single_file import SingleFile
@@ -123,37 +123,42 @@ class Store:
         self._check_encodable()
         self._refuse_single_file()
         folder = Folder(self.path)
-        made = False
         try:
             made = folder.make()
-            with catalogue_copy(folder.catalogue) as copy:
-                folder.clear_unfinished()
-                if copy.replaces:
-                    with folder.reading():
-                        copy.fill()
+            with alone(folder.catalogue):
                 try:
-                    with connected(copy.path, self.path, read_only=False) as connection:
-                        catalogue = Catalogue(connection, self.path)
-                        if not copy.replaces:
-                            if not rebuilding:
-                                folder.check_no_jobs()
-                            catalogue = Catalogue.new(connection, self.path)
-                        connection.begin()
-                        writer = Writer(folder, catalogue)
-                        yield writer
-                        connection.commit()
-                        connection.execute("CHECKPOINT")  # closing would keep a failure to itself
-                    copy.put()
-                    if not writer.removes:
-                        folder.forget_unfinished()
+                    with catalogue_copy(folder.catalogue) as copy:
+                        yield from self._changing(folder, copy, rebuilding=rebuilding)
                 finally:
-                    with suppress(StoreError, OSError):  # else the next writer does it
-                        folder.clear_unfinished()
+                    if made:  # and nothing written
+                        folder.unmake()
         except OutputError as error:
             raise StoreError(str(error)) from None
+
+    def _changing(self, folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
+        """The one writer, on a copy of the catalogue that takes its place at the end."""
+        folder.clear_unfinished()
+        if copy.replaces:
+            with folder.reading():
+                copy.fill()
+        try:
+            with connected(copy.path, self.path, read_only=False) as connection:
+                catalogue = Catalogue(connection, self.path)
+                if not copy.replaces:
+                    if not rebuilding:
+                        folder.check_no_jobs()
+                    catalogue = Catalogue.new(connection, self.path)
+                connection.begin()
+                writer = Writer(folder, catalogue)
+                yield writer
+                connection.commit()
+                connection.execute("CHECKPOINT")  # closing would keep a failure to itself
+            copy.put()
+            if not writer.removes:
+                folder.forget_unfinished()
         finally:
-            if made:
-                folder.unmake()
+            with suppress(StoreError, OSError):  # else the next writer does it
+                folder.clear_unfinished()
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
         old = writer.catalogue.job_id(item.name)

@@ -144,7 +144,7 @@ def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) 
 
 def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, caplog) -> None:
     def broken(stored: Stored) -> Job:
-        raise KeyError(name)
+        raise KeyError(stored.name)
 
     monkeypatch.setattr(results, "job_of", broken)
     rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
