@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit import __version__
 from tracekit.errors import NotStoredError
 from tracekit.findings import FIGURES, Findings
 from tracekit.model import Layout
@@ -57,12 +57,14 @@ ORDER BY newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
 _WINDOWS = """
 SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at, windows.first_step,
        windows.last_step, windows.ops, windows.slowdown, windows.problem
-FROM windows JOIN jobs USING (job_id) WHERE $name IS NULL OR jobs.name = $name
+FROM windows JOIN jobs USING (job_id)
+WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR windows.number = $number)
 ORDER BY windows.added_at, windows.job_id, windows.number
 """
 _FILES = """
 SELECT files.job_id, files.number, files.part, files.bytes, files.crc32
-FROM files JOIN jobs USING (job_id) WHERE $name IS NULL OR jobs.name = $name
+FROM files JOIN jobs USING (job_id)
+WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR files.number = $number)
 """
 
 
@@ -106,12 +108,29 @@ class Catalogue:
 
     def windows(self, name: str | None = None) -> tuple[StoredWindow, ...]:
         """The windows of a job, or of all jobs, oldest first. Raises NotStoredError where there is no such job."""
-        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
-        for job_id, number, part, size, crc32 in self.connection.execute(_FILES, {"name": name}).fetchall():
-            parts.setdefault((job_id, number), {})[Part(part)] = StoredFile(size, crc32)
-        rows = self.connection.execute(_WINDOWS, {"name": name}).fetchall()
-        if name is not None and not rows:
+        found = self._windows(name, None)
+        if name is not None and not found:
             raise self._missing(name)
+        return found
+
+    def window(self, name: str, number: int | None = None) -> StoredWindow:
+        """One window of a job, by default the newest. Raises NotStoredError where there is none."""
+        first, last = self.connection.execute(
+            "SELECT min(number), max(number) FROM windows JOIN jobs USING (job_id) WHERE name = $name", {"name": name}
+        ).fetchall()[0]
+        if last is None:
+            raise self._missing(name)
+        found = self._windows(name, last if number is None else number)
+        if not found:
+            raise NotStoredError(f"{self.path}: job {short(name)!r} has no window {number}; it has {first} to {last}")
+        return found[0]
+
+    def _windows(self, name: str | None, number: int | None) -> tuple[StoredWindow, ...]:
+        which = {"name": name, "number": number}
+        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
+        for job_id, window, part, size, crc32 in self.connection.execute(_FILES, which).fetchall():
+            parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)
+        rows = self.connection.execute(_WINDOWS, which).fetchall()
         return tuple(
             StoredWindow(
                 job=row[0],
@@ -127,17 +146,6 @@ class Catalogue:
                 files=parts.get((row[1], row[2]), {}),
             )
             for row in rows
-        )
-
-    def window(self, name: str, number: int | None = None) -> StoredWindow:
-        """One window of a job, by default the newest. Raises NotStoredError where there is none."""
-        windows = self.windows(name)
-        for window in reversed(windows):
-            if number in (None, window.number):
-                return window
-        raise NotStoredError(
-            f"{self.path}: job {short(name)!r} has no window {number}; it has {windows[0].number} to"
-            f" {windows[-1].number}"
         )
 
     def job_id(self, name: str) -> int | None:
@@ -243,7 +251,7 @@ def _found(item: Incoming) -> dict[str, Any]:
     found: dict[str, Any] = {"tracekit": None, "problem": None} | dict.fromkeys(FIGURES)
     if item.findings is None:
         return found
-    found["tracekit"] = version("tracekit")
+    found["tracekit"] = __version__
     if isinstance(item.findings, Findings):
         return found | item.findings.figures()
     return found | {"problem": item.findings.problem}
