@@ -53,7 +53,7 @@ again."""
 def section() -> str:
     """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "jobs.duckdb"
+        store = Path(folder) / "jobs.store"
         _fill(store)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(

@@ -22,7 +22,7 @@ def section() -> str:
     seed = random.SystemRandom().randrange(2**32)
     chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "jobs.duckdb")
+        store = Store(Path(folder) / "jobs.store")
         synthesize(SynthSpec(layout=Layout(dp=16, pp=8), steps=10)).write_parquet(Path(folder) / "job.parquet")
         began = time.monotonic()
         _import(store.path, "old").wait()
@@ -30,14 +30,14 @@ def section() -> str:
         ops = _ops(store)
         found = Counter(_kill(store, ops, chosen, longest_s) for _ in range(KILLS))
         assert _import(store.path, "last").wait() == 0
-        left = sorted(path.name for path in Path(folder).iterdir() if path.name.startswith(".tracekit"))
+        left = _left(store.path)
     assert not left, left
     return (
         "## Killed imports\n\n"
         f"{KILLS} times `tracekit import` of {ops:,} ops into a store that has jobs, ended by SIGTERM, SIGINT or"
         f" SIGKILL at a random moment of the {longest_s:.1f} s it takes (seed {seed}). After each the store was read in"
-        " full: it was the old or the new one each time, and once another import had run, no temporary copy was"
-        " left.\n\n"
+        " full: it was the old or the new one each time, and once another import had run, nothing of the killed one"
+        " was left.\n\n"
         + table(["the import left", "times"], [[outcome, str(found[outcome])] for outcome in sorted(found)])
     )
 
@@ -69,5 +69,9 @@ def _kill(store: Store, ops: int, chosen: random.Random, longest_s: float) -> st
     assert after == before or after == before | {name: after[name]}, (before, after)
     for job in after:
         assert store.load(job).ops.height == ops, job
-    copies = any(path.name.startswith(".tracekit") for path in store.path.parent.iterdir())
-    return f"the {'new' if replaced else 'old'} store{' and a temporary copy' if copies else ''}"
+    return f"the {'new' if replaced else 'old'} store{' and files to clear' if _left(store.path) else ''}"
+
+
+def _left(store: Path) -> list[str]:
+    """What a killed writer left: a copy of the catalogue, its note of unfinished files."""
+    return sorted(path.name for path in store.iterdir() if path.name.startswith((".tracekit", "unfinished")))

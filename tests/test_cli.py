@@ -233,7 +233,7 @@ def test_a_published_trace_takes_its_layout_from_yaml(folder: Path) -> None:
         (("a.parquet", "--store", "b.duckdb"), "give a TRACE, or --store and --job, not both"),
         (("a.parquet", "--job", "b"), "give a TRACE, or --store and --job, not both"),
         (("--layout", "meta.yaml"), "--layout belongs to a TRACE; name the trace file too"),
-        ((), "tracekit.duckdb: no such store; make one with `tracekit import TRACE"),
+        ((), "tracekit.store: no such store; make one with `tracekit import TRACE"),
         (("--store", "gone.duckdb"), "gone.duckdb: no such store"),
     ],
 )
@@ -247,9 +247,9 @@ def test_sources_that_contradict_each_other_are_said(arguments: tuple[str, ...],
 def test_import_then_whatif_by_name_by_default_and_by_environment(slow: str, healthy: str, folder: Path) -> None:
     result = done("import", slow, healthy)
     assert result.stdout.splitlines() == [
-        "Imported slow job (96 ops) into tracekit.duckdb",
-        "Imported healthy job (96 ops) into tracekit.duckdb",
-        "Next: tracekit whatif --store tracekit.duckdb --job 'healthy job'",
+        "Imported slow job (96 ops) into tracekit.store",
+        "Imported healthy job (96 ops) into tracekit.store",
+        "Next: tracekit whatif --store tracekit.store --job 'healthy job'",
     ]
     newest = done("whatif", "--json")
     assert json.loads(newest.stdout)["job"]["name"] == "healthy job"
@@ -257,7 +257,7 @@ def test_import_then_whatif_by_name_by_default_and_by_environment(slow: str, hea
     named = done("whatif", "--job", "slow job", "--json")
     assert json.loads(named.stdout)["slowdown"] == pytest.approx(SLOW_STEP_S / IDEAL_STEP_S)
     assert without_progress(named.stderr) == []
-    Path("tracekit.duckdb").rename("other.duckdb")
+    Path("tracekit.store").rename("other.duckdb")
     assert whatif("--store", "other.duckdb")["job"]["name"] == "healthy job"
     environment = CliRunner(env={"TRACEKIT_STORE": "other.duckdb"}).invoke(commands, ["info"], standalone_mode=False)
     assert "healthy job" in environment.stdout
@@ -272,10 +272,10 @@ def test_the_next_command_can_be_pasted_into_a_shell(slow: str) -> None:
 def test_import_takes_all_traces_or_none(slow: str, healthy: str) -> None:
     Path("bad.parquet").write_bytes(b"")
     assert "bad.parquet: the file is empty" in failed("import", slow, "bad.parquet")
-    assert not Path("tracekit.duckdb").exists()
+    assert not Path("tracekit.store").exists()
     done("import", healthy)
     assert "job 'healthy job' is there already; replace it with --replace" in failed("import", slow, healthy)
-    assert [job.name for job in Store(Path("tracekit.duckdb")).jobs()] == ["healthy job"]
+    assert [job.name for job in Store(Path("tracekit.store")).jobs()] == ["healthy job"]
 
 
 def test_import_replaces_and_names_on_request(slow: str, healthy: str) -> None:
@@ -285,7 +285,7 @@ def test_import_replaces_and_names_on_request(slow: str, healthy: str) -> None:
     assert "two of the traces are of a job named 'slow job'" in failed("import", slow, slow)
     assert "--name 'x' for 2 traces; name one trace at a time" in failed("import", slow, healthy, "--name", "x")
     done("import", slow, "--name", "")
-    assert [job.name for job in Store(Path("tracekit.duckdb")).jobs()] == ["", "mine"]
+    assert [job.name for job in Store(Path("tracekit.store")).jobs()] == ["", "mine"]
 
 
 def test_import_of_a_path_that_is_not_utf8_works(slow: str) -> None:
@@ -321,7 +321,7 @@ def test_info_says_what_a_trace_holds(folder: Path) -> None:
 
 def test_info_lists_the_jobs_of_a_store_newest_first(slow: str, healthy: str) -> None:
     done("import", slow, healthy)
-    rows = [line for line in done("info", "--store", "tracekit.duckdb").stdout.splitlines() if " job " in line]
+    rows = [line for line in done("info", "--store", "tracekit.store").stdout.splitlines() if " job " in line]
     assert [row.split()[:7] for row in rows] == [
         ["healthy", "job", "2", "2", "4", "2", "96"],
         ["slow", "job", "2", "2", "4", "2", "96"],

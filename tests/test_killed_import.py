@@ -19,15 +19,15 @@ from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
 WRITERS = """
-import os, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 import duckdb, pandas, pyarrow, polars
 from tests.handmade import slow_trace
 from tracekit.store import Incoming, Store
 
 path, number = Path(sys.argv[1]), int(sys.argv[2])
-old = path.read_bytes() if path.exists() else None
-FILES = ("tracekit/store.py", "tracekit/store_file.py", "tracekit/atomic_write.py")
+old = path.exists()
+FILES = ("store/store.py", "store/folder.py", "store/catalogue.py", "store/catalogue_file.py", "/atomic_write.py")
 
 
 def write(reach):
@@ -72,10 +72,24 @@ def check():
     assert all(Store(path).load(job.name).ops.height == 96 for job in jobs)
 
 
+def files():
+    return {file: file.read_bytes() for file in sorted(path.parent.rglob("*")) if file.is_file()}
+
+
+def catalogue():
+    file = path / "catalog.duckdb"
+    return file.read_bytes() if file.exists() else None
+
+
+kept = path.with_name("kept")
+if old:
+    shutil.copytree(path, kept)
+
+
 def start_over():
-    path.unlink()
-    if old is not None:
-        path.write_bytes(old)
+    shutil.rmtree(path)
+    if old:
+        shutil.copytree(kept, path)
 
 
 def observe():
@@ -84,9 +98,9 @@ def observe():
     seen = [None]
 
     def reach(line):
-        files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-        os.write(writing, repr((line, files != seen[-1])).encode() + b"\\n")
-        seen.append(files)
+        now = files()
+        os.write(writing, repr((line, now != seen[-1])).encode() + b"\\n")
+        seen.append(now)
 
     assert fork(lambda: write(reach)) == 0
     start_over()
@@ -96,13 +110,14 @@ def observe():
 
 lines, changes = observe()
 hits = changes if number == signal.SIGKILL else lines[::5]
-replaced = 0
+before, replaced = catalogue(), 0
 for hit in hits:
     assert fork(lambda: write(hit_at(hit))) in (130, -number)
-    if (path.read_bytes() if path.exists() else None) != old:
+    if catalogue() != before:
         assert fork(check) == 0
         replaced += 1
         start_over()
+shutil.rmtree(kept, ignore_errors=True)
 print(len(lines), len(hits), replaced)
 """
 
@@ -114,7 +129,7 @@ print(len(lines), len(hits), replaced)
 )
 def test_the_store_is_the_old_or_the_new_one(number: signal.Signals, first: bool, tmp_path: Path) -> None:
     """And the next writer removes what was left. SIGTERM ends a process as SIGKILL does: nothing handles it."""
-    store = Store(tmp_path / "jobs.duckdb")
+    store = Store(tmp_path / "jobs.store")
     if not first:
         store.add([Incoming(slow_trace(), "old", "by hand")])
     done = subprocess.run(
@@ -126,4 +141,11 @@ def test_the_store_is_the_old_or_the_new_one(number: signal.Signals, first: bool
     assert hits >= 5  # nothing there yet, a copy, the copy written, closed, in its place
     assert number is signal.SIGINT or replaced  # also hit between taking the place and the end
     store.add([Incoming(slow_trace(), "new", "by hand")], replace=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"jobs.duckdb", ".jobs.duckdb.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"jobs.store"}
+    assert {path.name for path in store.path.iterdir()} == {
+        "tracekit-store",
+        ".catalog.duckdb.lock",
+        "catalog.duckdb",
+        "jobs",
+    }
+    assert len(list(store.path.glob("jobs/*/*"))) == len(store.jobs())

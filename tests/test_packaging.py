@@ -64,7 +64,11 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
     names = set(wheel.namelist())
     assert {name for name in names if name.endswith(".py")} == modules()
     sources = {f"tracekit/collectors/nccl/{name}" for name in ("plugin.c", "abi.h", "ring.h")}
-    assert {"tracekit/py.typed", "tracekit/schema.sql", "tracekit/analysis/native/_native.abi3.so"} | sources <= names
+    assert {
+        "tracekit/py.typed",
+        "tracekit/store/schema.sql",
+        "tracekit/analysis/native/_native.abi3.so",
+    } | sources <= names
 
 
 def test_one_wheel_serves_every_version_of_python(wheel: zipfile.ZipFile) -> None:
@@ -77,7 +81,7 @@ def test_an_sdist_holds_every_module_and_data_file(sdist: tarfile.TarFile) -> No
     expected = {name for name in modules() if name.split("/")[1] not in FOLDERS}
     expected |= {name.removeprefix("tracekit/") for name in modules() if name.split("/")[1] in FOLDERS}
     assert expected <= names
-    assert {"pyproject.toml", "tracekit/py.typed", "tracekit/schema.sql", "analysis/native/kernels.h"} <= names
+    assert {"pyproject.toml", "tracekit/py.typed", "tracekit/store/schema.sql", "analysis/native/kernels.h"} <= names
 
 
 def test_a_wheel_made_from_the_sdist_is_the_same(
@@ -101,7 +105,7 @@ def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
         "import tracekit.dashboards, tracekit.store\n"
         "from importlib.resources import files\n"
         "print(*{module.__file__ for name, module in sys.modules.items() if name.startswith('tracekit')}, sep='\\n')\n"
-        "print(files('tracekit').joinpath('schema.sql').read_text()[:2])\n"
+        "print(files('tracekit.store').joinpath('schema.sql').read_text()[:2])\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     *paths, comment = ran.stdout.splitlines()

@@ -18,14 +18,21 @@ from tracekit.job import Job, load_from_store
 from tracekit.model import Layout
 from tracekit.schema import SCHEMA
 from tracekit.store import Incoming, Store, default_store
+from tracekit.store.store import Writer
 from tracekit.trace import Trace
 
+CATALOGUE = "catalog.duckdb"
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "jobs.duckdb")
+    return Store(tmp_path / "jobs.store")
+
+
+def files(store: Store) -> list[str]:
+    """The files of jobs in the folder."""
+    return sorted(str(path.relative_to(store.path)) for path in store.path.glob("jobs/*/*"))
 
 
 def incoming(trace: Trace, name: str | None = None) -> Incoming:
@@ -117,26 +124,25 @@ def test_a_failed_import_leaves_the_store_as_it_was(store: Store) -> None:
     with pytest.raises(StoreError, match="'old' is there already"):
         store.add([incoming(slow_trace((0,)), "new"), incoming(slow_trace((0,)), "old")])
     assert [job.name for job in store.jobs()] == ["old"]
-    with duckdb.connect(str(store.path), read_only=True) as connection:
-        assert connection.execute("SELECT count(*), count(DISTINCT job_id) FROM op").fetchall() == [(48, 1)]
-        assert connection.execute("SELECT count(*) FROM step").fetchall() == [(1,)]
+    assert files(store) == ["jobs/1/0.parquet"]
 
 
 def test_an_interrupted_import_leaves_the_store_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first of two traces is in."""
     store.add([incoming(slow_trace((0,)), "old")])
-    add_one = Store._add
+    write = Writer.write
 
-    def interrupted(self: Store, connection: duckdb.DuckDBPyConnection, item: Incoming, replace: bool) -> None:
+    def interrupted(self: Writer, job_id: int, number: int, item: Incoming) -> None:
         if item.name == "second":
             raise KeyboardInterrupt
-        add_one(self, connection, item, replace)
+        write(self, job_id, number, item)
 
-    monkeypatch.setattr(Store, "_add", interrupted)
+    monkeypatch.setattr(Writer, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.add([incoming(slow_trace((0,)), "first"), incoming(slow_trace((0,)), "second")])
     assert [job.name for job in store.jobs()] == ["old"]
     assert store.load("old").ops.height == 48
+    assert files(store) == ["jobs/1/0.parquet"]
 
 
 def test_a_failed_first_import_leaves_no_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +152,10 @@ def test_a_failed_first_import_leaves_no_store(store: Store, monkeypatch: pytest
         def fail(*_: object, failure: BaseException = failure) -> None:
             raise failure
 
-        monkeypatch.setattr(Store, "_add", fail)
+        monkeypatch.setattr(Writer, "write", fail)
         with pytest.raises(StoreError if isinstance(failure, duckdb.Error) else KeyboardInterrupt):
             store.add([incoming(slow_trace((0,)))])
-        assert [path.name for path in store.path.parent.iterdir()] == [".jobs.duckdb.lock"]
+        assert list(store.path.parent.iterdir()) == []
 
 
 def test_an_unknown_job_is_answered_with_the_nearest_name(store: Store) -> None:
@@ -178,7 +184,7 @@ def test_a_store_in_use_by_a_writer_says_so(store: Store) -> None:
     store.add([incoming(slow_trace((0,)))])
     holder = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", holder, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", holder, str(store.path / CATALOGUE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
@@ -193,10 +199,9 @@ def test_a_store_in_use_by_a_writer_says_so(store: Store) -> None:
 
 def test_a_reader_keeps_its_view_while_a_writer_replaces_the_store(store: Store) -> None:
     store.add([incoming(slow_trace((0,)), "a")])
-    with duckdb.connect(str(store.path), read_only=True) as reader:
+    with duckdb.connect(str(store.path / CATALOGUE), read_only=True) as reader:
         store.add([incoming(slow_trace((0,)), "b")])
-        assert reader.execute("SELECT name FROM job").fetchall() == [("a",)]
-        assert reader.execute("SELECT count(*) FROM op").fetchall() == [(48,)]
+        assert reader.execute("SELECT name FROM jobs").fetchall() == [("a",)]
     assert [job.name for job in store.jobs()] == ["b", "a"]
 
 
@@ -213,8 +218,8 @@ def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
 
 def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add([incoming(slow_trace((0,)))])
-    monkeypatch.setattr("tracekit.store_file.LOCK_TIMEOUT_S", 0.0)
-    with store.path.with_name(f".{store.path.name}.lock").open() as lock:
+    monkeypatch.setattr("tracekit.store.catalogue_file.LOCK_TIMEOUT_S", 0.0)
+    with (store.path / f".{CATALOGUE}.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match="another process has been writing the store"):
             store.add([incoming(slow_trace((0,)), "b")])
@@ -223,8 +228,8 @@ def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not a DuckDB store"),
-        (b"PAR1" * 100, "not a DuckDB store"),
+        (b"", "not a tracekit store"),
+        (b"PAR1" * 100, "not a tracekit store"),
         (b"\0" * 8 + b"DUCK" + b"\0" * 8000, "DuckDB cannot use the store"),
     ],
     ids=["empty", "Parquet", "corrupt"],
@@ -238,10 +243,18 @@ def test_a_file_that_is_no_store_is_said_and_left_alone(content: bytes, reason: 
 
 
 def test_a_store_cut_short_is_said(store: Store) -> None:
+    """The catalogue, or a file that it names."""
     store.add([incoming(slow_trace(range(200)))])
-    content = store.path.read_bytes()
-    store.path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(StoreError, match=r"jobs\.duckdb: "):
+    ops = store.path / "jobs" / "1" / "0.parquet"
+    content = ops.read_bytes()
+    ops.write_bytes(content[: len(content) // 2])
+    with pytest.raises(
+        StoreError, match=rf"0\.parquet: has {len(content) // 2:,} bytes, {len(content):,} were written"
+    ):
+        store.load("slow job")
+    catalogue = store.path / CATALOGUE
+    catalogue.write_bytes(catalogue.read_bytes()[:5000])
+    with pytest.raises(StoreError, match=r"jobs\.store: DuckDB cannot use the store"):
         store.load("slow job")
 
 
@@ -249,25 +262,31 @@ def test_a_store_cut_short_is_said(store: Store) -> None:
     ("statement", "reason"),
     [
         ("DROP TABLE store_version", "a DuckDB file, but no tracekit store; choose another --store"),
-        ("UPDATE store_version SET version = 9", "store version 9; this tracekit uses 2, import the traces anew"),
-        ("DELETE FROM store_version", "store version none; this tracekit uses 2"),
-        ("DROP TABLE job", "DuckDB cannot use the store"),
+        (
+            "UPDATE store_version SET version = 9",
+            "store version 9; this tracekit uses 3: a newer tracekit wrote it, upgrade",
+        ),
+        ("DELETE FROM store_version", "store version none; this tracekit uses 3: use the tracekit that wrote it"),
+        ("DROP TABLE windows", "DuckDB cannot use the store"),
     ],
 )
 def test_a_store_of_another_make_is_said(statement: str, reason: str, store: Store) -> None:
     store.add([incoming(slow_trace((0,)))])
-    with duckdb.connect(str(store.path)) as connection:
+    with duckdb.connect(str(store.path / CATALOGUE)) as connection:
         connection.execute(statement)
-    with pytest.raises(StoreError, match=reason):
-        store.jobs()
+    before = (store.path / CATALOGUE).read_bytes()
+    for use in (store.jobs, lambda: store.add([incoming(slow_trace((0,)), "b")])):
+        with pytest.raises(StoreError, match=reason):
+            use()
+    assert (store.path / CATALOGUE).read_bytes() == before
 
 
 @pytest.mark.parametrize("name", [":memory:", "md:jobs", "file.txt", "with space.duckdb", "quote'.duckdb"])
-def test_any_file_name_is_a_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_file_name_is_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB would keep ":memory:" in memory, losing the import, and load an extension for "md:"."""
     monkeypatch.chdir(tmp_path)
     Store(Path(name)).add([incoming(slow_trace((0,)))])
-    assert {path.name for path in tmp_path.iterdir()} == {name, f".{name}.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {name}
     assert Store(Path(name)).newest() == "slow job"
 
 
@@ -275,7 +294,7 @@ def test_any_file_name_is_a_file(name: str, tmp_path: Path, monkeypatch: pytest.
     ("path", "reason"),
     [
         (Path("/nowhere/jobs.duckdb"), "cannot be written: No such file or directory; choose another place"),
-        (Path("/proc"), "/proc: is a folder; name a file in it"),
+        (Path("/proc"), "/proc: is a folder, but no tracekit store; choose another place"),
         (Path("x" * 300), "File name too long"),
         (Path("half\udcff.duckdb"), "DuckDB needs a path in UTF-8; choose another --store"),
     ],
@@ -290,7 +309,16 @@ def test_the_default_store_is_named_by_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("TRACEKIT_STORE", "/data/jobs.duckdb")
     assert default_store() == Path("/data/jobs.duckdb")
     monkeypatch.setenv("TRACEKIT_STORE", "")
+    assert default_store() == Path("tracekit.store")
+
+
+def test_the_default_store_of_an_older_tracekit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TRACEKIT_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("tracekit.duckdb").touch()
     assert default_store() == Path("tracekit.duckdb")
+    Store(Path("tracekit.store")).add([incoming(slow_trace((0,)))])
+    assert default_store() == Path("tracekit.store")
 
 
 def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
@@ -308,11 +336,11 @@ def test_findings_are_stored_with_the_job_and_go_with_it(store: Store) -> None:
     store.add([Incoming(trace, "one", "file", found), Incoming(trace, "two", "file")])
     assert store.report("one") == found.report
     assert store.report("two") is None
+    assert files(store) == ["jobs/1/0.parquet", "jobs/1/0.report.json", "jobs/1/0.workers.parquet", "jobs/2/0.parquet"]
     store.add([Incoming(trace, "one", "file", Unanalysed("no graph"))], replace=True)
     assert store.report("one") is None
-    with duckdb.connect(str(store.path), read_only=True) as connection:
-        assert connection.execute("SELECT problem, slowdown FROM report").fetchall() == [("no graph", None)]
-        assert connection.execute("SELECT count(*) FROM worker_slowdown").fetchall() == [(0,)]
+    assert store.job_list().filter(name="one").select("problem", "slowdown").rows() == [("no graph", None)]
+    assert files(store) == ["jobs/2/0.parquet", "jobs/3/0.parquet"]
 
 
 def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
@@ -320,11 +348,14 @@ def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
     found = job.findings()
     store.add([Incoming(job.trace, "one", "file", found)])
     report = job.whatif()
-    with duckdb.connect(str(store.path), read_only=True) as connection:
-        figures = connection.execute(
-            "SELECT slowdown, waste, trustworthy, recorded_s, lost_gpu_hours_per_day, cause_kinds FROM report"
-        ).fetchall()
-        steps = connection.execute("SELECT step, dp_ranks, slowdown FROM worker_slowdown ORDER BY step").fetchall()
+    figures = (
+        store.job_list()
+        .select("slowdown", "waste", "trustworthy", "recorded_s", "lost_gpu_hours_per_day", "cause_kinds")
+        .rows()
+    )
+    workers = store.workers("one")
+    assert workers is not None
+    steps = workers.select("step", "dp_ranks", "slowdown").rows()
     attribution = report.attribution
     assert figures == [
         (
@@ -344,20 +375,22 @@ def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
 
 def test_a_private_store_stays_private(store: Store) -> None:
     store.add([incoming(slow_trace((0,)), "a")])
-    store.path.chmod(0o600)
+    store.path.chmod(0o700)
+    (store.path / CATALOGUE).chmod(0o600)
     store.add([incoming(slow_trace((0,)), "b")])
-    assert store.path.stat().st_mode & 0o777 == 0o600
+    assert store.path.stat().st_mode & 0o777 == 0o700
+    assert (store.path / CATALOGUE).stat().st_mode & 0o777 == 0o600
 
 
 def test_changes_that_another_program_left_unfinished_are_not_lost(store: Store) -> None:
     """DuckDB keeps them beside the file; a copy of the file alone would lack them."""
     store.add([incoming(slow_trace((0,)), "a")])
-    before = store.path.read_bytes()
-    log = Path(f"{store.path}.wal")
+    before = (store.path / CATALOGUE).read_bytes()
+    log = store.path / f"{CATALOGUE}.wal"
     log.write_bytes(b"changes")
-    with pytest.raises(StoreError, match=r"jobs.duckdb.wal: holds changes to the store"):
+    with pytest.raises(StoreError, match=r"catalog.duckdb.wal: holds changes to the store"):
         store.add([incoming(slow_trace((0,)), "b")], replace=True)
-    assert (store.path.read_bytes(), log.read_bytes()) == (before, b"changes")
+    assert ((store.path / CATALOGUE).read_bytes(), log.read_bytes()) == (before, b"changes")
 
 
 def test_a_store_that_another_program_changes_meanwhile_is_not_replaced(
@@ -365,21 +398,24 @@ def test_a_store_that_another_program_changes_meanwhile_is_not_replaced(
 ) -> None:
     """One that does not know the lock."""
     store.add([incoming(slow_trace((0,)), "a")])
-    add_one = Store._add
+    write = Writer.write
 
-    def changed(self: Store, connection: duckdb.DuckDBPyConnection, item: Incoming, replace: bool) -> None:
-        add_one(self, connection, item, replace)
-        with duckdb.connect(str(store.path)) as other:
-            other.execute("UPDATE job SET source = 'elsewhere'")
+    def changed(self: Writer, job_id: int, number: int, item: Incoming) -> None:
+        write(self, job_id, number, item)
+        with duckdb.connect(str(store.path / CATALOGUE)) as other:
+            other.execute("UPDATE jobs SET source = 'elsewhere'")
 
-    monkeypatch.setattr(Store, "_add", changed)
+    monkeypatch.setattr(Writer, "write", changed)
     with pytest.raises(StoreError, match="another program has changed the store meanwhile; try again"):
         store.add([incoming(slow_trace((0,)), "b")])
     assert [(job.name, job.source) for job in store.jobs()] == [("a", "elsewhere")]
 
 
 def test_a_lock_that_is_a_link_is_not_followed(store: Store) -> None:
-    store.path.with_name(".jobs.duckdb.lock").symlink_to("elsewhere")
-    with pytest.raises(StoreError, match=r"jobs\.duckdb: cannot be written: Too many levels of symbolic links"):
-        store.add([incoming(slow_trace((0,)))])
-    assert [path.name for path in store.path.parent.iterdir()] == [".jobs.duckdb.lock"]
+    store.add([incoming(slow_trace((0,)))])
+    lock = store.path / f".{CATALOGUE}.lock"
+    lock.unlink()
+    lock.symlink_to("elsewhere")
+    with pytest.raises(StoreError, match=r"catalog\.duckdb: cannot be written: Too many levels of symbolic links"):
+        store.add([incoming(slow_trace((0,)), "b")])
+    assert not (store.path / "elsewhere").exists()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracekit.gpu_job import GpuJob, load_gpu
     from tracekit.job import Job, load, load_from_store
     from tracekit.model import Layout, OpKind, ProcessGroup, Worker
-    from tracekit.op_job import OpJob, load_ops
+    from tracekit.op_job import OpJob, load_ops, load_ops_from_store
     from tracekit.op_trace import OpTrace
     from tracekit.trace import Trace
 
@@ -35,6 +35,7 @@ _HOMES = {
     "ProcessGroup": "tracekit.model",
     "Worker": "tracekit.model",
     "load_ops": "tracekit.op_job",
+    "load_ops_from_store": "tracekit.op_job",
     "Trace": "tracekit.trace",
 }
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "load_from_store",
     "load_gpu",
     "load_ops",
+    "load_ops_from_store",
 ]
 
 

@@ -24,11 +24,13 @@ from tracekit.dashboards.web.command import dashboard_command
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.hang_command import hang_command
 from tracekit.stderr import hushed_panics, open_stderr, progress, say, silence_stdout
+from tracekit.store_command import store_command
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
     from tracekit.job import Job
+    from tracekit.op_job import OpJob
     from tracekit.trace import Trace
 
 EXIT_BAD_INPUT, EXIT_CONDITION, EXIT_INTERRUPTED = 2, 3, 130
@@ -97,8 +99,9 @@ def _job_source(command: Any) -> Any:
     for decorate in (
         click.option("--layout", type=_PATH, help="YAML file with the parallel sizes of a published trace."),
         click.option("--unit", type=_UNIT, help="Unit of the times in TRACE [default: s]."),
-        click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb]."),
+        click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store]."),
         click.option("--job", help="Job in the store [default: the newest]."),
+        click.option("--window", type=int, help="Window of the job, where it has several [default: the newest]."),
     )[::-1]:
         command = decorate(command)
     return command
@@ -140,6 +143,7 @@ def whatif(
     unit: str | None,
     store: Path | None,
     job: str | None,
+    window: int | None,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
     by: tuple[str, ...],
@@ -162,18 +166,17 @@ def whatif(
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
+    from tracekit.job import Job
+
     condition = None if fail_on is None else Condition(fail_on)
     # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from tracekit.op_trace import is_op_trace
-
-    pipeline_only = {
-        "--layout": layout, "--unit": unit, "--store": store, "--job": job, "--layers": layers,
-        "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file, "--fail-on": fail_on,
-    }  # fmt: skip
-    given = [name for name, value in pipeline_only.items() if value is not None]
     if traces and _are_gpu_traces(traces):
-        if given:
+        pipeline_only = {
+            "--layout": layout, "--unit": unit, "--store": store, "--job": job, "--layers": layers,
+            "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file, "--fail-on": fail_on,
+        }  # fmt: skip
+        if given := [name for name, value in pipeline_only.items() if value is not None]:
             raise SelectionError(
                 f"{given[0]} is for pipeline traces; {traces[0]} is of torch.profiler (docs/kineto.md)"
             )
@@ -183,10 +186,6 @@ def whatif(
     if len(traces) > 1:
         raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
     trace = traces[0] if traces else None
-    if trace is not None and is_op_trace(trace):
-        if given:
-            raise SelectionError(f"{given[0]} is for pipeline traces; {trace} is an op trace (docs/op-trace.md)")
-        return _whatif_of_ops(trace, fix, keep, by, as_json=as_json)
     if parquet_file is not None:
         from tracekit.atomic_write import check_writable
         from tracekit.report import TABLE_FILE
@@ -194,7 +193,16 @@ def whatif(
         check_writable(parquet_file, TABLE_FILE)
     with progress() as tell:
         tell("reading the trace")
-        loaded = _load(trace, layout, unit, store, job, method)
+        loaded = _load(trace, layout, unit, store, job, window, method)
+        if not isinstance(loaded, Job):
+            pipeline_only = {
+                "--layers": layers, "--ignore-steps": ignore_steps, "--csv": csv_directory, "--parquet": parquet_file,
+                "--fail-on": fail_on,
+            }  # fmt: skip
+            if given := [name for name, value in pipeline_only.items() if value is not None]:
+                name = short(loaded.trace.name) if trace is None else trace
+                raise SelectionError(f"{given[0]} is for pipeline traces; {name} is an op trace (docs/op-trace.md)")
+            return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         tell("building the dependency graph")
@@ -208,7 +216,8 @@ def whatif(
     else:
         from tracekit.terminal import print_report
 
-        print_report(report, _console(), source=_as_arguments(trace, layout, store, job), full=full, gpu_hour=gpu_hour)
+        source = _as_arguments(trace, layout, store, job, window)
+        print_report(report, _console(), source=source, full=full, gpu_hour=gpu_hour)
     for path in (csv_directory, parquet_file):
         if path is not None:
             _done(path)
@@ -216,15 +225,19 @@ def whatif(
 
 
 def _whatif_of_ops(
-    trace: Path, fix: tuple[str, ...], keep: tuple[str, ...], by: tuple[str, ...], *, as_json: bool
+    job: OpJob,
+    fix: tuple[str, ...],
+    keep: tuple[str, ...],
+    by: tuple[str, ...],
+    tell: Callable[[str], None],
+    *,
+    as_json: bool,
 ) -> int:
     """`whatif` for a job of any shape."""
-    from tracekit.op_job import load_ops
     from tracekit.op_terminal import print_op_report
 
-    with progress() as tell:
-        tell("building the op graph")
-        report = load_ops(trace).whatif(fix=fix, keep=keep, by=by, progress=tell)
+    tell("building the op graph")
+    report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
     if as_json:
         click.echo(report.to_json())
     else:
@@ -270,7 +283,7 @@ def _whatif_of_gpus(
 @click.option(
     "--unit", type=_UNIT, help="Unit of the times in the traces, where their format leaves it open [default: s]."
 )
-@click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
+@click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
 @click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
@@ -285,7 +298,8 @@ def import_(
     no_analysis: bool,
 ) -> None:
     """Put traces and their reports into a store: all of them, or none where one is bad."""
-    from tracekit.job import load
+    from tracekit.any_job import load_any
+    from tracekit.job import Job
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
@@ -305,7 +319,9 @@ def import_(
         for path in traces:
             tell(f"reading {short(path.name)}")
             with hushed_panics():
-                job = load(path, layout=layout, importer=importer, unit=unit)
+                job = load_any(path, layout=layout, importer=importer, unit=unit)
+            if not isinstance(job, Job):
+                _ = job.graph  # its ops are checked where the graph is made of them
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
         tell("writing the store")
@@ -316,7 +332,7 @@ def import_(
     click.echo(f"Next: tracekit whatif {printable(options)}")
 
 
-def _findings(job: Job, tell: Callable[[str], None]) -> Findings | Unanalysed:
+def _findings(job: Job | OpJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
     """What the analysis finds, or why nothing, said on stderr too: the trace is kept all the same."""
     from tracekit.findings import Unanalysed
 
@@ -335,19 +351,33 @@ def _analyse(trace: Trace) -> Findings | Unanalysed:
 
 @commands.command()
 @_trace_source
-def info(trace: Path | None, layout: Path | None, unit: str | None, store: Path | None, job: str | None) -> None:
+def info(
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    window: int | None,
+) -> None:
     """Say what a trace holds, or list the jobs of a store."""
+    from tracekit.op_trace import OpTrace
     from tracekit.terminal_info import print_jobs, print_trace
 
-    if trace is None and job is None:
+    if trace is None and job is None and window is None:
         from tracekit.store import Store, default_store
 
         if layout is not None or unit is not None:
             raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
         opened = Store(store or default_store())
         print_jobs(opened.path, opened.jobs(), _console())
+        return
+    loaded = _load(trace, layout, unit, store, job, window).trace
+    if isinstance(loaded, OpTrace):
+        from tracekit.op_terminal import print_op_trace
+
+        print_op_trace(loaded, _console())
     else:
-        print_trace(_load(trace, layout, unit, store, job).trace, _console())
+        print_trace(loaded, _console())
 
 
 @commands.command()
@@ -419,7 +449,9 @@ def synth(
 
 @commands.command()
 @_trace_source
-@click.option("-o", "--out", required=True, type=_PATH, help="File to write, ending in .json.gz.")
+@click.option(
+    "-o", "--out", required=True, type=_PATH, help="File to write: a timeline ending in .json.gz, or .parquet."
+)
 @click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
 def export(
     trace: Path | None,
@@ -427,19 +459,32 @@ def export(
     unit: str | None,
     store: Path | None,
     job: str | None,
+    window: int | None,
     out: Path,
     steps: str | None,
 ) -> None:
-    """Write the recorded, original and ideal timeline for ui.perfetto.dev."""
+    """Write the recorded, original and ideal timeline for ui.perfetto.dev; or the trace itself as .parquet."""
     from tracekit.atomic_write import check_writable
     from tracekit.chrome import TIMELINE_FILE
+    from tracekit.job import Job
+    from tracekit.trace import TRACE_FILE
 
-    check_writable(out, TIMELINE_FILE)
+    as_trace = out.suffix == ".parquet"
+    if as_trace and steps is not None:
+        raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
+    check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
     if trace is not None and out.exists() and trace.exists() and out.samefile(trace):
         raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
     with progress() as tell:
         tell("reading the trace")
-        loaded = _load(trace, layout, unit, store, job)
+        loaded = _load(trace, layout, unit, store, job, window)
+        if as_trace:
+            tell("writing")
+            loaded.trace.write_parquet(out)
+            click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
+            return
+        if not isinstance(loaded, Job):
+            raise SelectionError(f"{short(loaded.trace.name)} is an op trace, of which there is no timeline yet")
         tell("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
     chosen = f"{exported.steps} of {exported.steps_in_job} steps"
@@ -451,6 +496,7 @@ def export(
 commands.add_command(collect_command)
 commands.add_command(dashboard_command)
 commands.add_command(hang_command)
+commands.add_command(store_command)
 
 
 def _load(
@@ -459,29 +505,32 @@ def _load(
     unit: str | None,
     store: Path | None,
     name: str | None,
+    window: int | None,
     method: str = "tracekit",
-) -> Job:
+) -> Job | OpJob:
     """The job the options name; without any, the newest in the default store, and say so."""
-    from tracekit.job import load, load_from_store
+    from tracekit.any_job import load_any, load_any_from_store
 
     if trace is not None:
-        if store is not None or name is not None:
+        if store is not None or name is not None or window is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
         with hushed_panics():
-            return load(trace, layout=layout, unit=unit, method=method)
+            return load_any(trace, layout=layout, unit=unit, method=method)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
     if unit is not None:
         raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
-    job = load_from_store(name, store=store, method=method)
+    job = load_any_from_store(name, store=store, window=window, method=method)
     if name is None:
         click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
     return job
 
 
-def _as_arguments(trace: Path | None, layout: Path | None, store: Path | None, job: str | None) -> str:
+def _as_arguments(
+    trace: Path | None, layout: Path | None, store: Path | None, job: str | None, window: int | None
+) -> str:
     """How to name a job on the command line again."""
-    named = {"": trace, "--layout": layout, "--store": store, "--job": job}
+    named = {"": trace, "--layout": layout, "--store": store, "--job": job, "--window": window}
     given = {name: shlex.quote(printable(str(value))) for name, value in named.items() if value is not None}
     return " ".join(f"{name} {value}".strip() for name, value in given.items())
 

@@ -283,13 +283,23 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
 
 
 def load_from_store(
-    name: str | None = None, *, store: PathLike | None = None, method: Method | str = Method.TRACEKIT
+    name: str | None = None,
+    *,
+    store: PathLike | None = None,
+    window: int | None = None,
+    method: Method | str = Method.TRACEKIT,
 ) -> Job:
     """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
 
-    Raises StoreError; ValueError for an unknown method.
+    `window`: its number, where the job has several; by default the newest. Raises StoreError, also for an op trace;
+    ValueError for an unknown method.
     """
+    from tracekit.errors import StoreError
+    from tracekit.op_trace import OpTrace
     from tracekit.store import Store, default_store
 
     opened = Store(Path(store) if store is not None else default_store())
-    return Job(opened.load(opened.newest() if name is None else name), Method(method))
+    trace = opened.load(opened.newest() if name is None else name, window)
+    if isinstance(trace, OpTrace):
+        raise StoreError(f"{opened.path}: job {trace.name!r} is an op trace; `load_ops_from_store` reads it")
+    return Job(trace, Method(method))

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
@@ -17,7 +18,8 @@ from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
-from tracekit.errors import TraceError
+from tracekit.errors import StoreError, TraceError
+from tracekit.findings import Findings, Unanalysed
 from tracekit.op_report import OpReport
 from tracekit.op_trace import OpTrace, read_op_trace
 from tracekit.questions import ByLabel, Question, answer, by_labels
@@ -111,6 +113,13 @@ class OpJob:
         numbers = self.trace.ops["peer"].dtype.is_integer() if "peer" in self.trace.ops.columns else False
         return "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
 
+    def findings(self, progress: Callable[[str], None] | None = None) -> Findings | Unanalysed:
+        """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""
+        try:
+            return self.whatif(progress=progress).findings()
+        except TraceError as error:
+            return Unanalysed(str(error))
+
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)
         there = [name for name in dict.fromkeys(wanted) if name in self.graph.label_names]
@@ -120,3 +129,17 @@ class OpJob:
 def load_ops(path: str | os.PathLike[str]) -> OpJob:
     """Read an op trace (docs/op-trace.md). Raises FormatError where the file is none."""
     return OpJob(read_op_trace(path))
+
+
+def load_ops_from_store(name: str, *, store: str | os.PathLike[str] | None = None, window: int | None = None) -> OpJob:
+    """Read an op trace from a store, by default the newest window in the default store.
+
+    Raises StoreError, also for a pipeline trace.
+    """
+    from tracekit.store import Store, default_store
+
+    opened = Store(Path(store) if store is not None else default_store())
+    trace = opened.load(name, window)
+    if not isinstance(trace, OpTrace):
+        raise StoreError(f"{opened.path}: job {name!r} is a pipeline trace; `load_from_store` reads it")
+    return OpJob(trace)

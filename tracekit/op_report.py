@@ -15,6 +15,7 @@ from typing import Any
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN, waste
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.findings import Findings
 from tracekit.questions import ByLabel, Question
 from tracekit.report import without_nan
 
@@ -103,6 +104,8 @@ class OpReport:
             "slowdown": self.slowdown,
             "waste": waste(self.slowdown) if self.slowdown else math.nan,
             "straggling": self.straggling,
+            "wasted_gpu_hours": float((self.original - self.ideal).sum()) * self.ranks / 3600,
+            "wasted_gpu_hours_per_day": waste(self.slowdown) * self.ranks * 24 if self.slowdown else math.nan,
             "step_time_s": {
                 name: float(times.mean())
                 for name, times in (("recorded", self.recorded), ("original", self.original), ("ideal", self.ideal))
@@ -146,6 +149,10 @@ class OpReport:
     def to_json(self) -> str:
         """`to_dict` as one JSON object."""
         return json.dumps(self.to_dict(), allow_nan=False)
+
+    def findings(self) -> Findings:
+        """What the store keeps of this report."""
+        return Findings(self.to_json())
 
 
 def _ratio(above: float, below: float) -> float:

@@ -5,16 +5,21 @@ In: an `OpReport`. Out: what rich prints.
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.attribution.attribution import waste
 from tracekit.op_report import OpReport
+from tracekit.op_trace import OpTrace
 from tracekit.terminal_tables import by_label, new_table, percent, questions, side_by_side
 from tracekit.text import printable, seconds, short
 
 _TOP = 8
+#: Characters of a value of the metadata that are shown.
+_LONGEST = 300
 
 
 def print_op_report(report: OpReport, console: Console) -> None:
@@ -29,6 +34,27 @@ def print_op_report(report: OpReport, console: Console) -> None:
         console.print(questions(report.questions_asked, float(report.original.mean())))
     panels: list[RenderableType] = [_critical_path(report), *map(by_label, report.labels_asked)]
     console.print(side_by_side(panels, console))
+
+
+def print_op_trace(trace: OpTrace, console: Console) -> None:
+    """Print what an op trace holds: its sizes, where its dependencies come from, ops per kind."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", overflow="fold", max_width=24)
+    grid.add_column(overflow="fold")
+    ops = trace.ops
+    grid.add_row("Job", Text(short(trace.name)))
+    grid.add_row("Kind", "op trace (docs/op-trace.md)")
+    grid.add_row("Rules", Text(printable(", ".join(trace.rules))))
+    grid.add_row("Axes", Text(printable(", ".join(trace.axes)) or "none"))
+    grid.add_row("Groups", f"{len(trace.groups):,}")
+    grid.add_row("Ranks", f"{ops['rank'].n_unique():,}" if "rank" in ops.columns else "none")
+    if "step" in ops.columns:
+        grid.add_row("Steps", f"{ops['step'].n_unique():,}")
+    grid.add_row("Ops", f"{ops.height:,}")
+    for name, value in trace.metadata.items():
+        text = json.dumps(value)
+        grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))
+    console.print(grid)
 
 
 def _verdict(report: OpReport) -> Table:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import polars as pl
 
@@ -42,6 +42,11 @@ class OpTrace:
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the op trace, in the place of none but another trace. Raises OutputError."""
+        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
+            self.write_to(file)
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the content of that file."""
         header = {
             "schema_version": OP_TRACE_VERSION,
             "name": self.name,
@@ -50,8 +55,7 @@ class OpTrace:
             "groups": {group.name: list(group.ranks) for group in self.groups},
             "metadata": dict(self.metadata),
         }
-        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
-            self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+        self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
 def is_op_trace(path: Path) -> bool:

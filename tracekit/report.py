@@ -26,7 +26,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
 from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError
-from tracekit.findings import Findings
+from tracekit.findings import Findings, WorkerSlowdowns
 from tracekit.model import Layout, Worker
 from tracekit.questions import ByLabel, Question
 from tracekit.trace import Coverage
@@ -428,12 +428,12 @@ class Report:
     def findings(self) -> Findings:
         """What the store keeps of this report."""
         found = self.attribution
-        return Findings(
-            report=self.to_json(),
+        workers = WorkerSlowdowns(
             steps=[int(step) for step in found.steps],
             dp_ranks=[int(dp_rank) for dp_rank in found.dp_ranks],
-            worker_slowdown=found.by_worker / found.ideal[:, None, None],
+            slowdown=found.by_worker / found.ideal[:, None, None],
         )
+        return Findings(self.to_json(), workers)
 
     def write_csv(self, directory: str | os.PathLike[str]) -> None:
         """Write every table as a CSV file into `directory`, made if missing.

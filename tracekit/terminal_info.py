@@ -85,8 +85,12 @@ def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
     if not jobs:
         console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
         return
-    table = new_table("Job", "dp", "pp", "GPUs", "steps", "ops", "imported (UTC)")
+    several = any(job.windows > 1 for job in jobs)
+    heads = ["Job", "dp", "pp", "GPUs", "steps", "ops", *(["windows"] if several else []), "imported (UTC)"]
+    table = new_table(*heads)
     for job in jobs:
-        sizes = (job.layout.dp, job.layout.pp, job.layout.world_size, job.steps, job.ops)
-        table.add_row(Text(short(job.name)), *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}")
+        grid = ("-", "-") if job.layout is None else (f"{job.layout.dp:,}", f"{job.layout.pp:,}")
+        sizes = (job.ranks, job.steps, job.ops, *([job.windows] if several else []))
+        shown = (*grid, *(f"{size:,}" for size in sizes))
+        table.add_row(Text(short(job.name)), *shown, f"{job.imported_at:%Y-%m-%d %H:%M}")
     console.print(table)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -181,6 +181,11 @@ class Trace:
 
         Raises OutputError; never leaves half a file.
         """
+        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
+            self.write_to(file)
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the content of that file."""
         header = {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
@@ -188,8 +193,7 @@ class Trace:
             "step_starts": {str(step): start for step, start in self.step_starts.items()},
             "metadata": dict(self.metadata),
         }
-        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
-            self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+        self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
 def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:

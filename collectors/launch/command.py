@@ -59,7 +59,7 @@ class NcclMask(click.ParamType[int]):
 @click.command("collect", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
-@click.option("--store", type=_PATH, help="DuckDB store [default: $TRACEKIT_STORE, else ./tracekit.duckdb].")
+@click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--no-store", is_flag=True, help="Leave the store alone; for use with --out.")
 @click.option("--name", help="Name of the job in the store [default: script and time].")
 @click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")

@@ -1,7 +1,8 @@
-"""What the dashboard reads: the only SQL of the dashboard, all of it read-only and bound.
+"""What the dashboard reads of a store, kept in memory.
 
-In: the path of a store. Out: frames, reports and traces of its jobs. Results were computed when a job was imported, so
-a page costs a lookup. A store that was replaced is noticed at the next call; until then what was read stays valid.
+In: the path of a store. Out: frames, reports and traces of its jobs, of each the newest window. Results were computed
+when a window was added, so a page costs a lookup. A store that has changed is noticed at the next call; what was read
+of a window stays valid, for a window never changes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,21 +26,25 @@ from tracekit.dashboards.data.spans import StepOps, step_ops
 from tracekit.dashboards.data.worker_map import WorkerMap
 from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
-from tracekit.store import Store
+from tracekit.op_trace import OpTrace
+from tracekit.store import Store, TraceKind
 from tracekit.text import short
 
 if TYPE_CHECKING:
-    import duckdb
-
     from tracekit.analysis.replay.engine import JobReplay
 
 #: Results kept in memory, and traces: these are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
+#: States of the list of jobs kept: a page in the making may still ask for the one before.
+LISTS_KEPT = 2
 #: Tables and steps taken apart that are kept in memory.
 TABLES_KEPT, STEPS_KEPT = 16, 3
 #: Reads ahead of a page at the same time.
 AHEAD_AT_ONCE = 8
 
+#: Why there is nothing about pipelines of a job.
+OP_TRACE = "is an op trace: only its page Job has results"
+_WITHOUT = "was stored without an analysis"
 _Result = TypeVar("_Result")
 _Identity = tuple[int, int, int]
 
@@ -48,20 +53,27 @@ _Identity = tuple[int, int, int]
 class Stored:
     """One job as the store has it: `report` as docs/report-schema.md says; None, with `problem`, where there is none.
 
-    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown.
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `op_report`:
+    of an op trace, as docs/op-trace.md says; `report` is None then.
     """
 
     name: str
+    job_id: int
+    window: int
+    windows: int
     source: str
     imported_at: float
     started_at: float | None
     ended_at: float | None
     metadata: dict[str, Any]
     report: dict[str, Any] | None
+    op_report: dict[str, Any] | None
     problem: str | None
 
     def table(self, name: str) -> pl.DataFrame:
-        """A table of the report, such as `by_worker`."""
+        """A table of the report, such as `by_worker`. Raises NotStoredError for an op trace, whose report has none."""
+        if self.op_report is not None:
+            raise NotStoredError(f"the job {self.name!r:.100} {OP_TRACE}")
         return pl.DataFrame([] if self.report is None else self.report[name], infer_schema_length=None)
 
 
@@ -74,51 +86,69 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._store = Store(path)
-        self._reading = threading.Lock()
         self._keeping = threading.Lock()
         self._building = threading.Lock()
         self._expanding = threading.Lock()
         self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
         self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
+        self._pinned: list[pl.DataFrame] | None = None
+        self._lists: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._jobs: OrderedDict[tuple[Any, ...], Job] = OrderedDict()
         self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._steps: OrderedDict[tuple[Any, ...], StepOps] = OrderedDict()
 
+    def at_one_state(self) -> Results:
+        """The same results, of the store as it is at the first look: for a page, which must not mix two windows."""
+        pinned = copy(self)
+        pinned._pinned = []  # noqa: SLF001 - a copy of this object
+        return pinned
+
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: its sizes, its figures (null where not analysed), its causes."""
-        return self._once(("jobs",), RESULTS_KEPT, self._kept, self._read_jobs)
+        if self._pinned is not None:
+            self._pinned = self._pinned or [self._jobs_now()]
+            return self._pinned[0]
+        return self._jobs_now()
+
+    def _jobs_now(self) -> pl.DataFrame:
+        return self._once((self._identity(),), LISTS_KEPT, self._lists, self._store.job_list)
 
     def stored(self, name: str) -> Stored:
         """One job with its report."""
-        return self._once(("stored", name), RESULTS_KEPT, self._kept, lambda: self._read_stored(name))
+        return self._of(name, ("stored",), RESULTS_KEPT, self._kept, self._read_stored)
 
     def worker_steps(self, name: str) -> WorkerSteps:
         """Exact S of each worker in each step."""
-        return self._once(("workers", name), RESULTS_KEPT, self._kept, lambda: self._read_worker_steps(name))
+        return self._of(name, ("workers",), RESULTS_KEPT, self._kept, self._read_worker_steps)
 
     def worker_map(self, name: str) -> WorkerMap:
         """Exact S_w of each worker, over all steps and in each, with rank and host."""
-        return self._once(("map", name), RESULTS_KEPT, self._kept, lambda: self._build_worker_map(name))
+        return self._of(name, ("map",), RESULTS_KEPT, self._kept, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
         """Step number -> when it started, seconds since the epoch; None where unknown."""
-        return self._once(("starts", name), RESULTS_KEPT, self._kept, lambda: self._read_step_starts(name))
+        return self._of(name, ("starts",), RESULTS_KEPT, self._kept, self._read_step_starts)
 
     def job(self, name: str) -> Job:
         """The job with its trace, ready to be replayed; the last few stay in memory."""
-        return self._once(("job", name), JOBS_KEPT, self._jobs, lambda: self._read_job(name))
+        return self._of(name, ("job",), JOBS_KEPT, self._jobs, self._read_job)
+
+    def job_of(self, stored: Stored) -> Job:
+        """The same, of the window that `stored` is of."""
+        row = {**self._row(stored.name), "job_id": stored.job_id, "number": stored.window}
+        return self._of_row(row | {"imported_at": stored.imported_at}, ("job",), JOBS_KEPT, self._jobs, self._read_job)
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
-        return self._once((table, name), TABLES_KEPT, self._tables, lambda: self.stored(name).table(table))
+        return self._of(name, (table,), TABLES_KEPT, self._tables, lambda _: self.stored(name).table(table))
 
     def step(self, name: str, step: int) -> StepOps:
         """The ops of one step, recorded and replayed; the last few stay in memory.
 
         Raises SelectionError for a step that the job lacks.
         """
-        return self._once(("step", name, step), STEPS_KEPT, self._steps, lambda: self._take_apart(name, step))
+        return self._of(name, ("step", step), STEPS_KEPT, self._steps, lambda _: self._take_apart(name, step))
 
     def replay(self, name: str) -> JobReplay:
         """The graph of the job and what each op costs; it stays in memory with the job."""
@@ -159,51 +189,40 @@ class Results:
         with self._expanding:  # one at a time: each takes the memory of all of its step
             return step_ops(replay.only_steps([step]))
 
-    def _read_jobs(self) -> pl.DataFrame:
-        with self._connection() as connection:
-            rows = connection.sql(
-                "SELECT job.job_id, name, source, epoch(imported_at) AS imported_at, dp, pp, tp, cp, vpp, world_size,"
-                " steps, ops, slowdown, waste, straggling, trustworthy, recorded_s, original_s, ideal_s,"
-                " lost_gpu_hours, lost_gpu_hours_per_day, cause_kinds, cause_places, problem,"
-                " report.job_id IS NOT NULL AS analysed, started_at, ended_at"
-                " FROM job LEFT JOIN report USING (job_id) LEFT JOIN"
-                " (SELECT job_id, min(started_at) AS started_at, max(started_at) AS ended_at FROM step GROUP BY job_id)"
-                " AS times USING (job_id) ORDER BY lost_gpu_hours_per_day DESC NULLS LAST, name"
-            ).to_arrow_table()
-        return pl.DataFrame(rows)
-
-    def _read_stored(self, name: str) -> Stored:
-        with self._connection() as connection:
-            rows = connection.execute(
-                "SELECT job.name, job.source, epoch(job.imported_at), min(step.started_at), max(step.started_at),"
-                " job.metadata, any_value(report.report), any_value(report.problem) FROM job"
-                " LEFT JOIN report USING (job_id) LEFT JOIN step USING (job_id) WHERE job.name = $name GROUP BY ALL",
-                {"name": name},
-            ).fetchall()
-        if not rows:
+    def _row(self, name: str) -> dict[str, Any]:
+        """What the list of jobs has of one."""
+        rows = self.jobs().filter(pl.col("name") == name)
+        if rows.is_empty():
             raise self._missing(name)
-        stored, source, imported_at, started_at, ended_at, metadata, report, problem = rows[0]
+        return rows.row(0, named=True)
+
+    def _read_stored(self, row: dict[str, Any]) -> Stored:
+        text = self._store.report(row["name"], row["number"]) if row["analysed"] else None
+        report = None if text is None else json.loads(text)
+        of_ops = row["kind"] == TraceKind.OPS
         return Stored(
-            name=stored,
-            source=source,
-            imported_at=imported_at,
-            started_at=started_at,
-            ended_at=ended_at,
-            metadata=json.loads(metadata),
-            report=None if report is None else json.loads(report),
-            problem=problem,
+            name=row["name"],
+            job_id=row["job_id"],
+            window=row["number"],
+            windows=row["windows"],
+            source=row["source"],
+            imported_at=row["imported_at"],
+            started_at=row["started_at"],
+            ended_at=row["ended_at"],
+            metadata=json.loads(row["metadata"]),
+            report=None if of_ops else report,
+            op_report=report if of_ops else None,
+            problem=row["problem"],
         )
 
-    def _read_worker_steps(self, name: str) -> WorkerSteps:
-        with self._connection() as connection:
-            rows = connection.sql(
-                "SELECT step, dp_ranks, slowdown FROM worker_slowdown JOIN job USING (job_id) WHERE name = $name"
-                " ORDER BY step",
-                params={"name": name},
-            ).to_arrow_table()
-        if not rows.num_rows:
-            raise NotStoredError(f"the job {name!r} was stored without an analysis")
-        frame = pl.DataFrame(rows)
+    def _read_workers(self, row: dict[str, Any]) -> pl.DataFrame:
+        rows = self._store.workers(row["name"], row["number"])
+        if rows is None:
+            raise NotStoredError(f"the job {row['name']!r} {OP_TRACE if row['kind'] == TraceKind.OPS else _WITHOUT}")
+        return rows
+
+    def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSteps:
+        frame = self._read_workers(row)
         dp_ranks = frame["dp_ranks"][0].to_numpy()
         return WorkerSteps(
             frame["step"].to_numpy().astype(np.int64),
@@ -211,10 +230,12 @@ class Results:
             frame["slowdown"].explode().to_numpy().reshape(frame.height, len(dp_ranks), -1),
         )
 
-    def _build_worker_map(self, name: str) -> WorkerMap:
-        stored, found = self.stored(name), self.worker_steps(name)
+    def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
+        name = row["name"]
+        stored = self._of_row(row, ("stored",), RESULTS_KEPT, self._kept, self._read_stored)
+        found = self._of_row(row, ("workers",), RESULTS_KEPT, self._kept, self._read_worker_steps)
         if stored.report is None:
-            raise NotStoredError(f"the job {name!r} was stored without an analysis")
+            raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, dropped = stored.report["by_worker"], stored.report["coverage"]["dropped"]
         return WorkerMap.build(
             pl.DataFrame({key: [row[key] for row in rows] for key in rows[0]}, strict=False),  # 10 x as fast by column
@@ -224,19 +245,15 @@ class Results:
             [(one["step"], one["dp_rank"]) for one in dropped],
         )
 
-    def _read_step_starts(self, name: str) -> dict[int, float | None]:
-        with self._connection() as connection:
-            rows = connection.execute(
-                "SELECT step, started_at FROM step JOIN job USING (job_id) WHERE name = $name", {"name": name}
-            ).fetchall()
-        return dict(rows)
+    def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:
+        frame = self._read_workers(row)
+        return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
 
-    def _read_job(self, name: str) -> Job:
-        with self._connection() as connection:
-            known = connection.execute("SELECT 1 FROM job WHERE name = $name", {"name": name}).fetchall()
-            if known:
-                return Job(self._store.load_with(connection, name))
-        raise self._missing(name)
+    def _read_job(self, row: dict[str, Any]) -> Job:
+        trace = self._store.load(row["name"], row["number"])
+        if isinstance(trace, OpTrace):
+            raise NotStoredError(f"the job {row['name']!r} {OP_TRACE}")
+        return Job(trace)
 
     def _missing(self, name: str) -> NotStoredError:
         """That there is no such job, and which one may be meant."""
@@ -244,31 +261,35 @@ class Results:
         hint = f"did you mean {short(close[0])!r}?" if close else "the page Fleet lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
-    @contextmanager
-    def _connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection that sees this store and nothing else.
+    def _of(
+        self,
+        name: str,
+        what: tuple[Any, ...],
+        most: int,
+        kept: OrderedDict[tuple[Any, ...], _Result],
+        read: Callable[[dict[str, Any]], _Result],
+    ) -> _Result:
+        """What `read` gives of the newest window of a job: once, for a window never changes."""
+        return self._of_row(self._row(name), what, most, kept, read)
 
-        One at a time: DuckDB shares one instance per path within a process, so a connection opened while another is
-        still open would see the file as it was before it was replaced.
-        """
-        with self._reading, self._store.reading() as connection:
-            for setting in (
-                "SET enable_external_access = false",
-                "SET memory_limit = '4GB'",
-                "SET lock_configuration = true",
-            ):
-                connection.execute(setting)
-            yield connection
+    def _of_row(
+        self,
+        row: dict[str, Any],
+        what: tuple[Any, ...],
+        most: int,
+        kept: OrderedDict[tuple[Any, ...], _Result],
+        read: Callable[[dict[str, Any]], _Result],
+    ) -> _Result:
+        window = (row["job_id"], row["number"], row["imported_at"])
+        return self._once((window, *what), most, kept, lambda: read(row))
 
     def _once(
         self, key: tuple[Any, ...], most: int, kept: OrderedDict[tuple[Any, ...], _Result], read: Callable[[], _Result]
     ) -> _Result:
-        """What `read` gives, read again only when the store has changed or it was pushed out by others.
+        """What `read` gives, read again only when it was pushed out by others.
 
         Whoever asks for what is being read waits for it: reading it twice takes twice the memory and twice as long.
         """
-        identity = self._identity()
-        key = (identity, *key)
         with self._keeping:
             if key in kept:
                 kept.move_to_end(key)
@@ -284,8 +305,6 @@ class Results:
                 with self._keeping:
                     self._under_way.pop(key, None)
             with self._keeping:
-                for old in [old for old in kept if old[0] != identity]:
-                    del kept[old]
                 kept[key] = result
                 while len(kept) > most:
                     kept.popitem(last=False)
@@ -294,7 +313,7 @@ class Results:
     def _identity(self) -> _Identity:
         """What tells one state of the store from the next."""
         try:
-            found = self.path.stat()
+            found = self._store.state()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror}; is the store still there?") from None
         return found.st_ino, found.st_mtime_ns, found.st_size

@@ -163,7 +163,7 @@ class Replays:
     def _replayed(self, run: _Run) -> Answer:
         run.status = Pending(Phase.READING)
         with self._loading:  # one trace at a time: two people who ask about one job read it once
-            job = self._results.job(run.stored.name)
+            job = self._results.job_of(run.stored)
             run.status = Pending(Phase.BUILDING)
             _ = job.replay
         run.status = Pending(Phase.REPLAYING)

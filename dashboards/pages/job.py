@@ -11,6 +11,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import step_times
+from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.components import figure_panel, href, note, panel, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import NO_CAUSE, advice_words, advised, headline, sure
@@ -211,4 +212,4 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     )
 
 
-job_page(__name__, "/job", "Job", build)
+job_page(__name__, "/job", "Job", build, build_ops=op_content)

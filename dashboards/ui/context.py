@@ -57,9 +57,12 @@ class Viewer:
 
 
 def results() -> Results:
-    """The results of the store that this server shows."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.results
+    """The results of the store that this server shows, as they are throughout the request."""
+    if "results" not in flask.g:
+        service: Service = flask.current_app.extensions[EXTENSION]
+        flask.g.results = service.results.at_one_state()
+    found: Results = flask.g.results
+    return found
 
 
 def replays() -> Replays:

@@ -72,6 +72,21 @@ def headline(report: Report) -> Headline:
     return Headline(badge, said + lost + unsure, Tone.BAD)
 
 
+def op_headline(report: Report) -> Headline:
+    """The verdict on an op trace, whose report names no cause."""
+    if report["slowdown"] is None:
+        return Headline("no verdict", "No verdict: without stragglers the job would take no time.", Tone.UNSURE)
+    figure, trusted = f"S = {report['slowdown']:.3f}", report["trust"]["trustworthy"]
+    if not trusted:
+        return Headline(f"no verdict, {figure}", f"No verdict. {figure} is not to be trusted.", Tone.UNSURE)
+    if not report["straggling"]:
+        return Headline(f"no straggler, {figure}", f"No straggler: {figure}.", Tone.GOOD)
+    times = report["step_time_s"]
+    lost = f"{seconds(times['original'] - times['ideal'])} of every {seconds(times['original'])} step"
+    said = f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+    return Headline(f"straggling, {figure}", said, Tone.BAD)
+
+
 def _sentence(text: str) -> str:
     """`text` with a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."

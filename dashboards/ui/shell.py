@@ -19,9 +19,9 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
-from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, problem, term
+from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.ui.sentences import Tone, headline
+from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
 from tracekit.dashboards.ui.theme import DARK
 from tracekit.text import short
 
@@ -76,10 +76,13 @@ def read_ahead() -> None:
         results().ahead(*reads(results(), flask.request.args))
 
 
-def job_page(module: str, path: str, title: str, build: Layout, reads: Reads | None = None) -> None:
+def job_page(
+    module: str, path: str, title: str, build: Layout, reads: Reads | None = None, build_ops: Layout | None = None
+) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
-    `reads`: what it needs beside the job's report, in an address that names the job.
+    `reads`: what it needs beside the job's report, in an address that names the job. `build_ops`: the same for op
+    traces, by default a word that the page is about pipelines.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -91,6 +94,9 @@ def job_page(module: str, path: str, title: str, build: Layout, reads: Reads | N
         name = results().newest() if job is None else job
         stored = results().stored(name)
         said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
+        if stored.op_report is not None:
+            content = guarded(build_ops or _pipelines_only)(stored)
+            return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
             how = "Import its trace again with `tracekit import --replace` to see its results here."
@@ -102,12 +108,22 @@ def job_page(module: str, path: str, title: str, build: Layout, reads: Reads | N
     page(module, path, title, layout, all_reads)
 
 
+def _pipelines_only(stored: Stored) -> list[Component]:
+    """What stands in the place of a page that an op trace does not have."""
+    link = dcc.Link("what there is of it", href=href("/job", job=stored.name))
+    words = "This page is about pipelines, and the job is an op trace: a job of any shape. See "
+    return [panel("Not for this job", html.P([words, link, "."]))]
+
+
 def job_head(stored: Stored, active: str) -> Component:
     """Which job this is, and the way to its other pages."""
     badges: list[Any] = []
     if stored.report is not None:
         verdict = headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
+    elif stored.op_report is not None:
+        verdict = op_headline(stored.op_report)
+        badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.op_report)]
     tabs = [
         html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
         if tab.path == active

@@ -36,7 +36,7 @@ def dashboard_command(
 ) -> None:
     """Serve the dashboard: what do stragglers cost, who, since when, why, and what would each fix buy?
 
-    Shows a store [default: $TRACEKIT_STORE, else ./tracekit.duckdb], or the traces given. Stop it with Ctrl-C.
+    Shows a store [default: $TRACEKIT_STORE, else ./tracekit.store], or the traces given. Stop it with Ctrl-C.
     """
     if missing := [name for name in _EXTRAS if find_spec(name) is None]:
         raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit[dashboard]'")
@@ -90,12 +90,12 @@ def _store_of(sources: tuple[Path, ...]) -> tuple[Path, Callable[[], None]]:
     """The store to show and what to do with it afterwards: the one given, the default one, or one made of traces."""
     from tracekit.store import Store, default_store
 
-    if not sources or (len(sources) == 1 and sources[0].is_file() and Store(sources[0]).is_store()):
+    if not sources or (len(sources) == 1 and Store(sources[0]).is_store()):
         store = sources[0] if sources else default_store()
         Store(store).check()
         return store.absolute(), lambda: None
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
-    store = Path(folder.name) / "traces.duckdb"
+    store = Path(folder.name) / "traces.store"
     # In a process of its own: the server forks, which a process that has computed must not do.
     command = [sys.executable, "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
     done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself

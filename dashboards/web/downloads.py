@@ -45,8 +45,8 @@ def _csv(name: str) -> flask.Response:
 def _table(name: str, job: str | None) -> pl.DataFrame:
     """The table `name`: the list of jobs, or a table of one job. Raises SelectionError or StoreError."""
     if name == "jobs":
-        lists = pl.col("cause_kinds", "cause_places").list.join("; ")
-        return results().jobs().drop("job_id", "analysed").with_columns(lists)
+        lists = pl.col("cause_kinds", "cause_places", "cause_hosts").list.join("; ")
+        return results().jobs().drop("job_id", "number", "analysed", "metadata", "tracekit").with_columns(lists)
     if name not in (*TABLES, _PER_STEP):
         raise SelectionError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
     stored = results().stored(results().newest() if job is None else job)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
-from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.data.queries import OP_TRACE, Stored
 from tracekit.dashboards.data.spans import Ints, Replay, StepOps, Window, count, overview, slowest, spans
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
@@ -57,6 +57,8 @@ class _Shown:
 def analysed(name: str) -> Stored:
     """The job of that name. Raises NotStoredError where there is none, or it was stored without an analysis."""
     stored = results().stored(name)
+    if stored.op_report is not None:
+        raise NotStoredError(f"the job {name!r:.100} {OP_TRACE}")
     if stored.report is None:
         raise NotStoredError(f"the job {name!r:.100} was stored without an analysis; import it again with --replace")
     return stored

@@ -9,6 +9,7 @@ from typing import Any
 
 import dash
 from dash.development.base_component import Component
+from flask.testing import FlaskClient
 from plotly.utils import PlotlyJSONEncoder
 
 from tracekit.dashboards.ui.context import EXTENSION, Service
@@ -31,6 +32,10 @@ class Pages:
         with self._server.test_request_context(path):
             built: Component = layout(**state)
         return built
+
+    def client(self) -> FlaskClient:
+        """What asks for files."""
+        return self._server.test_client()
 
     def lines(self, path: str, **state: str) -> list[str]:
         """What the page says, block by block."""

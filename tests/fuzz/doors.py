@@ -59,5 +59,5 @@ def analyse(job: Job, **asked: Any) -> None:
     assert not math.isnan(content["trust"]["replay_error"])
     print_report(report, console)
     kept = report.findings()
-    kept.columns()
-    kept.worker_rows()
+    kept.figures()
+    kept.workers.rows({})

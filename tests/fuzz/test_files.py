@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.fuzz.doors import analyse, ends_well, examples
 from tests.handmade import slow_trace
 from tracekit.job import Job, load_from_store
 from tracekit.store import Incoming, Store
+from tracekit.store.care import damages, repair
 
 DAMAGE = st.lists(
     st.tuples(
@@ -35,7 +37,7 @@ EDITS = st.lists(
     st.tuples(st.lists(st.integers(0, 400), min_size=1, max_size=5), ODD | st.just("remove")), min_size=1, max_size=3
 )
 STRATEGIES: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
-    "test_a_damaged_store_ends_in_a_report_or_one_error": (DAMAGE,),
+    "test_a_damaged_store_ends_in_a_report_or_one_error": (DAMAGE, st.integers(0, 3)),
     "test_a_damaged_timeline_ends_in_a_report_or_one_error": (DAMAGE, st.booleans()),
     "test_an_edited_timeline_ends_in_a_report_or_one_error": (EDITS, st.booleans()),
 }
@@ -60,11 +62,11 @@ def damaged(content: bytes, damage: list[tuple[str, float, int]]) -> bytes:
 
 
 @cache
-def store_bytes(folder: Path) -> bytes:
-    path = folder / "whole.duckdb"
+def whole_store(folder: Path) -> Path:
+    path = folder / "whole.store"
     trace = slow_trace((0, 1))
     Store(path).add([Incoming(trace, "job", "a", Job(trace).findings())])
-    return path.read_bytes()
+    return path
 
 
 @cache
@@ -77,14 +79,20 @@ def timeline_bytes(folder: Path) -> bytes:
 @examples(5)
 @given(*STRATEGIES["test_a_damaged_store_ends_in_a_report_or_one_error"])
 def test_a_damaged_store_ends_in_a_report_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[str, float, int]]
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[str, float, int]], which: int
 ) -> None:
+    """`which`: of the catalogue and the three files of the job."""
     folder = tmp_path_factory.getbasetemp()
-    path = folder / "damaged.duckdb"
-    path.write_bytes(damaged(store_bytes(folder), damage))
+    path = folder / "damaged.store"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(whole_store(folder), path)
+    file = sorted([path / "catalog.duckdb", *path.glob("jobs/*/*")])[which]
+    file.write_bytes(damaged(file.read_bytes(), damage))
     ends_well(lambda: Store(path).jobs())
     ends_well(lambda: analyse(load_from_store(store=path)))
-    ends_well(lambda: Store(path).report("job"))
+    ends_well(lambda: (Store(path).report("job"), Store(path).workers("job")))
+    ends_well(lambda: list(damages(Store(path))))
+    ends_well(lambda: repair(Store(path)))
 
 
 @examples(40)

@@ -24,14 +24,14 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the slow job."""
     folder = tmp_path_factory.mktemp("analysed")
     slow_trace().write_parquet(folder / "slow.parquet")
-    ran = run("import", folder / "slow.parquet", "--store", folder / "jobs.duckdb")
+    ran = run("import", folder / "slow.parquet", "--store", folder / "jobs.store")
     assert ran.code == 0, ran.err
-    return folder / "jobs.duckdb"
+    return folder / "jobs.store"
 
 
 @pytest.fixture
 def results(analysed: Path, tmp_path: Path) -> Results:
-    return Results(Path(shutil.copy(analysed, tmp_path)))
+    return Results(shutil.copytree(analysed, tmp_path / analysed.name))
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ class Held(Results):
         self.reading_began = threading.Event()
         self.reads = 0
 
-    def job(self, name: str) -> Job:
+    def job_of(self, stored: Stored) -> Job:
         self.reads += 1
         self.reading_began.set()
         self.go.wait()
-        return super().job(name)
+        return super().job_of(stored)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,9 @@ def test_a_store_that_is_gone_is_refused_and_asked_again_the_next_time(results, 
 
 def test_a_job_removed_from_the_store_is_refused(results, stored, tmp_path: Path) -> None:
     slow_trace(name="another").write_parquet(tmp_path / "another.parquet")
-    assert run("import", tmp_path / "another.parquet", "--store", tmp_path / "other.duckdb").code == 0
-    (tmp_path / "other.duckdb").replace(results.path)
+    assert run("import", tmp_path / "another.parquet", "--store", tmp_path / "other.store").code == 0
+    shutil.rmtree(results.path)
+    (tmp_path / "other.store").rename(results.path)
     rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert isinstance(rejected, Rejected)
     assert "no job named 'slow job'" in rejected.message
@@ -132,20 +133,20 @@ def test_a_job_too_large_for_the_server_is_refused_before_it_is_read(results, st
 
 
 def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) -> None:
-    def full(name: str) -> Job:
+    def full(stored: Stored) -> Job:
         raise MemoryError
 
-    monkeypatch.setattr(results, "job", full)
+    monkeypatch.setattr(results, "job_of", full)
     rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert isinstance(rejected, Rejected)
     assert "does not fit into this server's memory" in rejected.message
 
 
 def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, caplog) -> None:
-    def broken(name: str) -> Job:
-        raise KeyError(name)
+    def broken(stored: Stored) -> Job:
+        raise KeyError(stored.name)
 
-    monkeypatch.setattr(results, "job", broken)
+    monkeypatch.setattr(results, "job_of", broken)
     rejected = Replays(results).ask(stored, WhatifQuery("worker=1,0"), wait_s=LONG_S)
     assert rejected == Rejected("An error of tracekit itself; the server's log has the details.")
     assert "a replay failed" in caplog.text
@@ -181,8 +182,8 @@ def test_the_last_answers_are_kept_and_older_ones_given_up(results, stored, monk
 
 
 def test_what_the_store_says_is_wrong_is_passed_on(results, stored, monkeypatch) -> None:
-    def gone(name: str) -> Job:
+    def gone(stored: Stored) -> Job:
         raise StoreError("the shelf is empty")
 
-    monkeypatch.setattr(results, "job", gone)
+    monkeypatch.setattr(results, "job_of", gone)
     assert Replays(results).ask(stored, WhatifQuery("all"), wait_s=LONG_S) == Rejected("the shelf is empty")

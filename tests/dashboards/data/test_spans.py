@@ -262,7 +262,7 @@ def test_what_was_read_ahead_is_in_memory_and_what_cannot_be_read_ends_quietly(s
 
 def test_what_several_ask_for_at_once_is_read_once(sample_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results, reads, together = Results(sample_store), [], Barrier(4)
-    load = Store.load_with
+    load = Store.load
 
     def counted(*arguments: Any) -> Any:
         reads.append(arguments)
@@ -272,7 +272,7 @@ def test_what_several_ask_for_at_once_is_read_once(sample_store: Path, monkeypat
         together.wait(30)
         return results.step("healthy", 100)
 
-    monkeypatch.setattr(Store, "load_with", counted)
+    monkeypatch.setattr(Store, "load", counted)
     with ThreadPoolExecutor(4) as pool:
         found = [asked.result() for asked in [pool.submit(ask) for _ in range(4)]]
     assert len(reads) == 1

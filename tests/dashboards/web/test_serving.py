@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -196,8 +195,7 @@ class TestMetrics:
         slowdowns = {
             sample.labels["training_job"]: sample.value for sample in families["tracekit_job_slowdown_ratio"].samples
         }
-        with Store(serving.store).reading() as connection:
-            stored = connection.execute("SELECT name, slowdown FROM job JOIN report USING (job_id)").fetchall()
+        stored = Store(serving.store).job_list().select("name", "slowdown").rows()
         assert slowdowns == dict(stored)
         assert {tuple(sample.labels) for family in families.values() for sample in family.samples} == {
             ("training_job",),
@@ -350,24 +348,29 @@ class TestBrokenAndHostile:
             assert name in {row["name"] for row in grid.rowData}
 
     def test_a_store_that_vanishes_or_breaks_is_said_and_comes_back(self, tmp_path: Path, serve: Serve) -> None:
-        path = tmp_path / "s.duckdb"
+        path = tmp_path / "s.store"
         trace = slow_trace((0,))
         Store(path).add([Incoming(trace, "first", "x", Job(trace).findings())])
-        kept = shutil.copyfile(path, tmp_path / "kept")
+        catalogue = path / "catalog.duckdb"
+        kept = catalogue.read_bytes()
         base, pages = serve(path).url, Pages(path)
         healthy = pages.text("/job", job="first")
         for damage, said in (
-            (path.unlink, "is the store still there?"),
-            (lambda: path.write_bytes(kept.read_bytes()[:5000]), "DuckDB cannot use the store"),
-            (lambda: path.write_text("not a store"), "not a DuckDB store"),
+            (lambda: path.rename(tmp_path / "away"), "is the store still there?"),
+            (lambda: (tmp_path / "away").rename(path), None),
+            (lambda: catalogue.write_bytes(kept[:5000]), "DuckDB cannot use the store"),
+            (lambda: catalogue.write_bytes(b"not a catalogue" * 100), "DuckDB cannot use the store"),
+            (catalogue.unlink, "its catalog.duckdb is gone"),
         ):
             damage()
+            if said is None:
+                continue
             assert said in pages.text("/job", job="first")
             assert get(f"{base}/readyz")[0] == get(f"{base}/metrics")[0] == 503
             for asked in ("download/jobs.csv", "download/by_step.csv?job=first", "timeline/layout?job=first"):
                 status, body, _ = get(f"{base}/{asked}")
                 assert (status, said in body, len(body.splitlines())) == (503, True, 1)
-        shutil.copyfile(kept, path)
+        catalogue.write_bytes(kept)
         assert pages.text("/job", job="first") == healthy
         assert get(f"{base}/readyz")[0] == 200
 

@@ -1,7 +1,7 @@
-"""The file of a store: its lock, the copy that a writer works on, and how that takes the store's place.
+"""The catalogue's file: its lock, the copy that a writer works on, and how that takes its place.
 
-In: the path of a store. Out: a copy to change, which becomes the store in one step, while no other writer is at work.
-Whatever ends a writer, the store is the old one or the new one.
+In: the path of a catalogue. Out: a copy to change, which becomes the catalogue in one step, while no other writer is at
+work. Whatever ends a writer, the catalogue is the old one or the new one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tracekit.errors import StoreBusyError, StoreError
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
+_POLL_S = 0.05
 #: How the names of copies begin; a digest of the store's name follows.
 COPY_PREFIX = ".tracekit.store-"
 
@@ -32,15 +33,15 @@ def is_duckdb(file: BinaryIO) -> bool:
     return file.read(12)[8:] == b"DUCK"
 
 
-#: What a store may take the place of. Whether tracekit made it is known once DuckDB has opened it.
-STORE_FILE = Kind("a DuckDB store", is_duckdb)
+#: What a catalogue may take the place of. Whether tracekit made it is known once DuckDB has opened it.
+STORE_FILE = Kind("a tracekit store", is_duckdb)
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCopy:
-    """A copy on its way to become the store. `path`: where it is to be; nothing is there yet.
+class CatalogueCopy:
+    """A copy on its way to become the catalogue. `path`: where it is to be; nothing is there yet.
 
-    `replaces`: whether there is a store already, which `fill` copies.
+    `replaces`: whether there is a catalogue already, which `fill` copies.
     """
 
     path: Path
@@ -49,55 +50,76 @@ class StoreCopy:
     _found: tuple[int, ...]
 
     def fill(self) -> None:
-        """Copy the store. Raises OSError."""
+        """Copy the catalogue. Raises OSError."""
         shutil.copyfile(self._place.path, self.path)
 
     def put(self) -> None:
-        """Let the copy take the store's place. Raises StoreBusyError where another program changed it meanwhile."""
+        """Let the copy take the catalogue's place, down to the disk.
+
+        Raises StoreBusyError where another program has changed it meanwhile.
+        """
         if _identity(self._place.check()) != self._found:
             raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
+        sync(self.path)
         self._place.put(self.path)
+        sync(self._place.path.parent)
 
 
 @contextmanager
-def store_copy(path: Path) -> Iterator[StoreCopy]:
-    """A copy to work on, while no other process writes the store; without `put` it vanishes.
+def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
+    """A copy to work on, for who is `alone`; without `put` it vanishes.
 
-    Raises OutputError or StoreError where something else is at `path` or it cannot be written, StoreBusyError where
-    another writer takes too long.
+    Raises OutputError or StoreError where something else is at `path` or it cannot be written.
     """
     place = Place(path, STORE_FILE)
-    place.check()  # before a lock is put beside what is no store
     try:
-        with _alone(path), _copy_path(path) as copy:
+        with _copy_path(path) as copy:
             found = place.check()
             _check_complete(path)
-            yield StoreCopy(copy, found is not None, place, _identity(found))
+            yield CatalogueCopy(copy, found is not None, place, _identity(found))
     except OSError as error:
         raise place.error(error) from None
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process writes this store. Raises StoreBusyError when that takes too long."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    lock = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process writes the catalogue at `path`, and keep others waiting.
+
+    Raises StoreBusyError when that takes too long, OutputError where the lock cannot be written.
+    """
+    place = Place(path, STORE_FILE)
+    place.check()  # before a lock is put beside what is no store
     try:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
+        with _locked(path):
+            yield
+    except OSError as error:
+        raise place.error(error) from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    name = path.with_name(f".{path.name}.lock")
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        lock = os.open(name, flags, 0o666)
+        try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise StoreBusyError(
-                        f"{path}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
+                        f"{path.parent}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
                         " try again when it is done"
                     ) from None
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(lock)
+                time.sleep(_POLL_S)
+                continue
+            if not os.fstat(lock).st_nlink:  # whoever held it has removed the store
+                continue
+            yield
+            return
+        finally:
+            os.close(lock)
 
 
 @contextmanager
@@ -125,6 +147,16 @@ def _remove_own(folder: Path, prefix: str) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     Path(entry.path).unlink()
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some file systems cannot for folders
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _check_complete(path: Path) -> None:

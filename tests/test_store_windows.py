@@ -1,0 +1,295 @@
+"""Windows of a job: appended one by one, listed, pruned, checked and repaired; and what ends a writer at any moment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.handmade import Ran, run, slow_trace
+from tests.test_op_trace import DP, OPS
+from tracekit.errors import NotStoredError, StoreError
+from tracekit.job import Job
+from tracekit.op_job import OpJob, load_ops_from_store
+from tracekit.op_trace import OpTrace
+from tracekit.store import Incoming, Store
+from tracekit.store.care import damages, prune, repair
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "live.store")
+
+
+def window(number: int, name: str = "live", *, analysed: bool = False) -> Incoming:
+    """Window `number` of a job: two steps of its own, at an hour of its own."""
+    steps = (2 * number, 2 * number + 1)
+    starts = {step: 1.7e9 + 3600.0 * number + step for step in steps}
+    trace = slow_trace(steps, name=name, step_starts=starts, metadata={"framework": "torch", "hosts": {"0": "node-a"}})
+    return Incoming(trace, name, "collect", Job(trace).findings() if analysed else None)
+
+
+def files(store: Store) -> set[str]:
+    return {str(path.relative_to(store.path / "jobs")) for path in store.path.glob("jobs/*/*")}
+
+
+def test_windows_of_a_job_are_numbered_listed_and_loaded(store: Store) -> None:
+    store.add([Incoming(slow_trace((0,), name="other"), "other", "file")])
+    assert [store.append(window(number)) for number in range(3)] == [0, 1, 2]
+    assert [(one.number, one.first_step, one.last_step, one.ops) for one in store.windows("live")] == [
+        (0, 0, 1, 96),
+        (1, 2, 3, 96),
+        (2, 4, 5, 96),
+    ]
+    assert store.load("live").ops.equals(window(2).trace.ops)
+    assert store.load("live", 1).ops.equals(window(1).trace.ops)
+    live, other = store.jobs()
+    assert (live.name, live.windows, live.steps, live.ops) == ("live", 3, 6, 288)
+    assert (other.windows, store.newest()) == (1, "live")
+    with pytest.raises(NotStoredError, match="job 'live' has no window 3; it has 0 to 2"):
+        store.load("live", 3)
+    assert "windows" in run("info", "--store", store.path).out
+    lines = run("store", "windows", "live", "--store", store.path).out.splitlines()
+    assert [line.split("steps")[1] for line in lines] == [
+        " 0 to 1, 96 ops  not analysed",
+        " 2 to 3, 96 ops  not analysed",
+        " 4 to 5, 96 ops  not analysed",
+    ]
+
+
+def test_lists_show_the_newest_window(store: Store) -> None:
+    store.append(window(0))
+    store.append(window(1, analysed=True))
+    row = store.job_list().row(0, named=True)
+    assert (row["number"], row["windows"], row["all_steps"], row["first_step"]) == (1, 2, 4, 2)
+    assert (row["started_at"], row["ended_at"]) == (1.7e9 + 3602, 1.7e9 + 3603)
+    assert json.loads(row["metadata"]) == {"framework": "torch"}
+    assert row["slowdown"] == pytest.approx(15.5 / 13.5)
+    assert row["cause_hosts"] == [None] * len(row["cause_kinds"])
+    assert (store.report("live", 0), store.workers("live", 0)) == (None, None)
+    with duckdb.connect(str(store.path / "catalog.duckdb"), read_only=True) as connection:
+        assert connection.execute("SELECT job_id, host FROM hosts").fetchall() == [(1, "node-a")]
+
+
+def test_the_file_of_a_window_is_a_trace_by_itself(store: Store) -> None:
+    """Under the name of the job in the store."""
+    store.append(Incoming(slow_trace(name="as recorded"), "renamed", "file"))
+    found = json.loads(run("whatif", store.path / "jobs" / "1" / "0.parquet", "--json").out)
+    assert found["job"]["name"] == "renamed"
+    by_window = run("whatif", "--store", store.path, "--job", "renamed", "--window", "0", "--json").out
+    assert json.loads(by_window) == found
+
+
+def test_a_window_of_another_kind_is_an_error(store: Store) -> None:
+    store.append(window(0))
+    with pytest.raises(StoreError, match="has windows of kind pipeline, this one is of kind ops"):
+        store.append(Incoming(OpTrace(OPS, "live", groups=DP), "live", "file"))
+    assert files(store) == {"1/0.parquet"}
+
+
+def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -> None:
+    trace = OpTrace(OPS, "two ranks", groups=DP, metadata={"gpu": "H200"})
+    trace.write_parquet(tmp_path / "ops.parquet")
+    path = tmp_path / "jobs.store"
+    assert run("import", tmp_path / "ops.parquet", "--store", path).code == 0
+    (job,) = Store(path).jobs()
+    assert (job.kind, job.layout, job.ranks, job.steps, job.ops) == ("ops", None, 2, 2, 9)
+    loaded = load_ops_from_store("two ranks", store=path)
+    assert loaded.trace.ops.equals(OPS)
+    assert (loaded.trace.groups, loaded.trace.metadata) == (DP, {"gpu": "H200"})
+    asked = ("--json", "--fix", "kind=gc")
+    of_file, of_store = run("whatif", tmp_path / "ops.parquet", *asked), run("whatif", "--store", path, *asked)
+    assert of_store.out == of_file.out
+    assert json.loads(Store(path).report("two ranks") or "") == OpJob(trace).whatif().to_dict()
+    row = Store(path).job_list().row(0, named=True)
+    # 3.5 s of each of 2 steps on 2 ranks
+    assert (row["slowdown"], row["lost_gpu_hours"]) == (pytest.approx(6.5 / 3), pytest.approx(14 / 3600))
+    assert "two ranks" in run("info", "--store", path).out
+    assert "Ranks   2" in run("info", "--store", path, "--job", "two ranks").out
+    assert run("export", "--store", path, "--out", tmp_path / "again.parquet").code == 0
+    assert run("whatif", tmp_path / "again.parquet", *asked).out == of_file.out
+    for arguments, reason in (
+        (("export", "--out", tmp_path / "x.json.gz"), "of which there is no timeline"),
+        (("whatif", "--csv", tmp_path / "csv"), "--csv is for pipeline traces; two ranks is an op trace"),
+    ):
+        ran = run(*arguments, "--store", path, "--job", "two ranks")
+        assert (ran.code, reason in ran.message) == (2, True)
+
+
+def test_an_op_trace_that_is_none_is_not_stored(tmp_path: Path) -> None:
+    OpTrace(OPS.drop("rank"), "bad", groups=DP).write_parquet(tmp_path / "bad.parquet")
+    ran = run("import", tmp_path / "bad.parquet", "--store", tmp_path / "jobs.store")
+    assert (ran.code, "rank" in ran.message) == (2, True)
+    assert not (tmp_path / "jobs.store").exists()
+
+
+# ---- care
+
+
+def test_a_whole_store_has_nothing_to_repair(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    assert list(damages(store)) == repair(store) == []
+    assert run("store", "check", "--store", store.path).out == f"{store.path}: all files are whole\n"
+
+
+def test_damage_is_found_and_dropped_and_all_else_stays(store: Store) -> None:
+    for number in range(4):
+        store.append(window(number, analysed=number < 2))
+    folder = store.path / "jobs" / "1"
+    content = bytearray((folder / "0.parquet").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "0.parquet").write_bytes(content)  # as long as before
+    (folder / "1.report.json").unlink()
+    (folder / "2.parquet").write_bytes(b"")
+    (folder / "7.parquet").write_bytes(b"a killed writer's")
+    found = run("store", "check", "--store", store.path)
+    assert found.code == 3
+    assert [line.split(": ")[0] for line in found.out.splitlines()] == [
+        "live, window 0",
+        "live, window 1",
+        "live, window 2",
+        str(folder / "7.parquet"),
+        str(store.path),
+    ]
+    lines = run("store", "repair", "--store", store.path).out.splitlines()
+    assert [line.split(": ")[1].split(";")[0] for line in lines] == [
+        "dropped its ops",
+        "dropped its report",
+        "dropped",
+        "removed",
+    ]
+    assert list(damages(store)) == []
+    assert [one.number for one in store.windows("live")] == [0, 1, 3]
+    assert store.report("live", 0) is not None
+    with pytest.raises(NotStoredError, match="the ops of job 'live', window 0, were pruned; its report is still there"):
+        store.load("live", 0)
+    assert store.load("live", 1).ops.equals(window(1).trace.ops)
+    assert store.windows("live")[1].problem == "its report was damaged, and dropped"
+    assert store.append(window(4)) == 4
+
+
+def test_a_catalogue_that_is_gone_is_made_anew_of_the_traces(store: Store) -> None:
+    store.add([Incoming(slow_trace((0,), name="other"), "other", "file")])
+    store.append(window(0))
+    store.append(window(1, analysed=True))
+    report = store.report("live")
+    (store.path / "catalog.duckdb").unlink()
+    for use in (store.jobs, lambda: store.append(window(2))):
+        with pytest.raises(StoreError, match=r"its catalog\.duckdb is gone; `tracekit store repair"):
+            use()
+    assert len(repair(store)) == 3
+    assert {job.name: job.windows for job in store.jobs()} == {"live": 2, "other": 1}
+    assert (store.report("live"), list(damages(store))) == (report, [])
+    store.append(window(0, "third"))
+    assert store.append(window(2)) == 2
+    assert list(damages(store)) == []
+
+
+def test_pruning_removes_the_oldest_ops_and_keeps_what_was_found(store: Store) -> None:
+    for number in range(3):
+        store.append(window(number, analysed=True))
+    sizes = [sum(file.bytes for file in one.files.values()) for one in store.windows("live")]
+    assert prune(store, older_than=timedelta(days=1), most_bytes=sum(sizes)) == []
+    assert len(prune(store, most_bytes=sum(sizes) - 1)) == 1
+    assert {name for name in files(store) if "/0." in name} == {"1/0.report.json", "1/0.workers.parquet"}
+    assert store.report("live", 0) is not None
+    ran = run("store", "prune", "--store", store.path, "--older-than", "0m")
+    assert len(ran.out.splitlines()) == 2
+    ran = run("whatif", "--store", store.path, "--job", "live")
+    assert (ran.code, "the ops of job 'live', window 2, were pruned" in ran.message) == (2, True)
+    assert store.job_list()["slowdown"].to_list() == [pytest.approx(15.5 / 13.5)]
+    assert "nothing to prune" in run("store", "prune", "--store", store.path, "--max-size", "1").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "say what to prune"),
+        (("--older-than", "soon"), "--older-than 'soon'; expected a number"),
+        (("--max-size", "-1"), "--max-size '-1'; expected a number of bytes"),
+    ],
+)
+def test_what_cannot_be_pruned_is_said(arguments: tuple[str, ...], reason: str, store: Store) -> None:
+    store.append(window(0))
+    ran: Ran = run("store", "prune", "--store", store.path, *arguments)
+    assert (ran.code, reason in ran.message) == (2, True)
+    assert files(store) == {"1/0.parquet"}
+
+
+# ---- robustness
+
+
+def program(text: str, store: Store) -> list[str | Path]:
+    """A process of its own that does that."""
+    imports = (
+        "import sys; from pathlib import Path\n"
+        "from tests.handmade import slow_trace; from tests.test_store_windows import window\n"
+        "from tracekit.store import Incoming, Store\n"
+        "store = Store(Path(sys.argv[1]))\n"
+    )
+    return [sys.executable, "-c", imports + text, store.path]
+
+
+@pytest.mark.parametrize("limit", [20_000, 2_000_000], ids=["trace", "catalogue"])
+def test_a_full_disk_leaves_the_store_as_it_was(limit: int, store: Store) -> None:
+    """Whether the trace does not fit, or the catalogue."""
+    store.append(window(0))
+    before = (store.path / "catalog.duckdb").read_bytes()
+    full = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        f"store.append(Incoming(slow_trace(range({2000 if limit < len(before) else 2})), 'live', 'x'))"
+    )
+    done = subprocess.run(program(full, store), capture_output=True, text=True, check=False)
+    assert "tracekit.errors.StoreError: " in done.stderr
+    assert (store.path / "catalog.duckdb").read_bytes() == before
+    assert files(store) == {"1/0.parquet"}
+    assert store.append(window(1)) == 1
+
+
+def test_a_reader_finds_what_it_looks_for_while_windows_land_and_jobs_are_replaced(store: Store) -> None:
+    """Each state that a reader sees is whole: as many ops as the catalogue says, of the steps that it says."""
+    store.append(window(0))
+    store.add([Incoming(slow_trace((0,)), "replaced", "x")])
+    windows = 6
+    write = (
+        f"for number in range(1, {windows}):\n"
+        "    store.append(window(number))\n"
+        "    store.add([Incoming(slow_trace(range(number + 1)), 'replaced', 'x')], replace=True)"
+    )
+    reads = 0
+    with subprocess.Popen(program(write, store)) as writing:
+        while writing.poll() is None or not reads:
+            seen = store.windows("live")
+            newest = store.load("live", seen[-1].number)
+            assert newest.steps.tolist() == [seen[-1].first_step, seen[-1].last_step]
+            assert [one.number for one in seen] == list(range(len(seen)))
+            assert store.load("replaced").ops.height % 48 == 0
+            reads += 1
+    assert writing.returncode == 0
+    assert len(store.windows("live")) == windows
+    assert {name.split("/")[0] for name in files(store)} == {"1", str(windows + 1)}
+
+
+def test_no_window_that_was_reported_is_lost_to_a_kill(store: Store) -> None:
+    """A writer appends and says so, until it is killed; then the next one."""
+    write = "for number in range(1000): print(store.append(window(number)), flush=True)"
+    reported: list[int] = []
+    for kill_after in (1, 3):
+        with subprocess.Popen(program(write, store), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                reported.append(int(line))
+                if len(reported) >= kill_after:
+                    process.kill()
+        kept = [one.number for one in store.windows("live")]
+        assert kept == list(range(len(kept)))
+        assert set(reported) <= set(kept)
+        assert all(store.load("live", number).ops.height == 96 for number in kept)
+    number = store.append(window(0))
+    assert files(store) == {f"1/{one}.parquet" for one in range(number + 1)}

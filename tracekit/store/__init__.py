@@ -1,0 +1,19 @@
+"""The store: many jobs in one folder, each with its windows.
+
+In: validated traces of any kind and what the analysis found. Out: the same by job and window, and lists of both.
+`folder.py` says what is where.
+"""
+
+from tracekit.store.store import STORE_VARIABLE, Store, default_store
+from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow, TraceKind
+
+__all__ = [
+    "STORE_VARIABLE",
+    "Incoming",
+    "Part",
+    "Store",
+    "StoredJob",
+    "StoredWindow",
+    "TraceKind",
+    "default_store",
+]

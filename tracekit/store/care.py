@@ -1,0 +1,179 @@
+"""What keeps a store in order: checking its files, dropping damaged ones, pruning ops, migrating older stores.
+
+In: a store. Out: what was found or done, a line each. Findings stay when ops go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tracekit.errors import OutputError, StoreError, TracekitError
+from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
+from tracekit.op_trace import is_op_trace, read_op_trace
+from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
+from tracekit.store.single_file import SingleFile
+from tracekit.store.store import Store, Writer
+from tracekit.store.window import Incoming, Part, StoredWindow
+from tracekit.text import short
+from tracekit.trace import read_parquet
+
+_NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of workers"}
+
+
+def damages(store: Store) -> Iterator[str]:
+    """What is wrong with the files of a store, a line each; reads every byte. Nothing is changed."""
+    folder = _folder(store)
+    with store.reading() as catalogue:
+        windows = catalogue.windows()
+    named = set()
+    for window in windows:
+        for part in window.files:
+            named.add(folder.file(window.job_id, window.number, part))
+            if problem := folder.damage(window, part):
+                yield f"{_title(window)}: {_NAMES[part]}: {problem}"
+    for path in sorted(set((store.path / JOBS).glob("*/*")) - named):
+        yield f"{path}: no window names it; left over from a writer that was killed, or one is at work"
+
+
+def repair(store: Store) -> list[str]:
+    """Drop what is damaged, a line each: a window whose ops are gone keeps its report, and the other way round.
+
+    Where the catalogue is gone, it is made anew of the traces, each of which says its job.
+    """
+    folder = _folder(store)
+    if not folder.catalogue.exists():
+        return _rebuilt(store, folder)
+    lines: list[str] = []
+    with store.writing() as writer:
+        windows = writer.catalogue.windows()
+        named = {folder.file(window.job_id, window.number, part) for window in windows for part in window.files}
+        left = [path for path in (store.path / JOBS).glob("*/*") if path not in named]
+        for window in windows:
+            lines += _repaired(writer, window)
+    for path in left:
+        path.unlink(missing_ok=True)
+        lines.append(f"{path}: removed; no window named it")
+    return lines
+
+
+def _rebuilt(store: Store, folder: Folder) -> list[str]:
+    """Make a catalogue of the traces in the folder; of jobs of one name the newest."""
+    lines: list[str] = []
+    paths = [path for path in (store.path / JOBS).glob("*/*.parquet") if path.stem.isdecimal()]
+    jobs: dict[str, int] = {}
+    with store.writing(rebuilding=True) as writer:
+        for path in sorted(paths, key=lambda path: (-int(path.parent.name), int(path.stem))):
+            job_id, number = int(path.parent.name), int(path.stem)
+            try:
+                trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
+            except TracekitError as error:
+                lines.append(f"{path}: left out; {error}")
+                continue
+            if jobs.setdefault(trace.name, job_id) != job_id:
+                lines.append(f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one")
+                continue
+            files = {part: checksum(file) for part in Part if (file := folder.file(job_id, number, part)).exists()}
+            found = None
+            if Part.REPORT in files:
+                found = Findings(folder.file(job_id, number, Part.REPORT).read_text(encoding="utf-8"))
+            item = Incoming(trace, trace.name, "unknown: found by repair", found)
+            added_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            writer.catalogue.ensure_job(job_id, item.name, item.source)
+            writer.catalogue.add_window(job_id, number, item, files, added_at)
+            lines.append(f"{short(item.name)}, window {number}: found again")
+    return lines
+
+
+def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
+    """Drop the damaged parts of a window; the window itself where nothing is left of it."""
+    bad = {part: problem for part in window.files if (problem := writer.folder.damage(window, part))}
+    if not bad:
+        return
+    if set(window.files) == set(bad):
+        writer.remove_window(window)
+        yield f"{_title(window)}: dropped; {'; '.join(bad.values())}"
+        return
+    for part, problem in bad.items():
+        writer.remove_part(window, part)
+        yield f"{_title(window)}: dropped its {_NAMES[part]}; {problem}"
+    if Part.REPORT in bad:
+        writer.catalogue.mark_unanalysed(window, "its report was damaged, and dropped")
+
+
+def prune(store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None) -> list[str]:
+    """Remove ops, a line each, oldest windows first: those added before, and as many as the size asks for.
+
+    Reports and slowdowns of workers stay. `most_bytes`: of all files of windows.
+    """
+    _folder(store)
+    lines = []
+    with store.writing() as writer:
+        windows = [window for window in writer.catalogue.windows() if Part.OPS in window.files]
+        size = sum(file.bytes for window in writer.catalogue.windows() for file in window.files.values())
+        for window in windows:
+            old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
+            if not old and (most_bytes is None or size <= most_bytes):
+                continue
+            freed = window.files[Part.OPS].bytes
+            writer.remove_part(window, Part.OPS)
+            size -= freed
+            added = f"{window.added_at:%Y-%m-%d %H:%M}"
+            lines.append(f"{_title(window)}: removed {window.ops:,} ops of {added} ({freed:,} bytes)")
+    return lines
+
+
+def migrate(old: Path, new: Path, tell: Callable[[str], None] = lambda _: None) -> int:
+    """Put the jobs of a store of version 2, in one file, into a new store; returns how many. The file stays."""
+    source = Store(old)
+    source.check()
+    if old.is_dir():
+        raise StoreError(f"{old}: is a folder already; only a store in one file is migrated")
+    target = Store(new)
+    try:
+        if Folder(new).check_place():
+            raise StoreError(f"{new}: is there already; name a new store with --out")
+    except OutputError as error:
+        raise StoreError(str(error)) from None
+    reader = SingleFile(old)
+    with reader.reading() as catalogue:
+        rows = {row["name"]: row for row in catalogue.job_list().iter_rows(named=True)}
+        windows = catalogue.windows()
+    with target.writing() as writer:
+        for window in windows:  # one at a time in memory
+            tell(f"copying {short(window.job)}")
+            findings = _findings(reader, window, rows[window.job])
+            item = Incoming(reader.trace(window), window.job, rows[window.job]["source"], findings)
+            job_id = writer.catalogue.add_job(item.name, item.source)
+            writer.write(job_id, 0, item, added_at=window.added_at)
+    return len(windows)
+
+
+def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> Findings | Unanalysed | None:
+    """What an older store has found of a job."""
+    if not row["analysed"]:
+        return None
+    report, rows = reader.report(window), reader.workers(window)
+    if report is None:
+        return Unanalysed(str(row["problem"]))
+    if rows is None:
+        return Findings(report)
+    dp_ranks = rows["dp_ranks"][0].to_list()
+    slowdown = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
+    return Findings(report, WorkerSlowdowns(rows["step"].to_list(), dp_ranks, slowdown))
+
+
+def _folder(store: Store) -> Folder:
+    """The folder of a store. Raises StoreError where it is none."""
+    store.check()
+    if not is_store_folder(store.path):
+        raise StoreError(
+            f"{store.path}: a store of an older tracekit, in one file; `tracekit store migrate` makes a folder of it"
+        )
+    return Folder(store.path)
+
+
+def _title(window: StoredWindow) -> str:
+    return f"{short(window.job)}, window {window.number}"

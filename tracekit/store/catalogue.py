@@ -1,0 +1,288 @@
+"""The catalogue: what the store knows of jobs and windows without opening their files, and the only SQL of the store.
+
+In: a connection to a DuckDB file that has the tables of `schema.sql`, or views of their names. Out: lists; and rows for
+a window that was written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from tracekit.errors import NotStoredError
+from tracekit.findings import FIGURES, Findings
+from tracekit.model import Layout
+from tracekit.op_trace import OpTrace
+from tracekit.store.window import (
+    AnyTrace,
+    Incoming,
+    Part,
+    StoredFile,
+    StoredJob,
+    StoredWindow,
+    TraceKind,
+    trace_kind,
+)
+from tracekit.text import short
+
+if TYPE_CHECKING:
+    import duckdb
+
+STORE_VERSION = 3
+SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
+#: Longer values of the free metadata are in the trace only.
+LONGEST_FACT = 1000
+
+_JOB_LIST = """
+SELECT jobs.job_id, jobs.name, jobs.source, counted.windows, counted.all_steps, counted.all_ops,
+       epoch(newest.added_at) AS imported_at,
+       newest.problem IS NOT NULL OR newest.slowdown IS NOT NULL OR newest.tracekit IS NOT NULL AS analysed,
+       newest.* EXCLUDE (job_id, added_at)
+FROM jobs
+JOIN (SELECT job_id, max(number) AS number, count(*) AS windows, sum(steps)::BIGINT AS all_steps,
+             sum(ops)::BIGINT AS all_ops
+      FROM windows GROUP BY job_id) AS counted USING (job_id)
+JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = counted.number
+ORDER BY newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
+"""
+_WINDOWS = """
+SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at, windows.first_step,
+       windows.last_step, windows.ops, windows.slowdown, windows.problem
+FROM windows JOIN jobs USING (job_id)
+WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR windows.number = $number)
+ORDER BY windows.added_at, windows.job_id, windows.number
+"""
+_FILES = """
+SELECT files.job_id, files.number, files.part, files.bytes, files.crc32
+FROM files JOIN jobs USING (job_id)
+WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR files.number = $number)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """An open catalogue of the store at `path`, which errors name."""
+
+    connection: duckdb.DuckDBPyConnection
+    path: Path
+
+    @classmethod
+    def new(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
+        """The catalogue of an empty store, in an empty DuckDB file."""
+        connection.execute(files("tracekit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        return cls(connection, path)
+
+    def job_list(self) -> pl.DataFrame:
+        """One row per job: name, source, and what the table `windows` has of its newest window; costliest first.
+
+        `windows`, `all_steps`, `all_ops`: of all its windows. `imported_at`: seconds since the epoch.
+        """
+        return pl.DataFrame(self.connection.sql(_JOB_LIST).to_arrow_table())
+
+    def jobs(self) -> tuple[StoredJob, ...]:
+        """All jobs, the one with the newest window first."""
+        rows = self.job_list().sort("imported_at", "job_id", descending=True)
+        return tuple(
+            StoredJob(
+                name=row["name"],
+                source=row["source"],
+                imported_at=datetime.fromtimestamp(row["imported_at"], UTC),
+                layout=None if row["dp"] is None else Layout(*(row[size] for size in SIZES)),
+                ranks=row["world_size"],
+                steps=row["all_steps"],
+                ops=row["all_ops"],
+                windows=row["windows"],
+                kind=TraceKind(row["kind"]),
+            )
+            for row in rows.iter_rows(named=True)
+        )
+
+    def windows(self, name: str | None = None) -> tuple[StoredWindow, ...]:
+        """The windows of a job, or of all jobs, oldest first. Raises NotStoredError where there is no such job."""
+        found = self._windows(name, None)
+        if name is not None and not found:
+            raise self._missing(name)
+        return found
+
+    def window(self, name: str, number: int | None = None) -> StoredWindow:
+        """One window of a job, by default the newest. Raises NotStoredError where there is none."""
+        first, last = self.connection.execute(
+            "SELECT min(number), max(number) FROM windows JOIN jobs USING (job_id) WHERE name = $name", {"name": name}
+        ).fetchall()[0]
+        if last is None:
+            raise self._missing(name)
+        found = self._windows(name, last if number is None else number)
+        if not found:
+            raise NotStoredError(f"{self.path}: job {short(name)!r} has no window {number}; it has {first} to {last}")
+        return found[0]
+
+    def _windows(self, name: str | None, number: int | None) -> tuple[StoredWindow, ...]:
+        which = {"name": name, "number": number}
+        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
+        for job_id, window, part, size, crc32 in self.connection.execute(_FILES, which).fetchall():
+            parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)
+        rows = self.connection.execute(_WINDOWS, which).fetchall()
+        return tuple(
+            StoredWindow(
+                job=row[0],
+                job_id=row[1],
+                number=row[2],
+                kind=TraceKind(row[3]),
+                added_at=row[4].replace(tzinfo=UTC),
+                first_step=row[5],
+                last_step=row[6],
+                ops=row[7],
+                slowdown=row[8],
+                problem=row[9],
+                files=parts.get((row[1], row[2]), {}),
+            )
+            for row in rows
+        )
+
+    def job_id(self, name: str) -> int | None:
+        """The number of a job; None where there is no such job."""
+        rows = self.connection.execute("SELECT job_id FROM jobs WHERE name = $name", {"name": name}).fetchall()
+        return int(rows[0][0]) if rows else None
+
+    def _missing(self, name: str) -> NotStoredError:
+        rows = self.connection.execute("SELECT name FROM jobs ORDER BY job_id DESC").fetchall()
+        names = [row[0] for row in rows]
+        close = difflib.get_close_matches(name, names, n=1)
+        known = (
+            f"did you mean {short(close[0])!r}?" if close else f"it holds {', '.join(map(short, names[:8])) or 'none'}"
+        )
+        return NotStoredError(f"{self.path}: no job {name!r}; {known}")
+
+    def add_job(self, name: str, source: str) -> int:
+        """A new job without windows; its number."""
+        rows = self.connection.execute(
+            "INSERT INTO jobs (name, source) VALUES ($name, $source) RETURNING job_id", {"name": name, "source": source}
+        ).fetchall()
+        return int(rows[0][0])
+
+    def ensure_job(self, job_id: int, name: str, source: str) -> None:
+        """A job of this number, unless it is there; later ones get higher numbers."""
+        job = {"job": job_id, "name": name, "source": source}
+        if self.connection.execute("SELECT 1 FROM jobs WHERE job_id = $job", {"job": job_id}).fetchall():
+            return
+        self.connection.execute("INSERT INTO jobs VALUES ($job, $name, $source)", job)
+        while int(self.connection.execute("SELECT nextval('job_id')").fetchall()[0][0]) < job_id:
+            pass
+
+    def next_window(self, job_id: int) -> int:
+        """The number of the window that is added next."""
+        query = "SELECT coalesce(max(number) + 1, 0) FROM windows WHERE job_id = $job"
+        return int(self.connection.execute(query, {"job": job_id}).fetchall()[0][0])
+
+    def add_window(
+        self, job_id: int, number: int, item: Incoming, parts: Mapping[Part, StoredFile], added_at: datetime
+    ) -> None:
+        """A window whose files have been written."""
+        row = {
+            "job_id": job_id,
+            "number": number,
+            "added_at": added_at.astimezone(UTC).replace(tzinfo=None),
+            **_facts(item.trace),
+            **_found(item),
+        }
+        columns, values = ", ".join(row), ", ".join(f"${column}" for column in row)
+        self.connection.execute(f"INSERT INTO windows ({columns}) VALUES ({values})", row)  # noqa: S608 - our own names
+        for part, file in parts.items():
+            self.connection.execute(
+                "INSERT INTO files VALUES ($job, $number, $part, $bytes, $crc32)",
+                {"job": job_id, "number": number, "part": part, "bytes": file.bytes, "crc32": file.crc32},
+            )
+        if isinstance(item.findings, Findings):
+            self._add_hosts(job_id, item.findings.hosts())
+
+    def remove_file(self, window: StoredWindow, part: Part) -> None:
+        """Name a file no longer."""
+        self.connection.execute(
+            "DELETE FROM files WHERE job_id = $job AND number = $number AND part = $part",
+            {"job": window.job_id, "number": window.number, "part": part},
+        )
+
+    def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
+        """Forget what was found of a window, and say why."""
+        figures = ", ".join(f"{column} = NULL" for column in FIGURES)
+        self.connection.execute(
+            f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
+            {"job": window.job_id, "number": window.number, "problem": problem},
+        )
+
+    def remove_window(self, window: StoredWindow) -> None:
+        """Remove a window, and its job where it was the last."""
+        for deletion in ("DELETE FROM files", "DELETE FROM windows"):
+            self.connection.execute(
+                f"{deletion} WHERE job_id = $job AND number = $number", {"job": window.job_id, "number": window.number}
+            )
+        if self.next_window(window.job_id) == 0:
+            self.remove_job(window.job_id)
+
+    def remove_job(self, job_id: int) -> None:
+        """Remove a job with all its windows."""
+        for deletion in (
+            "DELETE FROM files",
+            "DELETE FROM hosts",
+            "DELETE FROM windows",
+            "DELETE FROM jobs",
+        ):
+            self.connection.execute(f"{deletion} WHERE job_id = $job", {"job": job_id})
+
+    def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
+        self.connection.execute(
+            "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
+            " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
+            {"job": job_id, "hosts": list(hosts)},
+        )
+
+
+def _found(item: Incoming) -> dict[str, Any]:
+    """The columns of `windows` that say what was found."""
+    found: dict[str, Any] = {"tracekit": None, "problem": None} | dict.fromkeys(FIGURES)
+    if item.findings is None:
+        return found
+    found["tracekit"] = version("tracekit")
+    if isinstance(item.findings, Findings):
+        return found | item.findings.figures()
+    return found | {"problem": item.findings.problem}
+
+
+def _facts(trace: AnyTrace) -> dict[str, Any]:
+    """The columns of `windows` that say what a trace is."""
+    if isinstance(trace, OpTrace):
+        steps = trace.ops["step"].cast(pl.Int32).unique() if "step" in trace.ops.columns else pl.Series([0])
+        starts: list[float] = []
+        sizes: dict[str, int | None] = dict.fromkeys(SIZES) | {"world_size": trace.ops["rank"].n_unique()}
+    else:
+        steps, sizes = pl.Series(trace.steps), {**trace.layout.to_dict()}
+        starts = [float(start) for start in trace.step_starts.values()]
+    return {
+        "kind": trace_kind(trace),
+        **sizes,
+        "steps": len(steps),
+        "first_step": steps.min(),
+        "last_step": steps.max(),
+        "started_at": min(starts, default=None),
+        "ended_at": max(starts, default=None),
+        "ops": trace.ops.height,
+        "metadata": json.dumps({name: value for name, value in trace.metadata.items() if _is_short(value)}),
+    }
+
+
+def _is_short(value: object) -> bool:
+    """Whether this is one value that fits into a line."""
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and len(value) <= LONGEST_FACT)
+    )

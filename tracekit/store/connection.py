@@ -1,0 +1,71 @@
+"""DuckDB files opened with DuckDB's errors turned into ours.
+
+In: the path of a DuckDB file. Out: a connection to it, which sees that file and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracekit.errors import StoreBusyError, StoreError
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: DuckDB shares one instance per path within a process, so a connection opened while another is still open would see
+#: the file as it was before it was replaced: threads that read take turns.
+_ONE_READS = threading.RLock()
+
+
+@contextmanager
+def connected(path: Path, store: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The DuckDB file `path` of the store that errors name. Raises StoreError, StoreBusyError where it is in use."""
+    import duckdb
+
+    try:
+        # An absolute path: DuckDB takes ":memory:" and prefixes such as "md:" for other things than a file.
+        with (
+            _ONE_READS if read_only else nullcontext(),
+            duckdb.connect(str(path.absolute()), read_only=read_only) as connection,
+        ):
+            if read_only:  # a view in a catalogue from elsewhere reads no file of this machine
+                connection.execute("SET enable_external_access = false")
+            yield connection
+    except duckdb.Error as error:
+        raise _store_error(error, store) from None
+
+
+def _store_error(error: Exception, store: Path) -> StoreError:
+    reason = str(error).splitlines()[0]
+    if "Could not set lock" in reason:
+        return StoreBusyError(
+            f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
+            " done"
+        )
+    return StoreError(f"{store}: DuckDB cannot use the store: {reason}")
+
+
+def version_in(connection: duckdb.DuckDBPyConnection) -> tuple[int, ...] | None:
+    """What the table `store_version` holds; None where there is no such table."""
+    import duckdb
+
+    try:
+        return tuple(row[0] for row in connection.execute("SELECT version FROM store_version").fetchall())
+    except duckdb.CatalogException:
+        return None
+
+
+def check_version(connection: duckdb.DuckDBPyConnection, store: Path, expected: int) -> None:
+    """Raise StoreError where the file is no tracekit store, or one of another version."""
+    found = version_in(connection)
+    if found is None:
+        raise StoreError(f"{store}: a DuckDB file, but no tracekit store; choose another --store")
+    if found != (expected,):
+        shown = ", ".join(map(str, found)) or "none"
+        newer = len(found) == 1 and found[0] > expected
+        advice = "a newer tracekit wrote it, upgrade this one" if newer else "use the tracekit that wrote it"
+        raise StoreError(f"{store}: store version {shown}; this tracekit uses {expected}: {advice}")

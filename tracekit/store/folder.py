@@ -1,0 +1,290 @@
+"""The folder of a store: where everything is, and how files get there whole.
+
+    STORE/tracekit-store                  says that this folder is a store
+    STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
+    STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
+    STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
+    STORE/unfinished                      files that a writer at work adds or removes
+
+Files are written before the catalogue names them and removed after it does so no longer; numbers are never used twice.
+So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import polars as pl
+
+from tracekit.atomic_write import Place
+from tracekit.errors import FormatError, OutputError, StoreError
+from tracekit.findings import Findings
+from tracekit.op_trace import read_op_trace
+from tracekit.store.catalogue import STORE_VERSION, Catalogue
+from tracekit.store.catalogue_file import STORE_FILE, sync
+from tracekit.store.connection import check_version, connected
+from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
+from tracekit.text import short
+from tracekit.trace import Trace, read_columns, read_parquet
+
+if TYPE_CHECKING:
+    import duckdb
+
+MARK, CATALOGUE, UNFINISHED, JOBS = "tracekit-store", "catalog.duckdb", "unfinished", "jobs"
+_SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}
+_MARK_TEXT = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
+_CHUNK = 1 << 20
+
+
+class FileGoneError(StoreError):
+    """A file that the catalogue named is not there: it may have been removed since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The store in the folder `path`."""
+
+    path: Path
+
+    @property
+    def catalogue(self) -> Path:
+        """The DuckDB file."""
+        return self.path / CATALOGUE
+
+    def file(self, job_id: int, number: int, part: Part) -> Path:
+        """Where a part of a window is."""
+        return self.path / JOBS / str(job_id) / f"{number}{_SUFFIX[part]}"
+
+    @contextmanager
+    def reading(self) -> Iterator[Catalogue]:
+        """The catalogue as it is now."""
+        if not self.catalogue.exists():
+            with self._nothing() as connection:
+                yield Catalogue.new(connection, self.path)
+            return
+        with connected(self.catalogue, self.path, read_only=True) as connection:
+            check_version(connection, self.path, STORE_VERSION)
+            yield Catalogue(connection, self.path)
+
+    @contextmanager
+    def _nothing(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The first writer has not finished, or somebody has removed the catalogue."""
+        import duckdb
+
+        self.check_no_jobs()
+        with duckdb.connect(":memory:") as connection:
+            yield connection
+
+    def check_no_jobs(self) -> None:
+        """Raise StoreError where files of jobs lie in a store without a catalogue."""
+        if any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists():
+            raise StoreError(
+                f"{self.path}: its {CATALOGUE} is gone; `tracekit store repair {self.path}` makes it anew of the traces"
+            )
+
+    def trace(self, window: StoredWindow) -> AnyTrace:
+        """The trace of a window. Raises FileGoneError, StoreError where it is damaged."""
+        path = self._checked(window, Part.OPS)
+        try:
+            return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
+        except FormatError as error:
+            raise _damaged(str(error)) from None
+
+    def report(self, window: StoredWindow) -> str | None:
+        """The report as JSON; None where there is none."""
+        if Part.REPORT not in window.files:
+            return None
+        path = self._checked(window, Part.REPORT)
+        content = path.read_bytes()
+        if zlib.crc32(content) != window.files[Part.REPORT].crc32:
+            raise _damaged(f"{path}: not what was written there")
+        return content.decode()
+
+    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
+        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        if Part.WORKERS not in window.files:
+            return None
+        path = self._checked(window, Part.WORKERS)
+        try:
+            return read_columns(path)
+        except FormatError as error:
+            raise _damaged(str(error)) from None
+
+    def _checked(self, window: StoredWindow, part: Part) -> Path:
+        """The path of a file that is there and as large as it was."""
+        path = self.file(window.job_id, window.number, part)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise FileGoneError(f"{path}: is not there; drop it from the store with `tracekit store repair`") from None
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+        if size != window.files[part].bytes:
+            raise _damaged(f"{path}: has {size:,} bytes, {window.files[part].bytes:,} were written")
+        return path
+
+    def damage(self, window: StoredWindow, part: Part) -> str | None:
+        """What is wrong with a file, None where it is as it was written; reads all of it."""
+        try:
+            path = self._checked(window, part)
+            found = checksum(path)
+        except StoreError as error:
+            return str(error)
+        except OSError as error:
+            return f"{self.file(window.job_id, window.number, part)}: cannot be read: {error.strerror or error}"
+        return None if found == window.files[part] else f"{path}: not what was written there"
+
+    # ---- writing
+
+    def make(self) -> bool:
+        """Make the folder a store, unless it is one; whether it had to be made.
+
+        Raises OutputError where something else is there.
+        """
+        made = False
+        try:
+            try:
+                self.path.mkdir()
+                made = True
+            except FileExistsError:
+                if self.check_place():
+                    return False
+            with suppress(FileExistsError), open(self.path / MARK, "x", encoding="utf-8") as mark:
+                mark.write(_MARK_TEXT)
+            sync(self.path.parent)
+        except OSError as error:
+            raise _place(self.path).error(error) from None
+        return made
+
+    def unmake(self) -> None:
+        """Remove a store into which nothing was written."""
+        if not self.catalogue.exists():
+            with suppress(OSError):
+                for name in (UNFINISHED, f".{CATALOGUE}.lock", MARK):
+                    (self.path / name).unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    (self.path / JOBS).rmdir()
+                self.path.rmdir()
+
+    def check_place(self) -> bool:
+        """Whether there is a store; False for nothing or an empty folder. Raises OutputError for anything else."""
+        try:
+            found = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _place(self.path).error(error) from None
+        if stat.S_ISLNK(found.st_mode):
+            raise OutputError(
+                f"{self.path}: is a link to {self.path.readlink()}, which is not followed; name the folder itself"
+            )
+        if not stat.S_ISDIR(found.st_mode):
+            _place(self.path).check()
+            raise OutputError(f"{self.path}: a file; a store is a folder, choose another place, or move it away")
+        if is_store_folder(self.path):
+            return True
+        with suppress(OSError):
+            if not any(self.path.iterdir()):
+                return False
+        raise OutputError(f"{self.path}: is a folder, but no tracekit store; choose another place")
+
+    def check_writable(self) -> None:
+        """Raise the OutputError that writing would end with, as far as that can be told before; writes nothing."""
+        folder = self.path if self.check_place() else self.path.parent
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return
+        except OSError as error:
+            raise _place(self.path).error(error) from None
+
+    def write_window(self, job_id: int, number: int, item: Incoming) -> dict[Part, StoredFile]:
+        """Write the files of a window; on disk when this returns. Raises OSError."""
+        trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
+        parts: dict[Part, Callable[[BinaryIO], object]] = {Part.OPS: trace.write_to}
+        if isinstance(item.findings, Findings):
+            report = item.findings.report.encode()
+            parts[Part.REPORT] = lambda file: file.write(report)
+            if item.findings.workers is not None and isinstance(trace, Trace):
+                rows = item.findings.workers.rows(trace.step_starts)
+                parts[Part.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
+        folder = self.file(job_id, number, Part.OPS).parent
+        new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        written = {part: _written(self.file(job_id, number, part), write) for part, write in parts.items()}
+        sync(folder)
+        if new:
+            sync(folder.parent)
+            sync(self.path)
+        return written
+
+    def note_unfinished(self, windows: Iterable[tuple[int, int]]) -> None:
+        """Note windows, by job and number, whose files are about to be written or removed."""
+        with open(self.path / UNFINISHED, "a", encoding="utf-8") as file:
+            file.writelines(f"{job_id} {number}\n" for job_id, number in windows)
+
+    def forget_unfinished(self) -> None:
+        """All that was noted is named."""
+        (self.path / UNFINISHED).unlink(missing_ok=True)
+
+    def clear_unfinished(self) -> None:
+        """Remove what the noted windows have of files that the catalogue does not name, and the note."""
+        note = self.path / UNFINISHED
+        try:
+            lines = note.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be half of one
+        except FileNotFoundError:
+            return
+        with self.reading() as catalogue:
+            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if lines else {}
+        for job_id, number in {(int(job), int(window)) for job, window in (line.split() for line in lines)}:
+            for part in Part:
+                if part not in named.get((job_id, number), {}):
+                    self.file(job_id, number, part).unlink(missing_ok=True)
+            with suppress(OSError):  # other windows are there
+                (self.path / JOBS / str(job_id)).rmdir()
+        self.forget_unfinished()
+
+
+def is_store_folder(path: Path) -> bool:
+    """Whether a folder is marked as a store."""
+    try:
+        return stat.S_ISREG((path / MARK).lstat().st_mode)
+    except OSError:
+        return False
+
+
+def checksum(path: Path) -> StoredFile:
+    """Size and CRC-32 of a file. Raises OSError."""
+    size = crc32 = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            size, crc32 = size + len(chunk), zlib.crc32(chunk, crc32)
+    return StoredFile(size, crc32)
+
+
+def _written(path: Path, write: Callable[[BinaryIO], object]) -> StoredFile:
+    """Write a new file, down to the disk."""
+    try:
+        with open(path, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except pl.exceptions.PolarsError as error:  # an error of the disk, said by polars
+        raise OSError(errno.EIO, short(str(error).splitlines()[0])) from None
+    return checksum(path)
+
+
+def _place(path: Path) -> Place:
+    return Place(path, STORE_FILE)
+
+
+def _damaged(what: str) -> StoreError:
+    return StoreError(f"{what}; `tracekit store repair` drops what is damaged")

@@ -1,0 +1,65 @@
+-- The catalogue of a store: what lists need of jobs and windows, and which files there are. Ops, reports and slowdowns
+-- of workers are files (folder.py). Written by tracekit/store/catalogue.py alone.
+CREATE TABLE store_version (version INTEGER NOT NULL);
+INSERT INTO store_version VALUES (3);
+
+CREATE SEQUENCE job_id START 1;                 -- never used twice, so that a path never holds two things
+
+CREATE TABLE jobs (
+    job_id      INTEGER PRIMARY KEY DEFAULT nextval('job_id'),
+    name        VARCHAR NOT NULL UNIQUE,
+    source      VARCHAR NOT NULL                -- where the trace came from
+);
+
+-- A window is a trace of a part of a job; a finished trace is a job with one window.
+CREATE TABLE windows (
+    job_id      INTEGER NOT NULL,
+    number      INTEGER NOT NULL,               -- 0, 1, ... in the order in which they were added
+    kind        VARCHAR NOT NULL,               -- of the trace: pipeline (version 1) or ops (version 2)
+    added_at    TIMESTAMP NOT NULL,             -- UTC
+    dp          INTEGER,                        -- sizes: null where the kind of trace has none
+    pp          INTEGER,
+    tp          INTEGER,
+    cp          INTEGER,
+    ep          INTEGER,
+    vpp         INTEGER,
+    dsp         INTEGER,
+    world_size  INTEGER NOT NULL,               -- GPUs of the layout; ranks of an op trace
+    steps       INTEGER NOT NULL,
+    first_step  INTEGER NOT NULL,
+    last_step   INTEGER NOT NULL,
+    started_at  DOUBLE,                         -- seconds since the epoch, of the first and the last step
+    ended_at    DOUBLE,
+    ops         BIGINT NOT NULL,
+    metadata    VARCHAR NOT NULL,               -- JSON: of the free metadata what is one short value
+    -- What the analysis found, or why it found nothing; all null where it was not asked.
+    tracekit    VARCHAR,                        -- the version that analysed
+    problem     VARCHAR,                        -- why there is no report
+    slowdown    DOUBLE,
+    waste       DOUBLE,
+    straggling  BOOLEAN,
+    trustworthy BOOLEAN,
+    recorded_s  DOUBLE,                         -- mean step times
+    original_s  DOUBLE,
+    ideal_s     DOUBLE,
+    lost_gpu_hours  DOUBLE,                     -- in the traced steps
+    lost_gpu_hours_per_day DOUBLE,              -- at this rate
+    cause_kinds     VARCHAR[],                  -- costliest first
+    cause_places    VARCHAR[],                  -- where each is, in words
+    cause_hosts     VARCHAR[]                   -- the one host that each is on, null where there are several
+);
+
+-- The hosts of a job, so that a host can be asked for its jobs.
+CREATE TABLE hosts (
+    job_id      INTEGER NOT NULL,
+    host        VARCHAR NOT NULL
+);
+
+-- Every file of the store. A file that is not here is left over from a writer that was killed.
+CREATE TABLE files (
+    job_id      INTEGER NOT NULL,
+    number      INTEGER NOT NULL,
+    part        VARCHAR NOT NULL,               -- ops, report or workers
+    bytes       BIGINT NOT NULL,
+    crc32       BIGINT NOT NULL
+);

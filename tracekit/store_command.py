@@ -1,0 +1,133 @@
+"""`tracekit store`: what keeps a store in order.
+
+In: options. Out: a line for everything found or done. `check` exits with 3 where something is damaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from tracekit.errors import SelectionError
+from tracekit.text import printable, short
+
+_EXIT_DAMAGED = 3
+_PATH = click.Path(path_type=Path)
+_STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@click.group("store")
+def store_command() -> None:
+    """Keep a store in order: list windows, check, repair, prune, migrate."""
+
+
+@store_command.command()
+@click.argument("job")
+@_STORE
+def windows(job: str, store: Path | None) -> None:
+    """List the windows of JOB, oldest first."""
+    from tracekit.store import Part, Store, default_store
+
+    for window in Store(store or default_store()).windows(job):
+        slowdown = "not analysed" if window.slowdown is None else f"S = {window.slowdown:.3f}"
+        pruned = "" if Part.OPS in window.files else ", ops pruned"
+        click.echo(
+            f"{window.number:>6}  {window.added_at:%Y-%m-%d %H:%M:%S}  steps {window.first_step} to {window.last_step},"
+            f" {window.ops:,} ops{pruned}  {slowdown}"
+        )
+
+
+@store_command.command()
+@_STORE
+def check(store: Path | None) -> int:
+    """Read every file and say what is damaged; changes nothing. Exits with 3 where something is."""
+    from tracekit.store import Store, default_store
+    from tracekit.store.care import damages
+
+    path = store or default_store()
+    found = _echo(damages(Store(path)))
+    click.echo(f"{printable(str(path))}: {found} damaged" if found else f"{printable(str(path))}: all files are whole")
+    return _EXIT_DAMAGED if found else 0
+
+
+@store_command.command()
+@_STORE
+def repair(store: Path | None) -> None:
+    """Drop what is damaged, a line each; all else stays."""
+    from tracekit.store import Store, default_store
+    from tracekit.store.care import repair as repairing
+
+    path = store or default_store()
+    if not _echo(repairing(Store(path))):
+        click.echo(f"{printable(str(path))}: nothing to repair")
+
+
+@store_command.command()
+@_STORE
+@click.option("--older-than", metavar="AGE", help="Remove ops of windows added longer ago, such as 30d or 12h.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Remove the oldest ops until all files take at most this, such as 50G."
+)
+def prune(store: Path | None, older_than: str | None, max_size: str | None) -> None:
+    """Remove raw ops by age or size; reports stay, and so does what was found."""
+    from tracekit.store import Store, default_store
+    from tracekit.store.care import prune as pruning
+
+    if older_than is None and max_size is None:
+        raise SelectionError("say what to prune with --older-than or --max-size")
+    path = store or default_store()
+    removed = _echo(
+        pruning(
+            Store(path),
+            older_than=None if older_than is None else _age(older_than),
+            most_bytes=None if max_size is None else _size(max_size),
+        )
+    )
+    if not removed:
+        click.echo(f"{printable(str(path))}: nothing to prune")
+
+
+@store_command.command()
+@click.argument("old", type=_PATH)
+@click.option("--out", type=_PATH, help="New store [default: the same name ending in .store].")
+def migrate(old: Path, out: Path | None) -> None:
+    """Put the jobs of OLD, a store in one file as an older tracekit wrote it, into a new store. OLD stays as it is."""
+    from tracekit.stderr import progress
+    from tracekit.store.care import migrate as migrating
+
+    new = out or old.with_suffix(".store")
+    with progress() as tell:
+        jobs = migrating(old, new, tell)
+    click.echo(f"Migrated {jobs} job{'s' * (jobs != 1)} to {short(str(new))}; {short(str(old))} is not needed any more")
+
+
+def _echo(lines: Iterable[str]) -> int:
+    """Print lines as they come; how many there were."""
+    count = 0
+    for line in lines:
+        click.echo(printable(line))
+        count += 1
+    return count
+
+
+def _age(text: str) -> timedelta:
+    """`30d`, `12h` or `90m`. Raises SelectionError for anything else."""
+    match = re.fullmatch(r"(\d{1,6})([dhm])", text)
+    if match is None:
+        raise SelectionError(
+            f"--older-than {text!r:.40}; expected a number of days, hours or minutes, such as 30d or 12h"
+        )
+    return timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[match[2]]: int(match[1])})
+
+
+def _size(text: str) -> int:
+    """`50G` or the like in bytes. Raises SelectionError for anything else."""
+    match = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", text.upper())
+    if match is None:
+        raise SelectionError(f"--max-size {text!r:.40}; expected a number of bytes, such as 500M or 50G")
+    return int(match[1]) * _UNITS[match[2]]
