@@ -87,7 +87,7 @@ if old:
 
 
 def start_over():
-    shutil.rmtree(path)
+    shutil.rmtree(path, ignore_errors=True)
     if old:
         shutil.copytree(kept, path)
 
@@ -117,6 +117,8 @@ for hit in hits:
         assert fork(check) == 0
         replaced += 1
         start_over()
+    elif not old:
+        start_over()  # so that the next one is the first writer again
 shutil.rmtree(kept, ignore_errors=True)
 print(len(lines), len(hits), replaced)
 """

@@ -121,7 +121,7 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     text = page.inner_text("#page")
     assert f"S = {found['slowdown']:.3f}" in page.inner_text(".job-title")
     sentence = found["verdict"]["sentence"]
-    assert f"{sentence}. {found['verdict']['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate." in text
+    assert f"{sentence[1:]}. {found['verdict']['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate." in text
     for cause in found["causes"]:
         assert cause["title"] in text
         assert cost(cause["saved_s"], cause["alone_s"]) in text
