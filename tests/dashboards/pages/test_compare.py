@@ -49,7 +49,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, sample_store: Path) -> Itera
     At the end the store is as it was.
     """
     folder = tmp_path_factory.mktemp("pairs")
-    samples_alone = shutil.copy(sample_store, sample_store.with_suffix(".samples"))
+    samples_alone = shutil.copytree(sample_store, sample_store.with_suffix(".samples"))
     first, later = range(10), range(10, 20)
     made = {
         "slow <i>one</i>": slow_frame(first),
@@ -63,7 +63,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, sample_store: Path) -> Itera
     ran = run("import", *files, "--store", sample_store)
     assert ran.code == 0, ran.err
     yield sample_store
-    samples_alone.replace(sample_store)
+    shutil.rmtree(sample_store)
+    samples_alone.rename(sample_store)
 
 
 def address(job: str, **state: str) -> str:
