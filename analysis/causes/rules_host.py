@@ -31,16 +31,17 @@ OPTIMIZER_ERRORS = 6.0
 
 
 class LateData(Rule):
-    """Forwards of a step wait for their data.
+    """A step waits for its data.
 
     Paper: excludes launch delays from the replay and discards jobs in which they exceed 5 % of the step. tracekit
-    keeps them per op: those of the first forwards are data loading, and are priced by replaying without them. Where
-    the loading itself was recorded, what it takes is the wait, and a delay behind it is something else.
+    keeps them per op: those of the first forwards, and of the first gathering of parameters, are data loading, and are
+    priced by replaying without them. Where the loading itself was recorded, what it takes is the wait, and a delay
+    behind it is something else.
     """
 
     kind = CauseKind.LATE_DATA
-    title = "First forward of a step waits for its data"
-    signature = "long data loading, or a launch delay before the first forward where loading was not recorded"
+    title = "Steps wait for their data"
+    signature = "long data loading, or a launch delay before the first ops where loading was not recorded"
     refuted_by = "the delay stays when the loader's workers and prefetch depth are doubled"
     next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
     suggested_fix = "prefetch more, on more loader workers"
