@@ -37,7 +37,7 @@ class LayoutError(TracekitError):
 
 
 class StoreError(TracekitError):
-    """The DuckDB store cannot be used as asked."""
+    """The store cannot be used as asked."""
 
 
 class StoreBusyError(StoreError):

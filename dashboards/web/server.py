@@ -39,7 +39,7 @@ class Serving:
 
 
 def create(store: str | None = None) -> flask.Flask:
-    """The WSGI application, for `gunicorn 'tracekit.dashboards.web.server:create("jobs.duckdb")'`.
+    """The WSGI application, for `gunicorn 'tracekit.dashboards.web.server:create("jobs.store")'`.
 
     Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH takes the place of `--auth`.
     Raises AppImportError, of which gunicorn prints the one line, where that variable is set and cannot be understood.

@@ -68,7 +68,7 @@ def test_two_runs_without_a_stderr_share_the_store_and_lose_nothing(tmp_path):
         )
     ]
     assert [one.wait(TIMEOUT_S) for one in collections] == [1, 1]
-    store = Store(tmp_path / "tracekit.duckdb")
+    store = Store(tmp_path / "tracekit.store")
     for name in ("closed", "full"):
         assert store.load(name).steps.tolist() == [1, 2, 3]
 
@@ -87,7 +87,7 @@ def test_what_could_not_be_written_is_refused_before_the_command_starts(tmp_path
     assert f"{tmp_path}: is a folder; name a file in it" in refused(tmp_path, "--out", str(tmp_path))
     assert "nowhere/store: cannot be written: No such file" in refused(tmp_path, "--store", "nowhere/store")
     (tmp_path / "notes.txt").write_text("no store at all")
-    assert "notes.txt: not a DuckDB store" in refused(tmp_path, "--store", "notes.txt")
+    assert "notes.txt: not a tracekit store" in refused(tmp_path, "--store", "notes.txt")
     Store(tmp_path / "jobs").add([Incoming(slow_trace((0,)), "taken", "by hand")])
     told = refused(tmp_path, "--store", "jobs", "--name", "taken")
     assert "job 'taken' is there already; choose another --name" in told
