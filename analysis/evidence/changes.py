@@ -17,6 +17,7 @@ import numpy as np
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import OpGrid, Part, TransferGrid
+from tracekit.analysis.graph.rules.gathering import HOST_KINDS
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
@@ -189,9 +190,12 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
 
 
 def _keeps_delay(template: Template) -> np.ndarray:
-    """Whose launch delays are the host's, [rows]."""
+    """Whose launch delays are the host's, [rows]: of collectives, those that wait for nothing but host work."""
     collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
-    begins = np.diff(template.first_wait) == 0
+    for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])
+    waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
+    begins = np.arange(template.rows) >= len(waits_for_others)
+    begins[: len(waits_for_others)] |= waits_for_others == 0
     kept: np.ndarray = ~template.is_communication | (collective & begins)
     return kept
 

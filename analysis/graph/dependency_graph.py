@@ -18,7 +18,12 @@ from tracekit.analysis.graph.compiled import NO_JOINS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
 from tracekit.analysis.graph.labels import UNLABELLED, Label, Mask, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
-from tracekit.analysis.graph.rules.gathering import gathers_first, with_gathers_first
+from tracekit.analysis.graph.rules.gathering import (
+    gathers_first,
+    with_gathers_first,
+    with_work_before_gathering,
+    work_before_gathering,
+)
 from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, join_keys
@@ -264,11 +269,14 @@ class DependencyGraph:
 def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
     """The lanes with receives posted and parameters gathered as the recording says, and how receives are posted."""
     recorded = [RecordedLanes.sampled(group.structure, group.start, group.duration) for group in lanes.groups]
-    rule, first = infer_posting(recorded), gathers_first(recorded)
+    rule = infer_posting(recorded)
     structures = [with_posting(some, rule) for some in recorded]
+    if gathers_first(recorded):
+        structures = [with_gathers_first(structure) for structure in structures]
+    if kinds := work_before_gathering(recorded):
+        structures = [with_work_before_gathering(structure, kinds) for structure in structures]
     groups = tuple(
-        replace(group, structure=with_gathers_first(structure) if first else structure)
-        for group, structure in zip(lanes.groups, structures, strict=True)
+        replace(group, structure=structure) for group, structure in zip(lanes.groups, structures, strict=True)
     )
     return replace(lanes, groups=groups), rule
 

@@ -148,6 +148,15 @@ def test_data_that_is_late_for_the_gathering_of_parameters_is_late_data() -> Non
     assert report.trust.trustworthy
 
 
+def test_a_checkpoint_before_the_gathering_of_parameters_is_what_that_waits_for() -> None:
+    """All ranks write for 0.5 s at the top of every fourth step, then gather; nothing is late but for that."""
+    work = [("params-all-gather", 0.05), FORWARD, BACKWARD]
+    steps = [[[("checkpoint", 0.5), *work] if step % 4 == 0 else work] * 3 for step in range(12)]
+    (cause,) = report_of(of_steps(steps)).diagnosis.causes
+    assert (str(cause.kind), cause.when) == ("checkpoint-stalls", "every 4 steps")
+    assert cause.saved_s == pytest.approx(0.5 / 4)
+
+
 def test_launch_delays_that_no_cause_explains_are_not_trusted():
     """0.1 s before each backward of each rank can be the host's, or waiting for what was not recorded."""
     program = [("forward-compute", 0.107), ("host-delay", 0.1), ("backward-compute", 0.193)]

@@ -15,11 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD
+from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
 from tracekit.analysis.graph.rules.posting import FEWEST_TELLING, OBEYED_SHARE, SMALLEST_GAP_S, RecordedLanes
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.model import OpKind
+
+#: What a worker's host does, in the order of its computes.
+HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
 
 
 def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
@@ -34,6 +37,51 @@ def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
             telling += int(tells.sum())
             obeyed += int((tells & (lanes.start[first] > (anyway + gathered) / 2)).sum())
     return telling >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * telling
+
+
+def work_before_gathering(jobs_lanes: Iterable[RecordedLanes]) -> frozenset[int]:
+    """The kinds of host work (loading data, a checkpoint) behind which a step's first gathering begins, as codes."""
+    votes: dict[int, Ints] = {}
+    for lanes in jobs_lanes:
+        for work, gather in _leading_work(lanes.structure):
+            begin = lanes.start[lanes.structure.pp_rank == lanes.structure.pp_rank[gather]].min(axis=0)
+            tells = lanes.end[work] - begin > SMALLEST_GAP_S
+            behind = tells & (lanes.start[gather] > (begin + lanes.end[work]) / 2)
+            cast = np.array([behind.sum(), tells.sum()])
+            kind = int(lanes.structure.kind[work])
+            votes[kind] = votes.get(kind, np.zeros(2, np.int64)) + cast
+    return frozenset(kind for kind, (behind, tell) in votes.items() if tell and behind >= OBEYED_SHARE * tell)
+
+
+def with_work_before_gathering(structure: Structure, kinds: frozenset[int]) -> Structure:
+    """The structure with the first gathering of each stage behind what its host does first of those kinds."""
+    found = [(work, gather) for work, gather in _leading_work(structure) if int(structure.kind[work]) in kinds]
+    before = np.concatenate([structure.before, [work for work, _ in found]]).astype(np.int64)
+    after = np.concatenate([structure.after, [gather for _, gather in found]]).astype(np.int64)
+    return replace(structure, before=before, after=after)
+
+
+def _leading_work(structure: Structure) -> Iterator[tuple[int, int]]:
+    """Each op of host work before the first compute of a stage, with the first gathering there."""
+    kind, before, after = structure.kind, structure.before, structure.after
+    work = np.isin(kind, [host.code for host in HOST_KINDS])
+    computes = np.isin(kind, (FORWARD.compute.code, BACKWARD.compute.code))
+    gathering = kind == OpKind.PARAMS_ALL_GATHER.code
+    waits = np.isin(np.arange(len(kind)), after)
+    in_stream = (work | computes)[before] & (work | computes)[after]
+    next_in_stream = dict(zip(before[in_stream].tolist(), after[in_stream].tolist(), strict=True))
+    for stage in np.unique(structure.pp_rank[gathering]):
+        of_stage = structure.pp_rank == stage
+        gathers = np.flatnonzero(of_stage & gathering & ~waits)
+        behind = np.isin(np.arange(len(kind)), after[in_stream])
+        first = np.flatnonzero(of_stage & work & ~behind)
+        if len(gathers) == 1 and len(first) == 1:
+            at = int(first[0])
+            while work[at]:
+                yield at, int(gathers[0])
+                if at not in next_in_stream:
+                    break
+                at = next_in_stream[at]
 
 
 def with_gathers_first(structure: Structure) -> Structure:
