@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
+import shutil
 import stat
 import tempfile
 import zlib
@@ -148,22 +150,28 @@ class Folder:
     def make(self) -> bool:
         """Make the folder a store, unless it is one; whether it had to be made.
 
-        Raises OutputError where something else is there.
+        Of several first writers one makes it, whole: nobody meets a folder without its mark. Raises OutputError where
+        something else is there.
         """
-        made = False
+        if self.check_place():
+            return False
+        empty = self.path.exists()
+        whole = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
+            whole.mkdir()
             try:
-                self.path.mkdir()
-                made = True
-            except FileExistsError:
-                if self.check_place():
+                with open(whole / MARK, "w", encoding="utf-8") as mark:
+                    mark.write(_MARK_TEXT)
+                whole.rename(self.path)  # or onto an empty folder
+            except OSError:
+                shutil.rmtree(whole, ignore_errors=True)
+                if self.check_place():  # by another writer, meanwhile
                     return False
-            with suppress(FileExistsError), open(self.path / MARK, "x", encoding="utf-8") as mark:
-                mark.write(_MARK_TEXT)
+                raise
             sync(self.path.parent)
         except OSError as error:
             raise _place(self.path).error(error) from None
-        return made
+        return not empty
 
     def unmake(self) -> None:
         """Remove a store into which nothing was written."""
