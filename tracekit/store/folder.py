@@ -13,6 +13,7 @@ So a reader of any state of the catalogue finds every file that it names, unless
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -168,10 +169,17 @@ class Folder:
                 if self.check_place():  # by another writer, meanwhile
                     return False
                 raise
+            self._remove_unborn()
             sync(self.path.parent)
         except OSError as error:
             raise _place(self.path).error(error) from None
         return not empty
+
+    def _remove_unborn(self) -> None:
+        """Remove stores that killed writers were making. Of those still at work none can take the place any more."""
+        for other in self.path.parent.glob(f".{glob.escape(self.path.name)}.????????"):
+            if other.is_dir() and {file.name for file in other.iterdir()} <= {MARK}:
+                shutil.rmtree(other, ignore_errors=True)
 
     def unmake(self) -> None:
         """Remove a store into which nothing was written."""
