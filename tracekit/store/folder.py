@@ -100,6 +100,7 @@ class Folder:
         try:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
+            self._checked(window, Part.OPS)  # it may have gone only now
             raise _damaged(str(error)) from None
 
     def report(self, window: StoredWindow) -> str | None:
