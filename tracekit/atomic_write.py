@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import stat
 import tempfile
 import time
@@ -155,11 +156,22 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as 
     def __enter__(self) -> Path:
         self.place.check()
         folder = self.place.path.parent
+        self.temporary = folder  # until its name is known
         try:
             remove_left_over(folder)
-            self._lock, self.temporary = _locked_temporary(folder)
-        except OSError as error:
-            raise self.place.error(error) from None
+            while True:
+                self.temporary = folder / f"{_prefix()}{secrets.token_hex(4)}"
+                if (lock := _locked(self.temporary)) is not None:
+                    self._lock = lock
+                    break
+        except BaseException as error:
+            # Ctrl-C can come between the making of the file and the `with` that would remove it.
+            if self.temporary != folder:
+                with contextlib.suppress(OSError):
+                    self.temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise self.place.error(error) from None
+            raise
         return self.temporary
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -225,16 +237,15 @@ def _remove_unless_locked(path: Path) -> None:
             path.unlink()
 
 
-def _locked_temporary(folder: Path) -> tuple[BinaryIO, Path]:
-    """A new temporary file and the open file that locks it."""
-    while True:
-        handle, name = tempfile.mkstemp(prefix=_prefix(), dir=folder)
-        file = open(handle, "rb+")  # noqa: SIM115 - closed by the caller
-        with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:
-            return file, Path(name)
-        file.close()  # removed between its making and its locking
+def _locked(path: Path) -> BinaryIO | None:
+    """A new file, open and locked; None where another writer removed it between its making and its locking."""
+    file = open(path, "xb+", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - the caller closes
+    with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
+        fcntl.flock(file, fcntl.LOCK_EX)
+    if os.fstat(file.fileno()).st_nlink:
+        return file
+    file.close()
+    return None
 
 
 def _linked(temporary: Path, path: Path) -> bool:
