@@ -276,6 +276,28 @@ def test_a_reader_finds_what_it_looks_for_while_windows_land_and_jobs_are_replac
     assert {name.split("/")[0] for name in files(store)} == {"1", str(windows + 1)}
 
 
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_catalogue_replaced_while_it_is_opened_is_opened_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, torn: bool
+) -> None:
+    """DuckDB reads the header and the blocks of two files where one takes the other's place in between."""
+    store.append(window(0))
+    connect = duckdb.connect
+
+    def connect_late(path: str, *, read_only: bool = False) -> duckdb.DuckDBPyConnection:
+        connection = connect(path, read_only=read_only)
+        if read_only:
+            monkeypatch.setattr(duckdb, "connect", connect)
+            subprocess.run(program("store.append(window(1))", store), check=True)
+            if torn:
+                connection.close()
+                raise duckdb.IOException("Could not read enough bytes from file")
+        return connection
+
+    monkeypatch.setattr(duckdb, "connect", connect_late)
+    assert [one.number for one in store.windows("live")] == [0, 1]
+
+
 def test_no_window_that_was_reported_is_lost_to_a_kill(store: Store) -> None:
     """A writer appends and says so, until it is killed; then the next one."""
     write = "for number in range(1000): print(store.append(window(number)), flush=True)"
