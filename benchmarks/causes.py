@@ -74,7 +74,7 @@ def _prices() -> str:
 
 
 def _cost() -> str:
-    from tracekit.analysis.attribution.attribution import attribute
+    from tracekit.analysis.attribution.attribute import attribute
     from tracekit.analysis.diagnosis import diagnose
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.model import Layout

@@ -21,7 +21,8 @@ import polars as pl
 from benchmarks.eventsim import CASES, draw_job, simulate
 from benchmarks.measure import table
 from tracekit import Layout, Trace, load
-from tracekit.analysis.attribution.attribution import Attribution, attribute
+from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.errors import TracekitError
 from tracekit.model import OpKind

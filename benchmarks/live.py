@@ -60,7 +60,7 @@ def section() -> str:
 
 
 def _verdict(script: str, ranks: int, variables: dict[str, str]):
-    from tracekit.analysis.attribution.attribution import attribute
+    from tracekit.analysis.attribution.attribute import attribute
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.trace import read_parquet
 

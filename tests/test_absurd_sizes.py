@@ -22,12 +22,12 @@ from tests.fuzz.doors import analyse
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, write_canonical
 from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
-from tracekit.arguments import parse_steps
+from tracekit.commands.arguments import parse_steps
 from tracekit.errors import FormatError, GraphError, SelectionError, TraceError
 from tracekit.findings import Unanalysed
 from tracekit.job import Job
 from tracekit.model import Layout
-from tracekit.terminal_info import print_trace
+from tracekit.terminal.info import print_trace
 from tracekit.trace import MOST_MISSING, Trace
 
 #: Runs a command in this process and prints the most memory it held, in MB: VmHWM, for what getrusage says begins with

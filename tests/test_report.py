@@ -15,7 +15,8 @@ import pytest
 from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
 from tracekit.errors import SelectionError
 from tracekit.job import Job
-from tracekit.report import DIAGNOSIS_TABLES, JSON_TABLES, PER_STEP_TABLES, REPORT_VERSION, TABLES, Report
+from tracekit.report import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES, Report
+from tracekit.report_json import JSON_TABLES, REPORT_VERSION
 from tracekit.trace import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
@@ -178,7 +179,7 @@ def test_a_kind_keeps_its_launch_delays_to_itself(partial: Report) -> None:
 
 
 def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.analysis.attribution.attribution.COSTLIEST_BY_DP_RANK", 0)
+    monkeypatch.setattr("tracekit.analysis.attribution.attribute.COSTLIEST_BY_DP_RANK", 0)
     dear = report(slow_frame((3,))).by_dp_rank
     for column in ("launch_delay_slowdown", "fixed_step_time_s", "saved_s"):
         assert dear[column].to_list() == [None, None]

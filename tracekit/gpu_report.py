@@ -21,7 +21,7 @@ from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.gpu_recording import GpuRecording, KernelClass
 from tracekit.op_report import OpReport
-from tracekit.report import without_nan
+from tracekit.report_json import without_nan
 from tracekit.text import seconds
 
 #: Kernels of no class that are listed.

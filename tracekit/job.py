@@ -70,7 +70,7 @@ class Job:
 
     def attribute(self, progress: Progress | None = None) -> Attribution:
         """Like `attribution`, telling `progress` what is under way."""
-        from tracekit.analysis.attribution.attribution import attribute
+        from tracekit.analysis.attribution.attribute import attribute
 
         return attribute(self.replay, progress=progress)
 
@@ -151,7 +151,7 @@ class Job:
 
     def _published(self) -> PublishedView | None:
         """What the published method says of the job, None where it cannot differ."""
-        from tracekit.analysis.attribution.attribution import slowdown_of
+        from tracekit.analysis.attribution.attribute import slowdown_of
         from tracekit.analysis.graph.rules.posting import Posting
         from tracekit.analysis.replay.engine import JobReplay
         from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE

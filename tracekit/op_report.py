@@ -17,7 +17,7 @@ from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.findings import Findings
 from tracekit.questions import ByLabel, Question
-from tracekit.report import without_nan
+from tracekit.report_json import without_nan
 
 _MOST_GAPS = 3
 

@@ -7,7 +7,6 @@ In: an `Attribution` with the trace's identity and coverage. Out: polars frames 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -29,29 +28,15 @@ from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings, WorkerSlowdowns
 from tracekit.model import Layout, Worker
 from tracekit.questions import ByLabel, Question
+from tracekit.report_json import JSON_TABLES, report_as_dict
 from tracekit.trace import Coverage
 
 if TYPE_CHECKING:
     import pandas
 
-#: Version of the JSON object; grows by one whenever a reader of the last version could break.
-REPORT_VERSION = 1
 #: Two methods agree when their S are no further apart than this share.
 LARGEST_DIFFERENCE = 0.01
 
-#: Tables that the JSON object carries row by row.
-JSON_TABLES = (
-    "by_kind",
-    "by_pp_rank",
-    "by_dp_rank",
-    "by_worker",
-    "by_step",
-    "critical_path",
-    "critical_workers",
-    "by_label",
-    "forward_backward_correlation",
-    "questions",
-)
 #: Tables of one row per finding; in JSON these carry more than a table can.
 DIAGNOSIS_TABLES = ("causes", "fixes")
 TABLES = JSON_TABLES + DIAGNOSIS_TABLES
@@ -337,89 +322,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
-        found, trust, coverage = self.attribution, self.trust, self.coverage
-        content = {
-            "report_version": REPORT_VERSION,
-            "job": {
-                "name": self.name,
-                "layout": self.layout.to_dict(),
-                "steps": len(found.steps),
-                "ops": self.ops,
-            },
-            "method": {
-                "name": str(self.method),
-                "published_slowdown": None if self.published is None else self.published.slowdown,
-                "differs_because": [] if self.published is None else list(self.published.reasons),
-            },
-            "clocks": {
-                "offsets": [
-                    {
-                        "dp_rank": row.worker.dp_rank,
-                        "pp_rank": row.worker.pp_rank,
-                        "offset_s": row.offset_s,
-                        "error_s": row.error_s,
-                        "drift": row.drift,
-                        "jump_s": row.jump_s,
-                        "jump_step": row.jump_step,
-                    }
-                    for row in self.clocks.offsets
-                ],
-                "untied": self.clocks.untied,
-            },
-            "posting": {
-                "rule": str(self.posting.posting),
-                "obeyed": self.posting.obeyed,
-                "telling": self.posting.telling,
-            },
-            "trust": {
-                "replay_error": trust.replay_error,
-                "discrepancy": trust.discrepancy,
-                "unexplained": trust.unexplained,
-                "trustworthy": trust.trustworthy,
-                "reasons": list(trust.reasons),
-                "clamped_transfers": found.clamped_transfers,
-                "clamped_delays": found.clamped_delays,
-            },
-            "coverage": {
-                "workers_expected": coverage.workers_expected,
-                "workers_traced": coverage.workers_traced,
-                "worker_steps_expected": coverage.worker_steps_expected,
-                "worker_steps_traced": coverage.worker_steps_traced,
-                "missing_workers": [
-                    {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in coverage.missing_workers
-                ],
-                "gaps": [
-                    {
-                        "kind": str(gap.kind),
-                        "dp_rank": gap.worker.dp_rank,
-                        "pp_rank": gap.worker.pp_rank,
-                        "ops": gap.ops,
-                        "steps": sorted(set(gap.steps)),
-                    }
-                    for gap in found.gaps
-                ],
-                "slowdown_as_recorded": found.slowdown_as_recorded,
-                "hidden_slowdown": found.hidden_slowdown,
-                "left_out_steps": list(self.left_out_steps),
-                "dropped": [{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
-            },
-            "step_time_s": {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s},
-            "slowdown": found.slowdown,
-            "waste": found.waste,
-            "straggling": found.straggling,
-            "wasted_gpu_hours": max(found.wasted_gpu_hours, 0.0),
-            "wasted_gpu_hours_per_day": max(found.wasted_gpu_hours_per_day, 0.0),
-            "assumptions": [self.rate_assumption],
-            "m_w": found.m_w.removal,
-            "m_s": found.m_s.removal,
-            "slowest_workers": [
-                {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in found.slowest_workers
-            ],
-        }
-        content |= {name: self.table(name).to_dicts() for name in JSON_TABLES}
-        content |= self.diagnosis.to_dict()
-        plain: dict[str, Any] = without_nan(content)
-        return plain
+        return report_as_dict(self)
 
     def to_json(self) -> str:
         """`to_dict` as one JSON object."""
@@ -487,16 +390,3 @@ class Report:
         columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
         columns["slowdown"] = (times / found.ideal[:, None]).ravel()
         return pl.DataFrame(columns)
-
-
-def without_nan(value: Any) -> Any:
-    """The same nested data with nan and infinities as None, which JSON can hold."""
-    match value:
-        case dict():
-            return {key: without_nan(item) for key, item in value.items()}
-        case list():
-            return [without_nan(item) for item in value]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value

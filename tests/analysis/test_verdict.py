@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.job import Job

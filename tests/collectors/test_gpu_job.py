@@ -102,7 +102,7 @@ def test_info_names_the_gpus_in_a_line(job):
 
 
 def test_throttled_gpus_are_named_with_their_reasons():
-    from tracekit.terminal_info import _gpus
+    from tracekit.terminal.info import _gpus
 
     hot = {"model": "H200", "host": "b", "throttled": 0.25, "reasons": {"hw-thermal-slowdown": 0.25}}
     gpus = {"0": {"model": "H200", "host": "a", "throttled": 0.0, "reasons": {}}, "1": hot}

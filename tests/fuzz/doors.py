@@ -17,8 +17,8 @@ from rich.console import Console
 
 from tracekit.errors import TracekitError
 from tracekit.job import Job
-from tracekit.terminal import print_report
-from tracekit.terminal_info import print_trace
+from tracekit.terminal.info import print_trace
+from tracekit.terminal.pipeline import print_report
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 

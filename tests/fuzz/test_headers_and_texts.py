@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import tracekit
 from tests.fuzz.doors import analyse, ends_well, examples
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
-from tracekit.arguments import Condition, parse_layers, parse_steps
 from tracekit.collectors.importers.published import read_layout_file
+from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.job import Job
 from tracekit.trace import METADATA_KEY, Trace
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape, pattern_of_series, space_pattern, time_pattern
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout, Worker

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes import Cause as Found
 from tracekit.analysis.causes import CauseKind, find_causes
 from tracekit.analysis.replay.engine import JobReplay

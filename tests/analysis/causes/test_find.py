@@ -12,7 +12,7 @@ import pytest
 
 from tests.analysis.causes.corpus import VERDICTS, case_of, found_in, score, specs
 from tests.analysis.causes.disturbed import disturbed, one_worker
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.causes import RULES, CauseKind, find_causes
 from tracekit.analysis.evidence.changes import step_times_with

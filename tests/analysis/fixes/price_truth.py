@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.analysis.causes.corpus import recorded_s
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes import causes_of
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import Fix, FixKind, fixes_of

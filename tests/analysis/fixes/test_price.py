@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.fixes.price_truth import checked_fixes
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes import causes_of, find_causes
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.diagnosis import diagnose

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.analysis.attribution.attribution import Attribution, attribute
+from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method

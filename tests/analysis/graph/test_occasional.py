@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.brute_force import BruteForce
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.attribution.critical_path import critical_ops, critical_path
 from tracekit.analysis.evidence.changes import delayed_step_times

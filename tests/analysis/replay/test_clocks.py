@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.graph.gaps import SHARED
 from tracekit.analysis.replay.engine import JobReplay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.job import Job

@@ -14,8 +14,8 @@ from rich.text import Text
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.model import Worker
 from tracekit.report import Report
-from tracekit.terminal_maps import step_bars, worker_map
-from tracekit.terminal_tables import new_table, percent, saving_text, side_by_side, slowdown_text
+from tracekit.terminal.maps import step_bars, worker_map
+from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, seconds, short
 
 #: Rows of a table that names culprits.

@@ -14,7 +14,7 @@ from rich.text import Text
 from tracekit.analysis.attribution.attribution import waste
 from tracekit.op_report import OpReport
 from tracekit.op_trace import OpTrace
-from tracekit.terminal_tables import by_label, new_table, percent, questions, side_by_side
+from tracekit.terminal.tables import by_label, new_table, percent, questions, side_by_side
 from tracekit.text import printable, seconds, short
 
 _TOP = 8

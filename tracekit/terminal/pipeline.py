@@ -18,9 +18,9 @@ from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import LossKind
 from tracekit.report import ClockOffset, Report
-from tracekit.terminal_details import print_details
-from tracekit.terminal_maps import step_bars, worker_map
-from tracekit.terminal_tables import by_label, questions
+from tracekit.terminal.details import print_details
+from tracekit.terminal.maps import step_bars, worker_map
+from tracekit.terminal.tables import by_label, questions
 from tracekit.text import seconds, short
 
 _LOSS_STYLE = "bold white on dark_red"

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.store import StoredJob
-from tracekit.terminal_tables import new_table
+from tracekit.terminal.tables import new_table
 from tracekit.text import printable, seconds, short
 from tracekit.trace import Trace, share_of_samples
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.gpu_report import GpuReport
-from tracekit.terminal_tables import by_label, new_table, percent, questions, side_by_side, slowdown_text
+from tracekit.terminal.tables import by_label, new_table, percent, questions, side_by_side, slowdown_text
 from tracekit.text import printable, seconds, short
 
 _MOST_RANKS = 16

@@ -32,7 +32,7 @@ def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
     """
     from tracekit.analysis.hang import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
-    from tracekit.hang_terminal import report_lines
+    from tracekit.terminal.hang import report_lines
 
     with progress() as tell:
         tell("reading the dumps")

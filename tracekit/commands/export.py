@@ -1,0 +1,62 @@
+"""`tracekit export`: a timeline to look at, or the trace itself.
+
+In: a trace or a job in a store. Out: a file for ui.perfetto.dev, or canonical Parquet.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tracekit.commands.arguments import parse_steps
+from tracekit.commands.options import PATH, load, trace_source
+from tracekit.errors import OutputError, SelectionError
+from tracekit.stderr import progress
+from tracekit.text import printable, short
+
+
+@click.command("export")
+@trace_source
+@click.option(
+    "-o", "--out", required=True, type=PATH, help="File to write: a timeline ending in .json.gz, or .parquet."
+)
+@click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
+def export_command(
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    window: int | None,
+    out: Path,
+    steps: str | None,
+) -> None:
+    """Write the recorded, original and ideal timeline for ui.perfetto.dev; or the trace itself as .parquet."""
+    from tracekit.atomic_write import check_writable
+    from tracekit.chrome import TIMELINE_FILE
+    from tracekit.job import Job
+    from tracekit.trace import TRACE_FILE
+
+    as_trace = out.suffix == ".parquet"
+    if as_trace and steps is not None:
+        raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
+    check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
+    if trace is not None and out.exists() and trace.exists() and out.samefile(trace):
+        raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
+    with progress() as tell:
+        tell("reading the trace")
+        loaded = load(trace, layout, unit, store, job, window)
+        if as_trace:
+            tell("writing")
+            loaded.trace.write_parquet(out)
+            click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
+            return
+        if not isinstance(loaded, Job):
+            raise SelectionError(f"{short(loaded.trace.name)} is an op trace, of which there is no timeline yet")
+        tell("replaying and writing")
+        exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
+    chosen = f"{exported.steps} of {exported.steps_in_job} steps"
+    if steps is None and exported.steps < exported.steps_in_job:
+        chosen += ", the slowest ones; choose others with --steps"
+    click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")

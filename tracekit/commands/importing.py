@@ -1,0 +1,92 @@
+"""`tracekit import`: traces and their reports into a store.
+
+In: traces of any known format. Out: jobs in a store, all of them or none.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracekit.commands.options import PATH, UNIT
+from tracekit.errors import SelectionError
+from tracekit.stderr import hushed_panics, progress
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from tracekit.findings import Findings, Unanalysed
+    from tracekit.job import Job
+    from tracekit.op_job import OpJob
+
+#: Value of an option that is given without one.
+_LIST = "?"
+
+
+@click.command("import")
+@click.argument("traces", nargs=-1, type=PATH)
+@click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
+@click.option("--layout", type=PATH, help="YAML file with the parallel sizes, of a published trace or of segments.")
+@click.option(
+    "--unit", type=UNIT, help="Unit of the times in the traces, where their format leaves it open [default: s]."
+)
+@click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
+@click.option("--replace", is_flag=True, help="Replace a job of the same name.")
+@click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
+def import_command(
+    traces: tuple[Path, ...],
+    importer: str | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    name: str | None,
+    replace: bool,
+    no_analysis: bool,
+) -> None:
+    """Put traces and their reports into a store: all of them, or none where one is bad."""
+    from tracekit.any_job import load_any
+    from tracekit.job import Job
+    from tracekit.store import Incoming, Store, default_store
+
+    if importer == _LIST:
+        from tracekit.collectors.importers.registry import IMPORTERS
+
+        for known in IMPORTERS.values():
+            click.echo(f"{known.name:<20} {known.description}")
+        return
+    if not traces:
+        raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
+    if name is not None and len(traces) > 1:
+        raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
+    opened = Store(store or default_store())
+    opened.check_new(None)
+    incoming = []
+    with progress() as tell:
+        for path in traces:
+            tell(f"reading {short(path.name)}")
+            with hushed_panics():
+                job = load_any(path, layout=layout, importer=importer, unit=unit)
+            if not isinstance(job, Job):
+                _ = job.graph  # its ops are checked where the graph is made of them
+            job_name, source = job.trace.name if name is None else name, printable(str(path))
+            incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
+        tell("writing the store")
+        opened.add(incoming, replace=replace)
+    for item in incoming:
+        click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {printable(str(opened.path))}")
+    options = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
+    click.echo(f"Next: tracekit whatif {printable(options)}")
+
+
+def _findings(job: Job | OpJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
+    """What the analysis finds, or why nothing, said on stderr too: the trace is kept all the same."""
+    from tracekit.findings import Unanalysed
+
+    found = job.findings(progress=tell)
+    if isinstance(found, Unanalysed):
+        click.echo(f"tracekit: stored without a report: {printable(found.problem)}", err=True)
+    return found

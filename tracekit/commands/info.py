@@ -1,0 +1,44 @@
+"""`tracekit info`: what a trace holds, or which jobs a store has.
+
+In: a trace or a store. Out: text in the terminal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tracekit.commands.options import console, load, trace_source
+from tracekit.errors import SelectionError
+
+
+@click.command("info")
+@trace_source
+def info_command(
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    window: int | None,
+) -> None:
+    """Say what a trace holds, or list the jobs of a store."""
+    from tracekit.op_trace import OpTrace
+    from tracekit.terminal.info import print_jobs, print_trace
+
+    if trace is None and job is None and window is None:
+        from tracekit.store import Store, default_store
+
+        if layout is not None or unit is not None:
+            raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
+        opened = Store(store or default_store())
+        print_jobs(opened.path, opened.jobs(), console())
+        return
+    loaded = load(trace, layout, unit, store, job, window).trace
+    if isinstance(loaded, OpTrace):
+        from tracekit.terminal.op import print_op_trace
+
+        print_op_trace(loaded, console())
+    else:
+        print_trace(loaded, console())

@@ -1,0 +1,92 @@
+"""What several commands share: options that name a job, loading it, and the terminal's console.
+
+In: what the user typed. Out: jobs, or a SelectionError for options that do not fit together.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracekit.errors import SelectionError
+from tracekit.stderr import hushed_panics
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tracekit.job import Job
+    from tracekit.op_job import OpJob
+
+#: The argument or option is a path.
+PATH = click.Path(path_type=Path)
+#: Units of times in traces.
+UNIT = click.Choice(["s", "ms", "us", "ns"])
+
+
+def trace_source(command: Any) -> Any:
+    """What names a job: a trace file with --layout and --unit, or --store with --job."""
+    return click.argument("trace", required=False, type=PATH)(job_source(command))
+
+
+def job_source(command: Any) -> Any:
+    """The options that name a job."""
+    for decorate in (
+        click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace."),
+        click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s]."),
+        click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store]."),
+        click.option("--job", help="Job in the store [default: the newest]."),
+        click.option("--window", type=int, help="Window of the job, where it has several [default: the newest]."),
+    )[::-1]:
+        command = decorate(command)
+    return command
+
+
+def load(
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    name: str | None,
+    window: int | None,
+    method: str = "tracekit",
+) -> Job | OpJob:
+    """The job the options name; without any, the newest in the default store, and say so."""
+    from tracekit.any_job import load_any, load_any_from_store
+
+    if trace is not None:
+        if store is not None or name is not None or window is not None:
+            raise SelectionError("give a TRACE, or --store and --job, not both")
+        with hushed_panics():
+            return load_any(trace, layout=layout, unit=unit, method=method)
+    if layout is not None:
+        raise SelectionError("--layout belongs to a TRACE; name the trace file too")
+    if unit is not None:
+        raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
+    job = load_any_from_store(name, store=store, window=window, method=method)
+    if name is None:
+        click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
+    return job
+
+
+def as_arguments(
+    trace: Path | None, layout: Path | None, store: Path | None, job: str | None, window: int | None
+) -> str:
+    """How to name a job on the command line again."""
+    named = {"": trace, "--layout": layout, "--store": store, "--job": job, "--window": window}
+    given = {name: shlex.quote(printable(str(value))) for name, value in named.items() if value is not None}
+    return " ".join(f"{name} {value}".strip() for name, value in given.items())
+
+
+def console() -> Console:
+    """The terminal, or what stdout is instead. A reader that leaves ends the command with BrokenPipeError."""
+    from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave with 1
+            raise BrokenPipeError
+
+    return Terminal(highlight=False, soft_wrap=False)

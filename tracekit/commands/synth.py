@@ -1,0 +1,82 @@
+"""`tracekit synth`: a simulated job with known stragglers.
+
+In: sizes, causes and a seed. Out: a canonical trace.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from tracekit.commands.options import PATH
+from tracekit.stderr import progress
+from tracekit.text import printable
+
+
+@click.command("synth")
+@click.option("-o", "--out", required=True, type=PATH, help="Canonical Parquet file to write.")
+@click.option("--dp", default=4, show_default=True, help="Data-parallel size.")
+@click.option("--pp", default=4, show_default=True, help="Pipeline stages.")
+@click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")
+@click.option("--vpp", default=1, show_default=True, help="Model chunks per stage.")
+@click.option(
+    "--schedule",
+    type=click.Choice(["gpipe", "1f1b", "interleaved"]),
+    help="Order of forwards and backwards [default: 1f1b, interleaved with --vpp].",
+)
+@click.option("--microbatches", default=8, show_default=True, help="Microbatches per step and DP rank.")
+@click.option("--steps", default=20, show_default=True, help="Steps to simulate.")
+@click.option("--overlap-dp", is_flag=True, help="Overlap gradient reduction with the backwards.")
+@click.option("--noise", default=0.02, show_default=True, help="Relative spread of compute durations.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same trace.")
+@click.option("--name", default="synthetic", show_default=True, help="Name of the job.")
+@click.option("--cause", "causes", multiple=True, metavar="CAUSE", help="Inject this cause. Repeatable.")
+def synth_command(
+    out: Path,
+    dp: int,
+    pp: int,
+    tp: int,
+    vpp: int,
+    schedule: str | None,
+    microbatches: int,
+    steps: int,
+    overlap_dp: bool,
+    noise: float,
+    seed: int,
+    name: str,
+    causes: tuple[str, ...],
+) -> None:
+    """Simulate a job with known stragglers.
+
+    A CAUSE is a name with optional settings, such as "slow-worker:dp=1,pp=2,factor=1.5", "slow-last-stage",
+    "sequence-length-imbalance", "python-gc", "slow-p2p-link", "slow-nic", "late-data-loading", "slow-steps",
+    "clock-offset", "missing-ranks", "missing-steps"; where it strikes is drawn from the seed unless said.
+    """
+    from tracekit.atomic_write import check_writable
+    from tracekit.model import Layout
+    from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
+    from tracekit.trace import TRACE_FILE
+
+    check_writable(out, TRACE_FILE)
+    chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
+    with progress() as tell:
+        tell("simulating")
+        trace = synthesize(
+            SynthSpec(
+                layout=Layout(dp=dp, pp=pp, tp=tp, vpp=vpp),
+                schedule=Schedule(chosen),
+                microbatches=microbatches,
+                steps=steps,
+                overlap_dp=overlap_dp,
+                seed=seed,
+                noise=noise,
+                causes=tuple(parse_cause(cause) for cause in causes),
+                name=name,
+            )
+        )
+        tell("writing")
+        trace.write_parquet(out)
+    next_command = f"tracekit whatif {shlex.quote(str(out))}"
+    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {printable(next_command)}")

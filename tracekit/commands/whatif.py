@@ -1,0 +1,196 @@
+"""`tracekit whatif`: the report on a job, whatever its trace is.
+
+In: a trace, a folder of torch.profiler or a job in a store. Out: the report in the terminal, as JSON or in files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracekit.commands.arguments import Condition, parse_layers, parse_steps
+from tracekit.commands.options import PATH, as_arguments, console, job_source, load
+from tracekit.errors import SelectionError
+from tracekit.stderr import progress
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from tracekit.op_job import OpJob
+
+#: Exit code where a --fail-on condition holds.
+EXIT_CONDITION = 3
+
+
+@click.command("whatif")
+@click.argument("traces", metavar="[TRACE]...", nargs=-1, type=PATH)
+@job_source
+@click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
+@click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
+@click.option("--by", multiple=True, metavar="LABEL[,LABEL]", help="S by any label, such as host or rank. Repeatable.")
+@click.option(
+    "--kernel-class",
+    "kernel_classes",
+    multiple=True,
+    metavar="CLASS=REGEX|FILE",
+    help="Class of GPU kernels by name, or a YAML file of such patterns. Repeatable.",
+)
+@click.option(
+    "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
+)
+@click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out, such as 12,40-45.")
+@click.option(
+    "--method",
+    type=click.Choice(["tracekit", "published"]),
+    default="tracekit",
+    show_default=True,
+    help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
+)
+@click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option("--csv", "csv_directory", type=PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
+@click.option("--parquet", "parquet_file", type=PATH, metavar="FILE", help="Also write exact S per worker and step.")
+@click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
+def whatif_command(
+    traces: tuple[Path, ...],
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    window: int | None,
+    fix: tuple[str, ...],
+    keep: tuple[str, ...],
+    by: tuple[str, ...],
+    kernel_classes: tuple[str, ...],
+    layers: str | None,
+    ignore_steps: str | None,
+    method: str,
+    full: bool,
+    gpu_hour: float | None,
+    as_json: bool,
+    csv_directory: Path | None,
+    parquet_file: Path | None,
+    fail_on: str | None,
+) -> int:
+    """What do stragglers cost, who causes it, and what would fixing it give back?
+
+    TRACE is a canonical Parquet file, a published trace with --layout, or a folder or files of torch.profiler; without
+    it the job comes from the store.
+
+    A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
+    "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
+    """
+    from tracekit.job import Job
+
+    condition = None if fail_on is None else Condition(fail_on)
+    # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    of_pipelines: dict[str, object] = {
+        "--layers": layers,
+        "--ignore-steps": ignore_steps,
+        "--csv": csv_directory,
+        "--parquet": parquet_file,
+        "--fail-on": fail_on,
+    }
+    if traces and _are_gpu_traces(traces):
+        of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
+        _refuse(of_pipelines, f"{traces[0]} is of torch.profiler (docs/kineto.md)")
+        return _whatif_of_gpus(traces, fix, keep, by, kernel_classes, as_json=as_json)
+    if kernel_classes:
+        raise SelectionError("--kernel-class is for traces of torch.profiler")
+    if len(traces) > 1:
+        raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
+    trace = traces[0] if traces else None
+    if parquet_file is not None:
+        from tracekit.atomic_write import check_writable
+        from tracekit.report import TABLE_FILE
+
+        check_writable(parquet_file, TABLE_FILE)
+    with progress() as tell:
+        tell("reading the trace")
+        loaded = load(trace, layout, unit, store, job, window, method)
+        if not isinstance(loaded, Job):
+            name = short(loaded.trace.name) if trace is None else trace
+            _refuse(of_pipelines, f"{name} is an op trace (docs/op-trace.md)")
+            return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
+        if ignore_steps is not None:
+            loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
+        tell("building the dependency graph")
+        report = loaded.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
+    if csv_directory is not None:
+        report.write_csv(csv_directory)
+    if parquet_file is not None:
+        report.write_parquet(parquet_file)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        from tracekit.terminal.pipeline import print_report
+
+        source = as_arguments(trace, layout, store, job, window)
+        print_report(report, console(), source=source, full=full, gpu_hour=gpu_hour)
+    for path in (csv_directory, parquet_file):
+        if path is not None:
+            click.echo(f"Wrote {printable(str(path))}", err=True)
+    return EXIT_CONDITION if condition is not None and condition.holds(report.attribution) else 0
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise SelectionError where an option was given that only pipeline traces take."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise SelectionError(f"{given[0]} is for pipeline traces; {why}")
+
+
+def _whatif_of_ops(
+    job: OpJob,
+    fix: tuple[str, ...],
+    keep: tuple[str, ...],
+    by: tuple[str, ...],
+    tell: Callable[[str], None],
+    *,
+    as_json: bool,
+) -> int:
+    """`whatif` for a job of any shape."""
+    from tracekit.terminal.op import print_op_report
+
+    tell("building the op graph")
+    report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        print_op_report(report, console())
+    return 0
+
+
+def _are_gpu_traces(traces: tuple[Path, ...]) -> bool:
+    """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
+    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
+    from tracekit.collectors.importers.registry import is_known
+
+    return not any(map(is_known, traces)) and any(map(looks_like_kineto, traces))
+
+
+def _whatif_of_gpus(
+    traces: tuple[Path, ...],
+    fix: tuple[str, ...],
+    keep: tuple[str, ...],
+    by: tuple[str, ...],
+    kernel_classes: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> int:
+    """`whatif` for traces of torch.profiler."""
+    from tracekit.gpu_job import load_gpu
+    from tracekit.terminal.gpu import print_gpu_report
+
+    with progress() as tell:
+        job = load_gpu(*traces, kernel_classes=kernel_classes, progress=tell)
+        report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        print_gpu_report(report, console())
+    return 0
