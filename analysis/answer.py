@@ -114,8 +114,8 @@ def _is_found(cause: Cause) -> bool:
 def _other(evidence: Evidence, cause: Cause) -> str:
     """One more cause: where, what, what it costs."""
     place = Names.of(evidence).place(cause.where)
-    said = f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
-    return said if cause.change is None else f"{said} ({cost(cause.saved_s, cause.alone_s)})"
+    sentence = f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+    return sentence if cause.change is None else f"{sentence} ({cost(cause.saved_s, cause.alone_s)})"
 
 
 def _who(evidence: Evidence, cause: Cause) -> str:

@@ -27,7 +27,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.errors import TracekitError
 from tracekit.model import OpKind
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
-from tracekit.synth.job import Cause
+from tracekit.synth.job import InjectedCause
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 #: For the published table only: change the estimate at other seeds.
@@ -141,7 +141,7 @@ def _synthetic(layout: Layout, seed: int) -> Trace:
     """A simulated job with one slow thing, or none."""
     rng = np.random.default_rng([seed, layout.dp, layout.pp, layout.vpp])
     cell = {"dp_rank": int(rng.integers(layout.dp)), "pp_rank": int(rng.integers(layout.pp))}
-    causes: list[tuple[Cause, ...]] = [(), (SlowWorker(**cell, factor=1.8),)]
+    causes: list[tuple[InjectedCause, ...]] = [(), (SlowWorker(**cell, factor=1.8),)]
     if layout.dp > 1:
         causes.append((SlowNic(**cell, factor=4.0),))
     if layout.pp > 1:

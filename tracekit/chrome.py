@@ -54,7 +54,7 @@ STREAMS: dict[OpKind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class ExportedTimeline:
     """One named timeline of all workers, such as "recorded" or "ideal".
 
     `critical_path`: step, dp_rank, pp_rank, kind and seq of the ops on it, in order.
@@ -67,7 +67,7 @@ class Timeline:
 
 def write_chrome(
     path: str | os.PathLike[str],
-    timelines: tuple[Timeline, ...],
+    timelines: tuple[ExportedTimeline, ...],
     ranks: Mapping[Worker, int],
     header: Mapping[str, Any],
 ) -> int:
@@ -118,7 +118,7 @@ def is_timeline(file: BinaryIO) -> bool:
 TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 
-def _step_starts(timelines: tuple[Timeline, ...]) -> pl.DataFrame:
+def _step_starts(timelines: tuple[ExportedTimeline, ...]) -> pl.DataFrame:
     """Where each step begins on the common axis, microseconds: after the slowest replay of the step before."""
     longest = pl.concat(
         [timeline.ops.select("step", end=pl.col("start") + pl.col("duration")) for timeline in timelines]
@@ -127,7 +127,7 @@ def _step_starts(timelines: tuple[Timeline, ...]) -> pl.DataFrame:
     return by_step.select("step", step_start_us=((pl.col("end") + _GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
 
 
-def _track_names(timelines: tuple[Timeline, ...], ranks: Mapping[Worker, int]) -> Iterator[str]:
+def _track_names(timelines: tuple[ExportedTimeline, ...], ranks: Mapping[Worker, int]) -> Iterator[str]:
     streams = list(dict.fromkeys(STREAMS.values()))
     for number, timeline in enumerate(timelines):
         for position, (worker, rank) in enumerate(ranks.items()):

@@ -214,15 +214,15 @@ class Job:
         from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
         from tracekit.analysis.whatif.scenario import RECORDED as AS_RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame
-        from tracekit.chrome import RECORDED, Timeline, write_chrome
+        from tracekit.chrome import RECORDED, ExportedTimeline, write_chrome
 
         replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
         drawn = [int(step) for step in replay.graph.steps]
         recorded = self.trace.ops.filter(pl.col("step").is_in(drawn))  # with lanes that have no replay
         timelines = (
-            Timeline(RECORDED, recorded, critical_ops(replay, AS_RECORDED)),
-            Timeline("original", timeline_frame(replay, ORIGINAL), critical_ops(replay, ORIGINAL)),
-            Timeline("ideal", timeline_frame(replay, IDEAL), critical_ops(replay, IDEAL)),
+            ExportedTimeline(RECORDED, recorded, critical_ops(replay, AS_RECORDED)),
+            ExportedTimeline("original", timeline_frame(replay, ORIGINAL), critical_ops(replay, ORIGINAL)),
+            ExportedTimeline("ideal", timeline_frame(replay, IDEAL), critical_ops(replay, IDEAL)),
         )
         starts = self.trace.step_starts
         header = {

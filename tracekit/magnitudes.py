@@ -138,12 +138,12 @@ def _check_usual(found: list[_Found], source: Source, stated: Unit | None, *, in
 
 def _advice(factor: float, stated: Unit | None) -> str:
     """What unit it looks like, and what to do. `factor`: what would make the times usual."""
-    told = Unit.S if stated is None else stated
+    used = Unit.S if stated is None else stated
     for unit in Unit:
-        if math.isclose(unit.per_second * factor, told.per_second, rel_tol=1e-6):
-            taken = f" taken for {told.word}" if stated is None else f", not the {told.word} that were stated"
+        if math.isclose(unit.per_second * factor, used.per_second, rel_tol=1e-6):
+            put = f" taken for {used.word}" if stated is None else f", not the {used.word} that were stated"
             return (
-                f"the times look like {unit.word}{taken}: pass --unit {unit} (unit={str(unit)!r} in Python), or"
+                f"the times look like {unit.word}{put}: pass --unit {unit} (unit={str(unit)!r} in Python), or"
                 " --unit s if they are seconds"
             )
     return (

@@ -42,7 +42,7 @@ class Share:
 
 
 def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]:
-    """Exact S_x by a label or by combinations of several, dearest first. Ops without one of the labels are in none.
+    """Exact S_x by a label or by combinations of several, costliest first. Ops without one of the labels are in none.
 
     Raises SelectionError for a label that no op has, or one of more values than can be replayed.
     """

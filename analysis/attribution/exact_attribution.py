@@ -74,7 +74,7 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
 def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:
     """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
     if not represented:
-        return _added_back_one_by_one(replay, choice)
+        return _one_by_one(replay, choice)
     graph = replay.graph
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     for part in represented:
@@ -87,7 +87,7 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
     return times
 
 
-def _added_back_one_by_one(replay: JobReplay, choice: Choice) -> Floats:
+def _one_by_one(replay: JobReplay, choice: Choice) -> Floats:
     """What `add_back_lanes` gives, by a replay per DP rank."""
     graph, durations = replay.graph, replay.durations
     blocks = list(zip(graph.blocks, durations.own, durations.ideal, strict=True))

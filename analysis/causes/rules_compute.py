@@ -46,7 +46,7 @@ def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     words = f"computes {size} slower than {who}" if len(factors) == 1 else f"compute {size} slower than {who}"
-    noise = next((figure.value for figure in _sureness(evidence, hit) if figure.name == NOISE), None)
+    noise = next((figure.value for figure in _confidence_figures(evidence, hit) if figure.name == NOISE), None)
     throttled = _throttled(evidence, hit)
     return (
         words
@@ -67,14 +67,14 @@ def _worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
     throttled = _throttled(evidence, hit)
     return (
         Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR),
-        *_sureness(evidence, hit),
+        *_confidence_figures(evidence, hit),
         Figure("exact S_w", float(exact.max()), 0.0),
         Figure("M_W", evidence.attribution.m_w.removal, 0.0),
         *([] if throttled is None else [Figure("share of samples with its GPU throttled", throttled, 0.0)]),
     )
 
 
-def _sureness(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
+def _confidence_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
     """What chance would have to explain, and how far the noise of the run itself goes."""
     profile = evidence.profile
     assert profile is not None

@@ -117,7 +117,7 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     times is no noise. `remembers`: whether what moves slowly is noise, too.
     """
     members, steps = series.shape
-    known, high = np.isfinite(series), _stands_out(series, peers)
+    known, high = np.isfinite(series), _is_significant(series, peers)
     quiet, slow = known & ~high, known & high
     level, slow_level = _level(series, quiet), _level(series, slow)
     deviation = np.where(quiet, series - level[:, None], 0.0) + np.where(slow, series - slow_level[:, None], 0.0)
@@ -209,7 +209,7 @@ def _without_outliers(values: Floats, fewest: int) -> Floats:
     return np.clip(values, ordered[:, fewest - 1 : fewest], ordered[:, values.shape[1] - fewest, None])
 
 
-def _stands_out(series: Floats, peers: int) -> Bools:
+def _is_significant(series: Floats, peers: int) -> Bools:
     """Steps in which a member is far from what is usual for all; its level there is not that of its other steps.
 
     What is usual: the shortest range with half of a member's steps, of which one of two levels has that many. Of two

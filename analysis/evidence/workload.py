@@ -41,7 +41,7 @@ def workload(backward: Floats, own: Floats, elastic: Floats | None) -> Floats:
 def elasticity(relative: Floats, own: Floats, work: Floats) -> Floats:
     """By how much each stage's cost follows the workload: 0.6 where four tenths of it are the same for all.
 
-    The loss costs the same for each token, whatever attention costs. Slopes come from the dearest and the cheapest
+    The loss costs the same for each token, whatever attention costs. Slopes come from the costliest and the cheapest
     quarter of the microbatches, and are relative to the stages' upper median, as most stages have nothing but layers.
     """
     shape = relative.shape

@@ -52,9 +52,9 @@ class GroupTable:
             members = about.get("ranks")
             if not members or members == "[]":  # gloo's recorder knows no groups
                 continue
-            told = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
-            found[name] = self._place(rank, _Key(*told, times[told]))
-            times[told] += 1
+            stated = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
+            found[name] = self._place(rank, _Key(*stated, times[stated]))
+            times[stated] += 1
         return found
 
     def add_named(self, rank: int, name: str, description: str) -> int:

@@ -106,15 +106,15 @@ def _read_file(path: Path, log: _Log) -> None:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
+            entry = json.loads(line)
         except (ValueError, RecursionError) as error:
             if number == len(lines):  # the process died while it wrote: what has no end is no line
                 log.torn_lines += 1
                 return
             raise FormatError(f"{path}, line {number}: not JSON ({error!s:.200}); cut the line off") from None
         try:
-            context = {key: told.get(key, context.get(key)) for key in ("header", "metadata")}
-            _read_line(told, context, log)
+            context = {key: entry.get(key, context.get(key)) for key in ("header", "metadata")}
+            _read_line(entry, context, log)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FormatError(
                 f"{path}, line {number}: damaged ({error!r:.200}); expected header, metadata and one of"
@@ -122,13 +122,13 @@ def _read_file(path: Path, log: _Log) -> None:
             ) from None
 
 
-def _read_line(told: dict[str, Any], context: dict[str, Any], log: _Log) -> None:
-    header, body = context["header"], told.get("coll_perf")
+def _read_line(entry: dict[str, Any], context: dict[str, Any], log: _Log) -> None:
+    header, body = context["header"], entry.get("coll_perf")
     identity, rank = encodable(str(header["id"])), int(header["rank"])
     if body is None:
-        (kind,) = (name for name in _BODIES if name in told)
+        (kind,) = (name for name in _BODIES if name in entry)
         if kind == "dump_stats":
-            log.dropped[identity, rank] = int(told[kind].get("coll_dropped_total", 0))
+            log.dropped[identity, rank] = int(entry[kind].get("coll_dropped_total", 0))
         else:
             log.other[kind] += 1
         return

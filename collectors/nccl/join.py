@@ -108,11 +108,13 @@ def join_nccl(
     numbered = records.with_row_index("record")
     both = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
     wanted = both.join(steps, on=["rank", "step"], how="semi")
-    told = _told(nccl, numbers, clocks).join(steps, on=["rank", "step"], how="semi").with_row_index("operation")
-    matches = _matches(wanted, told)
-    exchanges = _exchanges(told.join(matches, on="operation", how="anti"))
+    operations = (
+        _operations(nccl, numbers, clocks).join(steps, on=["rank", "step"], how="semi").with_row_index("operation")
+    )
+    matches = _matches(wanted, operations)
+    exchanges = _exchanges(operations.join(matches, on="operation", how="anti"))
     matches = pl.concat([matches, _matches(wanted.join(matches, on="record", how="anti"), exchanges)])
-    whole = _whole(matches, pl.concat([told, exchanges]).unique("operation", keep="last"), wanted)
+    whole = _whole(matches, pl.concat([operations, exchanges]).unique("operation", keep="last"), wanted)
     believed = whole.filter("believed")
     timed = believed.drop_nulls(["gpu_start_ns", "gpu_end_ns"])
     used = matches.join(believed, on="record", how="semi")
@@ -121,8 +123,8 @@ def join_nccl(
         untimed=believed.height - timed.height,
         size_differs=whole.height - believed.height,
         unmatched_records=_counts(wanted.join(believed, on="record", how="anti")["name"]),
-        unmatched_operations=_counts(told.join(used, on="operation", how="anti")["function"]),
-        split=_split(told),
+        unmatched_operations=_counts(operations.join(used, on="operation", how="anti")["function"]),
+        split=_split(operations),
         overwritten=sum(one.overwritten for one in nccl.ranks),
         dropped=sum(one.dropped for one in nccl.ranks),
         proxy_steps=sum(one.proxy_steps for one in nccl.ranks),
@@ -177,7 +179,7 @@ def _transfers(records: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _told(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Mapping[str, ClockFit]) -> pl.DataFrame:
+def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Mapping[str, ClockFit]) -> pl.DataFrame:
     """NCCL's operations of all ranks on the reference clock, with the `group` the records would give them."""
     rows = []
     for identity, members in nccl.communicators.items():
@@ -231,22 +233,22 @@ def _known(members: CommunicatorMembers) -> list[int | None]:
 # ---- matching --------------------------------------------------------------------------------------------------------
 
 
-def _matches(wanted: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+def _matches(wanted: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
     """`record` and `operation`, one row per operation that has a record."""
     wanted = wanted.sort("start_ns", "record").with_columns(
         order=pl.int_range(pl.len()).over(_KEY), records=pl.len().over(_KEY)
     )
-    told = (
-        told.drop_nulls(["function", "group"])
+    operations = (
+        operations.drop_nulls(["function", "group"])
         .sort("enqueue_ns", "sequence")
         .with_columns(order=pl.int_range(pl.len()).over(_KEY), operations=pl.len().over(_KEY))
     )
     counts = wanted.select(*_KEY, "records").unique()
-    told = told.join(counts, on=_KEY, how="inner", maintain_order="left")
+    operations = operations.join(counts, on=_KEY, how="inner", maintain_order="left")
     same = pl.col("operations") == pl.col("records")
-    in_sequence = told.filter(same).join(wanted.select(*_KEY, "order", "record"), on=[*_KEY, "order"])
+    in_sequence = operations.filter(same).join(wanted.select(*_KEY, "order", "record"), on=[*_KEY, "order"])
     in_time = (
-        told.filter(~same)
+        operations.filter(~same)
         .sort("enqueue_ns")
         .join_asof(
             wanted.select(*_KEY, "record", "start_ns").sort("start_ns"),
@@ -271,14 +273,14 @@ def _exchanges(left: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _whole(matches: pl.DataFrame, told: pl.DataFrame, wanted: pl.DataFrame) -> pl.DataFrame:
+def _whole(matches: pl.DataFrame, operations: pl.DataFrame, wanted: pl.DataFrame) -> pl.DataFrame:
     """Per matched record: first start and last end of its operations (null where one is missing), and whether to
     believe the match: the record's tensor is what NCCL moved, or what all ranks' parts make up.
     """
     size, moved = pl.col("size"), pl.col("bytes")
     same = (size == 0) | moved.is_null() | (size == moved) | (size == moved * pl.col("members"))
     return (
-        matches.join(told.select("operation", "bytes", "gpu_start_ns", "gpu_end_ns"), on="operation")
+        matches.join(operations.select("operation", "bytes", "gpu_start_ns", "gpu_end_ns"), on="operation")
         .group_by("record")
         .agg(
             gpu_start_ns=pl.when(pl.col("gpu_start_ns").null_count() == 0).then(pl.col("gpu_start_ns").min()),
@@ -306,11 +308,11 @@ def _replaced(records: pl.DataFrame, timed: pl.DataFrame) -> pl.DataFrame:
 # ---- what to tell ----------------------------------------------------------------------------------------------------
 
 
-def _split(told: pl.DataFrame) -> dict[str, dict[str, float]]:
+def _split(operations: pl.DataFrame) -> dict[str, dict[str, float]]:
     """Wait and transfer of the collectives that all their ranks reported, from GPU times alone."""
     start, latest = pl.col("gpu_start_ns"), pl.col("gpu_start_ns").max()
     whole = (
-        told.filter(pl.col("number") == COLLECTIVE)
+        operations.filter(pl.col("number") == COLLECTIVE)
         .drop_nulls(["gpu_start_ns", "gpu_end_ns"])
         .group_by("communicator_id", "communicator_ranks", "function", "sequence")
         .agg(

@@ -124,8 +124,8 @@ def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, ma
 
     `report`: the trace's `NcclReport` as plain data, None where no ring was there to join or no trace came of it.
     """
-    told_before = installed_version()
-    versions = [version for version in _versions(recording, recording.ranks) if version != told_before]
+    version_before = installed_version()
+    versions = [version for version in _versions(recording, recording.ranks) if version != version_before]
     lines = [f"WARNING: {line}" for version in versions for line in hazards(version, mask)]
     if report is None:
         rings = len(ring_files(Path(recording.directory)))

@@ -25,7 +25,7 @@ from tracekit.errors import FormatError
 class RankOperations:
     """One rank's operations as `operations.operations` gives them, GPU times turned into the host's monotonic clock.
 
-    `clock` None: no channel told both clocks, so that the GPU times are null.
+    `clock` None: no channel found both clocks, so that the GPU times are null.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class CommunicatorMembers:
 
 @dataclass(frozen=True, slots=True)
 class NcclRecording:
-    """What NCCL told in one attempt. `unreadable`: rings that are damaged, or of no rank of the attempt, and why."""
+    """What NCCL found in one attempt. `unreadable`: rings that are damaged, or of no rank of the attempt, and why."""
 
     ranks: tuple[RankOperations, ...]
     communicators: Mapping[int, CommunicatorMembers]
@@ -91,19 +91,19 @@ def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecord
 
 def _of_rank(rank: int, ring: Ring) -> RankOperations:
     timed = channels(ring)
-    told = operations(ring, timed)
-    clock = fit_gpu_clock(timed, told)
+    found = operations(ring, timed)
+    clock = fit_gpu_clock(timed, found)
     times = ("gpu_start_ns", "gpu_end_ns")
     if clock is None:
-        told = told.with_columns(pl.lit(None, pl.Int64).alias(name) for name in times)
+        found = found.with_columns(pl.lit(None, pl.Int64).alias(name) for name in times)
     else:
-        told = told.with_columns(
+        found = found.with_columns(
             pl.when(pl.col(name).is_not_null())
-            .then(pl.Series(clock.to_host(told[name].fill_null(clock.gpu_ns).to_numpy())))
+            .then(pl.Series(clock.to_host(found[name].fill_null(clock.gpu_ns).to_numpy())))
             .alias(name)
             for name in times
         )
-    return RankOperations(rank, ring.host, told, clock, ring.overwritten, ring.dropped, proxy_steps(ring).height)
+    return RankOperations(rank, ring.host, found, clock, ring.overwritten, ring.dropped, proxy_steps(ring).height)
 
 
 def _members(rings: Mapping[int, Ring]) -> dict[int, CommunicatorMembers]:

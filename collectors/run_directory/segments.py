@@ -209,10 +209,10 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
 
 def _check_process(process: Any, path: Path) -> None:
     """Raise FormatError where a rank's first fact does not say which of how many it is, where and when."""
-    told = process if isinstance(process, dict) else {}
-    if not is_size(told.get("world_size")):
-        raise FormatError(f"{path}: world_size is {told.get('world_size')!r:.40}, no number of ranks; copy it again")
-    if missing := [name for name in ("host", "time_ns", "monotonic_ns") if name not in told]:
+    known = process if isinstance(process, dict) else {}
+    if not is_size(known.get("world_size")):
+        raise FormatError(f"{path}: world_size is {known.get('world_size')!r:.40}, no number of ranks; copy it again")
+    if missing := [name for name in ("host", "time_ns", "monotonic_ns") if name not in known]:
         raise FormatError(f"{path}: the process has no {missing[0]}; copy it again")
 
 

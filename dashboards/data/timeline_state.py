@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-class View(StrEnum):
+class Shown(StrEnum):
     """Which replays are drawn."""
 
     RECORDED = "recorded"
@@ -39,7 +39,7 @@ class View(StrEnum):
     @property
     def replays(self) -> tuple[Replay, ...]:
         """From top to bottom."""
-        return (Replay.RECORDED, Replay.IDEAL) if self is View.BOTH else (Replay(self.value),)
+        return (Replay.RECORDED, Replay.IDEAL) if self is Shown.BOTH else (Replay(self.value),)
 
 
 class Streams(StrEnum):
@@ -75,7 +75,7 @@ class TimelineState:
     """
 
     step: int
-    view: View
+    view: Shown
     streams: Streams
     order: Order
     workers: str = ""
@@ -140,7 +140,7 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         step = near
     state = TimelineState(
         step=step,
-        view=reader.choice("view", View, View.BOTH),
+        view=reader.choice("view", Shown, Shown.BOTH),
         streams=reader.choice("streams", Streams, Streams.ALL),
         order=reader.choice("order", Order, Order.SLOWEST),
         workers=reader.read("worker", _matching(_WORKERS), "", "DP,PP such as 3,1"),

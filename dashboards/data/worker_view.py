@@ -1,6 +1,7 @@
 """What the page Workers shows, and how its address says so.
 
-In: the state in the URL, written by anybody. Out: `View`, whose parts exist in the job, with a word about what did not.
+In: the state in the URL, written by anybody. Out: a `WorkerView`, whose parts exist in the job, and a sentence on what
+did not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class WorkerView:
     """What the page shows of a job: a step by its position (None: all), a worker by its cell (None: nobody chosen),
     a host. `said`: what of the address could not be followed.
     """
@@ -31,9 +32,9 @@ class View:
     said: tuple[str, ...] = ()
 
 
-def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str | None) -> View:
+def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str | None) -> WorkerView:
     """The view that an address asks for; what it gets wrong is left out or moved to the nearest, and said."""
-    view = View()
+    view = WorkerView()
     if step:
         view = _read_step(found, step, view)
     if worker:
@@ -44,7 +45,7 @@ def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str 
     return view
 
 
-def _read_step(found: WorkerMap, step: str, view: View) -> View:
+def _read_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
     if not _NUMBER.fullmatch(step):
         return _say(view, f"{short(step)!r} is no step number: all steps are shown.")
     position = int(np.abs(found.steps - int(step)).argmin())
@@ -53,7 +54,7 @@ def _read_step(found: WorkerMap, step: str, view: View) -> View:
     return view if nearest == int(step) else _say(view, f"Step {step} was not analysed: this is step {nearest}.")
 
 
-def choose_worker(found: WorkerMap, worker: str, view: View) -> View:
+def choose_worker(found: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
     """`view` with the worker that a person wrote, or with a word about why not."""
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
@@ -63,7 +64,7 @@ def choose_worker(found: WorkerMap, worker: str, view: View) -> View:
     return replace(view, cell=cell) if cell is not None else _say(view, f"Worker {asked} was not analysed in this job.")
 
 
-def _say(view: View, text: str) -> View:
+def _say(view: WorkerView, text: str) -> WorkerView:
     return replace(view, said=(*view.said, text))
 
 
@@ -72,7 +73,7 @@ def comma(worker: Worker) -> str:
     return f"{worker.dp_rank},{worker.pp_rank}"
 
 
-def address(found: WorkerMap, view: View) -> dict[str, Any]:
+def address(found: WorkerMap, view: WorkerView) -> dict[str, Any]:
     """The view as the address has it."""
     return {
         "step": None if view.position is None else int(found.steps[view.position]),

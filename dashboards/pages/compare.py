@@ -46,7 +46,7 @@ _JOB, _SPLIT = "job", "split"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Comparison:
     """What is compared: `other`, the job before, or `split`, the first step after, each as given or None."""
 
     other: str | None
@@ -61,10 +61,10 @@ class View:
 def build(stored: Stored, split: str | None = None, **state: str) -> list[Component]:
     """`with`: the job before; `split`: the first step after a change of this job."""
     assert stored.report is not None
-    view = View(state.get("with") or None, split or None)
+    view = Comparison(state.get("with") or None, split or None)
     if view.other is None and view.split is None:
         changed = first_split(stored.report)
-        view = View(None, None if changed is None else str(changed))
+        view = Comparison(None, None if changed is None else str(changed))
     return [
         _chooser(stored, view),
         dcc.Loading(
@@ -79,7 +79,7 @@ def build(stored: Stored, split: str | None = None, **state: str) -> list[Compon
 # --- what is compared -----------------------------------------------------------------------------------------------
 
 
-def _chooser(stored: Stored, view: View) -> Component:
+def _chooser(stored: Stored, view: Comparison) -> Component:
     report = stored.report
     assert report is not None
     names = [str(name) for name in results().jobs().filter(pl.col("slowdown").is_not_null())["name"]]
@@ -135,7 +135,7 @@ def _chooser(stored: Stored, view: View) -> Component:
     )
 
 
-def _content(stored: Stored, view: View) -> list[Component]:
+def _content(stored: Stored, view: Comparison) -> list[Component]:
     """The comparison, or what is missing for one, in words."""
     report = stored.report
     assert report is not None
@@ -238,13 +238,13 @@ def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> li
     if stored.report is None:
         return [problem(f"{short(job)} is stored without an analysis by now.")]
     if not by_step:
-        return _content(stored, View(other or None, None))
+        return _content(stored, Comparison(other or None, None))
     if not (split or "").strip():
         steps = stored.report["by_step"]
         return [
             note(f"Which step is the first after the change? The job has {steps[0]['step']} to {steps[-1]['step']}.")
         ]
-    return _content(stored, View(None, split))
+    return _content(stored, Comparison(None, split))
 
 
 clientside_callback(

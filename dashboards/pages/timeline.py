@@ -17,7 +17,7 @@ from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.timeline_state import Order, Read, Streams, TimelineState, View, read_state
+from tracekit.dashboards.data.timeline_state import Order, Read, Shown, Streams, TimelineState, read_state
 from tracekit.dashboards.figures.timeline import CLASSES, legend, palette
 from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
@@ -107,10 +107,10 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
         className="timeline-step",
     )
     views = {
-        View.BOTH: "Recorded and ideal",
-        View.RECORDED: "Recorded",
-        View.ORIGINAL: "Original",
-        View.IDEAL: "Ideal",
+        Shown.BOTH: "Recorded and ideal",
+        Shown.RECORDED: "Recorded",
+        Shown.ORIGINAL: "Original",
+        Shown.IDEAL: "Ideal",
     }
     return html.Div(
         [

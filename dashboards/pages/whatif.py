@@ -77,7 +77,7 @@ class Drawn(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class QuestionForm:
     """The state of the page: the texts of the question as they were given, and the kept questions."""
 
     select: str | None
@@ -87,13 +87,13 @@ class View:
     remarks: tuple[str, ...]
 
     @classmethod
-    def of_address(cls, state: dict[str, str]) -> View:
+    def of_address(cls, state: dict[str, str]) -> QuestionForm:
         """From the texts of the address."""
         kept, remarks = read_kept(state.get("kept", ""))
         return cls(state.get("select") or None, state.get("action") or None, state.get("factor") or None, kept, remarks)
 
     @classmethod
-    def of(cls, state: Asking) -> View:
+    def of(cls, state: Asking) -> QuestionForm:
         """From the state in the browser."""
         kept, remarks = read_kept(state["kept"])
         texts = (state["select"] or None, state["action"] or None, state["factor"] or None)
@@ -118,7 +118,7 @@ class View:
 def build(stored: Stored, **state: str) -> list[Component]:
     """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
     assert stored.report is not None
-    view = View.of_address(state)
+    view = QuestionForm.of_address(state)
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
     return [
         _form(stored.report, view, seen),
@@ -131,7 +131,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
     ]
 
 
-def _look(stored: Stored, view: View, *, wait_s: float = 0.0) -> Seen:
+def _look(stored: Stored, view: QuestionForm, *, wait_s: float = 0.0) -> Seen:
     """Ask for all answers of the view; only the first is waited for."""
     try:
         query, wrong = view.query(), None
@@ -157,7 +157,7 @@ def _drawn(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
+def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
     chips = [
         html.Button(
             suggestion.title,
@@ -209,7 +209,7 @@ def _form(report: dict[str, Any], view: View, seen: Seen) -> Component:
     )
 
 
-def _action(view: View) -> str:
+def _action(view: QuestionForm) -> str:
     return view.action if view.action in set(QueryAction) else str(QueryAction.IDEALISE)
 
 
@@ -291,7 +291,7 @@ def show(state: Asking, _ticks: int | None, before: Drawn) -> Any:
     stored = results().stored(state["job"])
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
-    seen = _look(stored, View.of(state), wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    seen = _look(stored, QuestionForm.of(state), wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
     now = _drawn(seen)
     same = now["answer"] == before["answer"]
     return (

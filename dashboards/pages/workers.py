@@ -26,7 +26,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.worker_map import WORTH_NAMING, WorkerMap
-from tracekit.dashboards.data.worker_view import View, address, choose_worker, read_view
+from tracekit.dashboards.data.worker_view import WorkerView, address, choose_worker, read_view
 from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
 from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest
 from tracekit.dashboards.ui.callbacks import answers
@@ -79,7 +79,7 @@ def build(
     ]
 
 
-def draw(found: WorkerMap, view: View) -> go.Figure:
+def draw(found: WorkerMap, view: WorkerView) -> go.Figure:
     """The map of the step, or of all: the slowest outlined, the chosen worker and host marked."""
     values = found.values(view.position).ravel()
     marked = [cell for cell in found.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
@@ -97,16 +97,16 @@ def draw(found: WorkerMap, view: View) -> go.Figure:
     )
 
 
-def _said(view: View) -> list[Component]:
+def _said(view: WorkerView) -> list[Component]:
     return [note(text) for text in view.said]
 
 
-def _cell(found: WorkerMap, view: View) -> int:
+def _cell(found: WorkerMap, view: WorkerView) -> int:
     """The chosen worker, else the slowest."""
     return found.worst(None, 1)[0] if view.cell is None else view.cell
 
 
-def _detail(job: str, found: WorkerMap, view: View) -> list[Component]:
+def _detail(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
     return detail(found, _cell(found, view), job, view.position, default=view.cell is None)
 
 
@@ -122,7 +122,7 @@ def _missing(report: dict[str, Any]) -> list[Component]:
     return [note(gone + blank)]
 
 
-def _map_panel(stored: Stored, found: WorkerMap, view: View) -> Component:
+def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     go_to = dmc.TextInput(
         id="workers-go",
         debounce=True,
@@ -145,7 +145,7 @@ def _map_panel(stored: Stored, found: WorkerMap, view: View) -> Component:
     )
 
 
-def _scrubber(stored: Stored, found: WorkerMap, view: View) -> Component:
+def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     """Plays the map step by step. The strip above the slider shows S of each step; position 0 is all steps."""
     count = len(found.steps)
     slider = dmc.Slider(
@@ -184,7 +184,7 @@ def _strip(stored: Stored, count: int) -> Component:
     return html.Div(bars, className="strip", **attributes(aria_hidden="true"))
 
 
-def _readout(stored: Stored, found: WorkerMap, view: View) -> list[Any]:
+def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
     """Which step the map shows, and what it costs."""
     if view.position is None:
         return [html.B(f"All {len(found.steps):,} steps"), html.Span("mean over the steps", className="note")]
@@ -251,7 +251,9 @@ def change(
     return []
 
 
-def _followed(found: WorkerMap, view: View, position: int, clicked: Clicked | None, typed: str | None) -> View:
+def _followed(
+    found: WorkerMap, view: WorkerView, position: int, clicked: Clicked | None, typed: str | None
+) -> WorkerView:
     """The view after what was done."""
     match ctx.triggered_id:
         case "workers-step":

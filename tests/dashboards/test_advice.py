@@ -13,11 +13,20 @@ from tracekit.dashboards.ui.sentences import Tone, advice_words, diagnosis_words
 from tracekit.job import Job
 from tracekit.model import Layout
 from tracekit.store import Incoming, Store
-from tracekit.synth import BaseCosts, Cause, LateDataLoading, SlowHost, SlowLastStage, SlowWorker, SynthSpec, synthesize
+from tracekit.synth import (
+    BaseCosts,
+    InjectedCause,
+    LateDataLoading,
+    SlowHost,
+    SlowLastStage,
+    SlowWorker,
+    SynthSpec,
+    synthesize,
+)
 
 #: Hosts of eight workers; what is slow sits on the second one.
 SPEC = {"layout": Layout(dp=16, pp=2), "steps": 6, "microbatches": 4, "seed": 3}
-CAUSES: dict[str, tuple[Cause, ...]] = {
+CAUSES: dict[str, tuple[InjectedCause, ...]] = {
     "healthy": (),
     "worker": (SlowWorker(dp_rank=9, pp_rank=0, factor=1.6),),
     "host": (SlowHost(host=1, factor=1.6),),

@@ -18,7 +18,7 @@ from tracekit.synth.causes import (
     SlowWorker,
     parse_cause,
 )
-from tracekit.synth.job import Cause
+from tracekit.synth.job import InjectedCause
 from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import Schedule
 from tracekit.synth.simulate import BaseCosts, SynthSpec, synthesize
@@ -26,9 +26,9 @@ from tracekit.synth.simulate import BaseCosts, SynthSpec, synthesize
 __all__ = [
     "CAUSES",
     "BaseCosts",
-    "Cause",
     "ClockOffset",
     "FlappingNetwork",
+    "InjectedCause",
     "LateDataLoading",
     "MissingRanks",
     "MissingSteps",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tracekit.errors import SelectionError
 from tracekit.model import OpKind
-from tracekit.synth.job import Cause, Effect, Floats, JobShape, Scaled, Seeded
+from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Scaled, Seeded
 from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import PlannedOp
 
@@ -29,7 +29,7 @@ LENGTH_SIGMA = 1.6
 
 
 @dataclass(frozen=True, slots=True)
-class SlowWorker(Cause):
+class SlowWorker(InjectedCause):
     """One worker computes `factor` times as long: forwards, backwards and optimizer."""
 
     NAME = "slow-worker"
@@ -42,13 +42,13 @@ class SlowWorker(Cause):
         self.require("factor", least=1)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         lanes = seeded.job.dp_rank_of_lane == self.dp_rank
         return Scaled(COMPUTE | {OpKind.OPTIMIZER}, frozenset({self.pp_rank or 0}), lanes, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
-class SlowHost(Cause):
+class SlowHost(InjectedCause):
     """All workers of one host compute `factor` times as long: power, cooling or a busy CPU."""
 
     NAME = "slow-host"
@@ -60,7 +60,7 @@ class SlowHost(Cause):
         self.require("factor", least=1)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         return _SlowHost(seeded.job, self.host or 0, self.factor)
 
 
@@ -80,7 +80,7 @@ class _SlowHost(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLastStage(Cause):
+class SlowLastStage(InjectedCause):
     """The loss layer: the last model chunk costs (factor - 1) average stages more, forward and backward."""
 
     NAME = "slow-last-stage"
@@ -90,7 +90,7 @@ class SlowLastStage(Cause):
         self.require("factor", least=1)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         return _Loss(seeded.job, self.factor - 1)
 
 
@@ -109,7 +109,7 @@ class _Loss(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceLengthImbalance(Cause):
+class SequenceLengthImbalance(InjectedCause):
     """Microbatches of packed documents whose attention costs the sum of squared lengths.
 
     `quadratic_share`: the share of compute that is attention, 0 to 1. A microbatch costs (1 - share) + share x
@@ -123,7 +123,7 @@ class SequenceLengthImbalance(Cause):
         self.require("quadratic_share", least=0, most=1)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         squares = packed_squares(seeded.rng, seeded.job.lanes * seeded.job.microbatches).reshape(
             seeded.job.microbatches, seeded.job.lanes
         )
@@ -157,7 +157,7 @@ class _PerMicrobatch(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class PythonGc(Cause):
+class PythonGc(InjectedCause):
     """Garbage collection stops a random worker in a random step for `pause_s`, during one forward.
 
     `rate`: chance per worker and step. `growth`: by how much of itself a pause grows per traced step (a leak).
@@ -175,7 +175,7 @@ class PythonGc(Cause):
         self.require("growth", least=0)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         shape = (seeded.job.layout.pp, seeded.job.lanes)
         forwards = seeded.job.microbatches * seeded.job.layout.vpp
         paused = np.where(seeded.rng.random(shape) < self.rate, seeded.rng.integers(forwards, size=shape), -1)
@@ -199,7 +199,7 @@ class _Paused(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class LateDataLoading(Cause):
+class LateDataLoading(InjectedCause):
     """The first forward of a step waits `delay_s` (+- a fifth) for its data: a launch delay on the first stage.
 
     `everywhere`: on all DP ranks, else on one.
@@ -215,7 +215,7 @@ class LateDataLoading(Cause):
         self.require("delay_s", least=0)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         lanes = (seeded.job.dp_rank_of_lane == self.dp_rank) | self.everywhere
         return _Late(np.where(lanes, self.delay_s * seeded.rng.uniform(0.8, 1.2, seeded.job.lanes), 0.0))
 
@@ -235,7 +235,7 @@ class _Late(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SlowSteps(Cause):
+class SlowSteps(InjectedCause):
     """Everybody computes `factor` times as long in `count` steps in a row; `position` 0: a slow warm-up.
 
     `position` counts traced steps from 0.
@@ -252,14 +252,14 @@ class SlowSteps(Cause):
         self.require("factor", least=1)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         first = self.position or 0
         lanes = (seeded.job.step_of_lane >= first) & (seeded.job.step_of_lane < first + self.count)
         return Scaled(COMPUTE, frozenset(range(seeded.job.layout.pp)), lanes, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
-class ClockOffset(Cause):
+class ClockOffset(InjectedCause):
     """The clock of one worker is `offset_s` ahead (below 0: behind); its work is as healthy as before."""
 
     NAME = "clock-offset"
@@ -273,7 +273,7 @@ class ClockOffset(Cause):
 
 
 @dataclass(frozen=True, slots=True)
-class MissingRanks(Cause):
+class MissingRanks(InjectedCause):
     """`count` workers were not recorded: the drawn (or named) one and those after it, by DP rank, then stage."""
 
     NAME = "missing-ranks"
@@ -287,7 +287,7 @@ class MissingRanks(Cause):
 
 
 @dataclass(frozen=True, slots=True)
-class MissingSteps(Cause):
+class MissingSteps(InjectedCause):
     """One worker was not recorded in `count` steps in a row, from traced step `position` (counted from 0) on."""
 
     NAME = "missing-steps"
@@ -301,7 +301,7 @@ class MissingSteps(Cause):
         self.require("count", least=1)
 
 
-CAUSES: dict[str, type[Cause]] = {
+CAUSES: dict[str, type[InjectedCause]] = {
     cause.NAME: cause
     for cause in (
         SlowWorker, SlowHost, SlowLastStage, SequenceLengthImbalance, PythonGc, SlowP2pLink, SlowNic, FlappingNetwork,
@@ -312,7 +312,7 @@ CAUSES: dict[str, type[Cause]] = {
 _SHORT = {"dp": "dp_rank", "pp": "pp_rank"}
 
 
-def parse_cause(text: str) -> Cause:
+def parse_cause(text: str) -> InjectedCause:
     """A cause from `name` or `name:field=value,field=value`, e.g. `slow-worker:dp=5,pp=2,factor=1.5`.
 
     Raises SelectionError that lists what is known.

@@ -89,7 +89,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class InjectedCause:
     """One known cause. Fields named in `LOCATION` say where (None: drawn from the seed), all others how strong."""
 
     NAME: ClassVar[str]

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind
-from tracekit.synth.job import Cause, Effect, Floats, JobShape, Scaled, Seeded, places
+from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Scaled, Seeded, places
 from tracekit.synth.schedules import PlannedOp
 
 
 @dataclass(frozen=True, slots=True)
-class SlowP2pLink(Cause):
+class SlowP2pLink(InjectedCause):
     """Transfers between a stage and the next one of a DP rank, both ways, take `factor` times as long.
 
     `pp_rank`: the earlier stage of the link.
@@ -32,11 +32,11 @@ class SlowP2pLink(Cause):
         self.require("factor", least=1)
 
     def places(self, name: str, job: JobShape) -> int:
-        """See `Cause.places`."""
+        """See `InjectedCause.places`."""
         return job.layout.pp - 1 if name == "pp_rank" else places(name, job)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         return _SlowLink(self.pp_rank or 0, seeded.job.dp_rank_of_lane == self.dp_rank, self.factor)
 
 
@@ -55,7 +55,7 @@ class _SlowLink(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SlowNic(Cause):
+class SlowNic(InjectedCause):
     """The data-parallel collectives of one worker take `factor` times as long on its side."""
 
     NAME = "slow-nic"
@@ -68,17 +68,17 @@ class SlowNic(Cause):
         self.require("factor", least=1)
 
     def places(self, name: str, job: JobShape) -> int:
-        """See `Cause.places`."""
+        """See `InjectedCause.places`."""
         return places(name, job) if job.layout.has_dp_collectives else 0
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         lanes = seeded.job.dp_rank_of_lane == self.dp_rank
         return Scaled(frozenset(DP_COLLECTIVES), frozenset({self.pp_rank or 0}), lanes, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
-class FlappingNetwork(Cause):
+class FlappingNetwork(InjectedCause):
     """A few transfers between stages, anywhere, take `factor` times as long; `rate`: the share of them."""
 
     NAME = "flapping-network"
@@ -90,7 +90,7 @@ class FlappingNetwork(Cause):
         self.require("factor", least=1)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """See `Cause.effect`."""
+        """See `InjectedCause.effect`."""
         return _Flapping(int(seeded.rng.integers(2**32)), self.rate, self.factor)
 
 

@@ -52,7 +52,7 @@ class PlannedOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LanePlan:
     """The ops of one lane, and the groups that transfer together: tuples of positions in `ops`, in runnable order."""
 
     ops: tuple[PlannedOp, ...]
@@ -114,7 +114,7 @@ def _compute(at: int, layout: Layout, *, forward: bool) -> Compute:
 
 def plan_lane(
     schedule: Schedule, layout: Layout, microbatches: int, *, overlap_dp: bool, record_no_ops: bool = False
-) -> Plan:
+) -> LanePlan:
     """Plan one step of one DP rank.
 
     `overlap_dp`: each chunk's gradients are reduced as soon as its last backward ends, else all of them at the end.
@@ -129,7 +129,7 @@ def plan_lane(
         computes = planner.add_pipeline(stage, order, gathered)
         planner.add_tail(stage, order, computes, overlap_dp=overlap_dp)
     groups = planner.groups()
-    return Plan(tuple(planner.ops), tuple(_runnable(planner.ops, groups)))
+    return LanePlan(tuple(planner.ops), tuple(_runnable(planner.ops, groups)))
 
 
 @dataclass

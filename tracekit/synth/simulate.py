@@ -25,8 +25,8 @@ from tracekit.synth.causes import (
     MissingRanks,
     MissingSteps,
 )
-from tracekit.synth.job import Cause, Effect, Floats, JobShape, Seeded
-from tracekit.synth.schedules import Plan, PlannedOp, Schedule, check_schedule, plan_lane
+from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Seeded
+from tracekit.synth.schedules import LanePlan, PlannedOp, Schedule, check_schedule, plan_lane
 from tracekit.trace import Trace
 
 #: Profilers sample steps: runs of this many steps in a row, and from one run to the next this many steps.
@@ -87,7 +87,7 @@ class SynthSpec:
     noise: float = 0.02
     worker_spread: float = 0.0
     costs: BaseCosts = field(default_factory=BaseCosts)
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[InjectedCause, ...] = ()
     layers: tuple[int, ...] | None = None
     record_no_ops: bool = False
     name: str = "synthetic"
@@ -141,7 +141,7 @@ def synthesize(spec: SynthSpec) -> Trace:
     )
 
 
-def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[Cause, ...], tuple[Effect, ...]]:
+def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[InjectedCause, ...], tuple[Effect, ...]]:
     """The causes with their locations, and what they do. Each draws from the seed, its name and its ordinal."""
     causes, effects = [], []
     seen: dict[str, int] = {}
@@ -164,7 +164,7 @@ class _Times:
     step_s: float
 
 
-def _simulate(plan: Plan, spec: SynthSpec, shape: JobShape, effects: Sequence[Effect]) -> _Times:
+def _simulate(plan: LanePlan, spec: SynthSpec, shape: JobShape, effects: Sequence[Effect]) -> _Times:
     """Run the plan in all lanes. Starts and ends follow the graph of the design, see the module docstring."""
     size = (len(plan.ops), shape.lanes)
     start, end = np.empty(size), np.empty(size)
@@ -254,7 +254,7 @@ class _Draws:
                 }.get(op.kind, costs.p2p_s)
 
 
-def _shift_clocks(start: Floats, plan: Plan, shape: JobShape, causes: Sequence[Cause]) -> None:
+def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequence[InjectedCause]) -> None:
     """Add each clock's offset to the starts its worker recorded (in place: `start` is the simulation's own)."""
     for cause in causes:
         if isinstance(cause, ClockOffset):
@@ -262,7 +262,7 @@ def _shift_clocks(start: Floats, plan: Plan, shape: JobShape, causes: Sequence[C
             start[rows] += np.where(shape.dp_rank_of_lane == cause.dp_rank, cause.offset_s, 0.0)
 
 
-def _frame(plan: Plan, shape: JobShape, step_numbers: npt.NDArray[np.int32], times: _Times) -> pl.DataFrame:
+def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32], times: _Times) -> pl.DataFrame:
     """Canonical columns, ordered by step, DP rank, stage, kind and seq."""
     order = sorted(
         range(len(plan.ops)), key=lambda at: (plan.ops[at].pp_rank, plan.ops[at].kind.code, plan.ops[at].seq)
@@ -293,7 +293,7 @@ def _frame(plan: Plan, shape: JobShape, step_numbers: npt.NDArray[np.int32], tim
 
 
 def _without_missing(
-    ops: pl.DataFrame, shape: JobShape, step_numbers: Sequence[int], causes: Sequence[Cause]
+    ops: pl.DataFrame, shape: JobShape, step_numbers: Sequence[int], causes: Sequence[InjectedCause]
 ) -> pl.DataFrame:
     """Leave out what was not recorded."""
     pp = shape.layout.pp
@@ -315,7 +315,7 @@ def _without_missing(
     return ops
 
 
-def _metadata(spec: SynthSpec, shape: JobShape, causes: Sequence[Cause]) -> Mapping[str, Any]:
+def _metadata(spec: SynthSpec, shape: JobShape, causes: Sequence[InjectedCause]) -> Mapping[str, Any]:
     layout = shape.layout
     hosts = {
         str(shape.rank(dp_rank, pp_rank)): f"host-{shape.host(dp_rank, pp_rank):04d}"

@@ -20,9 +20,9 @@ from tracekit.analysis.causes import CauseKind, find_causes
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout
 from tracekit.synth import (
-    Cause,
     ClockOffset,
     FlappingNetwork,
+    InjectedCause,
     LateDataLoading,
     MissingRanks,
     MissingSteps,
@@ -62,7 +62,7 @@ VERDICTS = {CauseKind.HEALTHY, CauseKind.UNEXPLAINED}
 ALWAYS = {CauseKind.CLOCK_ERROR, CauseKind.TOO_LITTLE_TRACE}
 
 #: Three strengths of every cause.
-STRENGTHS: tuple[tuple[Cause, ...], ...] = (
+STRENGTHS: tuple[tuple[InjectedCause, ...], ...] = (
     (SlowWorker(factor=1.2), SlowWorker(factor=1.5), SlowWorker(factor=2.5)),
     (SlowHost(factor=1.2), SlowHost(factor=1.5), SlowHost(factor=2.5)),
     (SlowLastStage(factor=1.2), SlowLastStage(factor=1.5), SlowLastStage(factor=2.0)),
@@ -77,7 +77,7 @@ STRENGTHS: tuple[tuple[Cause, ...], ...] = (
     (MissingRanks(count=1), MissingRanks(count=2), MissingSteps(count=2)),
 )
 #: Strong enough to matter beside another cause.
-MAIN: tuple[Cause, ...] = (
+MAIN: tuple[InjectedCause, ...] = (
     SlowWorker(factor=1.6),
     SlowLastStage(factor=1.5),
     SequenceLengthImbalance(quadratic_share=0.5),
@@ -127,7 +127,7 @@ def specs(first_seed: int, repeats: int, healthy: int) -> Iterator[SynthSpec]:
         yield _spec(next(seeds), number, ())
 
 
-def _spec(seed: int, turn: int, causes: tuple[Cause, ...]) -> SynthSpec:
+def _spec(seed: int, turn: int, causes: tuple[InjectedCause, ...]) -> SynthSpec:
     pipeline_needed = any(isinstance(cause, SlowP2pLink | FlappingNetwork | SlowLastStage) for cause in causes)
     shapes = SHAPES if pipeline_needed else (*SHAPES, NO_PIPELINE)
     if any(isinstance(cause, SlowNic | MissingRanks | MissingSteps) for cause in causes):

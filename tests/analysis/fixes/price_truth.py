@@ -15,8 +15,8 @@ from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Layout
 from tracekit.synth import (
-    Cause,
     FlappingNetwork,
+    InjectedCause,
     LateDataLoading,
     PythonGc,
     Schedule,
@@ -33,7 +33,7 @@ from tracekit.synth import (
 from tracekit.synth.job import Effect, Seeded
 
 #: What goes when the fix is made.
-CURES: dict[FixKind, tuple[type[Cause], ...]] = {
+CURES: dict[FixKind, tuple[type[InjectedCause], ...]] = {
     FixKind.REPLACE_WORKERS: (SlowWorker, SlowHost),
     FixKind.DRAIN_HOST: (SlowHost,),
     FixKind.PLANNED_GC: (PythonGc,),
@@ -49,7 +49,7 @@ SHAPES = (
     (Layout(dp=4, pp=4, vpp=2, tp=4), Schedule.INTERLEAVED, 8),
     (Layout(dp=4, pp=3, tp=8), Schedule.GPIPE, 6),
 )
-INJECTED: tuple[tuple[Cause, ...], ...] = (
+INJECTED: tuple[tuple[InjectedCause, ...], ...] = (
     (SlowWorker(factor=1.5),),
     (SlowWorker(factor=2.5),),
     (SlowHost(factor=1.5),),
