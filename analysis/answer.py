@@ -24,6 +24,7 @@ _PART = {
     CauseKind.BAD_WORKER: "compute",
     CauseKind.SLOW_HOST: "compute",
     CauseKind.SLOW_RANK_GROUP: "compute",
+    CauseKind.SLOW_RANK_OF_WORKER: "compute",
     CauseKind.DATA_SKEW: "workload",
     CauseKind.PYTHON_GC: "python-gc",
     CauseKind.CHECKPOINT_STALLS: "checkpoint",
@@ -92,7 +93,7 @@ def answer_of(
         check=None if leading is None else leading.next_check,
         fix=None if leading is None else _fix(evidence, leading, fixes),
         others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
-        trust=_trust(trust),
+        trust=_trust(evidence, trust),
         culprits=tuple(_culprits(evidence, causes)),
     )
 
@@ -148,7 +149,7 @@ def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
     )
 
 
-def _trust(trust: Trust) -> str:
+def _trust(evidence: Evidence, trust: Trust) -> str:
     if not trust.trustworthy:
         return "; ".join(trust.reasons)
     explained = (
@@ -156,28 +157,42 @@ def _trust(trust: Trust) -> str:
         if trust.discrepancy > LARGEST_DISCREPANCY
         else f"launch delays add {trust.discrepancy:.1%}"
     )
-    return f"the replay is within {trust.replay_error:.1%} of the recording; {explained}"
+    layout = evidence.replay.graph.layout
+    alone = layout.tp * layout.cp > 1 and evidence.lockstep is None
+    inside = f"; nothing tells the {layout.tp * layout.cp} ranks of a worker apart, see `waited`" if alone else ""
+    return f"the replay is within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
 
 def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
     """The ranks that causes sit on, costliest cause first."""
-    ranks, gpus = evidence.worker_ranks, evidence.trace.metadata.get("gpus")
+    gpus = evidence.trace.metadata.get("gpus")
     for cause in causes:
         if cause.kind not in _PART or cause.change is None:
             continue
-        for worker in _workers(evidence, cause.where):
-            rank = ranks.get(worker)
+        for rank, worker in _places(evidence, cause.where):
             yield Culprit(
                 rank=rank,
                 dp_rank=worker.dp_rank,
                 pp_rank=worker.pp_rank,
-                host=evidence.hosts.get(worker),
+                host=None if rank is None else evidence.trace.hosts.get(rank),
                 gpu_uuid=_uuid(gpus, rank),
                 part=_PART[cause.kind],
                 cost_s=max(cause.saved_s, cause.alone_s),
                 confidence=cause.confidence,
                 first_step=cause.since_step,
             )
+
+
+def _places(evidence: Evidence, where: Where) -> Iterator[tuple[int | None, Worker]]:
+    """The ranks of a place, as far as known, and their workers."""
+    for worker in _workers(evidence, where):
+        yield evidence.worker_ranks.get(worker), worker
+    if where.ranks and evidence.lockstep is not None:
+        lockstep = evidence.lockstep
+        worker_of = {
+            rank: worker for worker, ranks in zip(lockstep.workers, lockstep.ranks, strict=True) for rank in ranks or ()
+        }
+        yield from ((rank, worker_of[rank]) for rank in where.ranks)
 
 
 def _workers(evidence: Evidence, where: Where) -> Iterator[Worker]:

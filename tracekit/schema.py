@@ -33,6 +33,9 @@ SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 #: Columns with a meaning for some kinds only.
 NULLABLE = frozenset({"microbatch", "chunk"})
+#: A column that a trace need not have: seconds that each rank of the worker waited inside the op for the others, ranks
+#: in the order of their numbers; null or empty where nobody looked.
+WAITED, WAITED_TYPE = "waited", pl.List(pl.Float64)
 #: Runs of equal rows are looked at instead of rows where they are as long as this on average.
 SHORTEST_RUN = 4
 
@@ -99,7 +102,7 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     _check_values(checked, source)
     _check_layout(checked, layout, source)
     _check_identity(checked, source)
-    return checked
+    return checked if WAITED not in ops.columns else checked.with_columns(_waited(ops[WAITED], layout, source))
 
 
 def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
@@ -119,6 +122,26 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
         for name, dtype in SCHEMA.items()
     ]
     return pl.DataFrame([column.rechunk() for column in columns])
+
+
+def _waited(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
+    """The column `waited`: as many numbers from 0 for each op as a worker has ranks, or none."""
+    try:
+        waited = column.cast(WAITED_TYPE).rechunk()
+    except pl.exceptions.PolarsError:
+        raise TraceError(
+            f"{source}: {source.column(WAITED)} has type {column.dtype}; expected lists of numbers; convert the column"
+        ) from None
+    ranks, length = layout.tp * layout.cp, waited.list.len().fill_null(0)
+    wrong = (length != 0) & (length != ranks)
+    if wrong.any():
+        expected = f"one number for each of the {ranks} ranks of a worker (tp {layout.tp} x cp {layout.cp}), or null"
+        raise violation(source, waited, int(wrong.arg_max() or 0), f"expected {expected}")
+    bad = waited.list.eval(pl.element().is_null() | ~pl.element().is_finite() | (pl.element() < 0)).list.any()
+    bad = bad.fill_null(value=False)
+    if bad.any():
+        raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds from 0")
+    return waited
 
 
 def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Source) -> pl.Series:

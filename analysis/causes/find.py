@@ -26,6 +26,7 @@ from tracekit.analysis.causes.rules_compute import (
     StageImbalance,
 )
 from tracekit.analysis.causes.rules_host import HostBound, LateData, SlowOptimizer
+from tracekit.analysis.causes.rules_lockstep import LockstepJitter, SlowRankOfWorker
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
     Congestion,
@@ -39,7 +40,7 @@ from tracekit.analysis.causes.rules_pauses import Checkpoints, ProcessPauses, Py
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, undecided
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, slow_by_one_rank, undecided
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
@@ -50,6 +51,8 @@ RULES: tuple[Rule, ...] = (
     BadWorker(),
     SlowHost(),
     SlowRankGroup(),
+    SlowRankOfWorker(),
+    LockstepJitter(),
     DataSkew(),
     StageImbalance(),
     SequenceLengthImbalance(),
@@ -104,13 +107,17 @@ def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Ca
 
 
 def _one_for_each(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates without workers that are slow because their processes are stopped: one cause, one trouble."""
+    """The candidates without workers that are slow because their processes are stopped, or because one of their ranks
+    is slow: one cause, one trouble.
+    """
     stopped = {
         worker
         for candidate in candidates
         if candidate.kind is CauseKind.PROCESS_PAUSES
         for worker in candidate.where.workers
     }
+    if any(candidate.kind is CauseKind.SLOW_RANK_OF_WORKER for candidate in candidates):
+        stopped |= slow_by_one_rank(evidence)
     kept = []
     for candidate in candidates:
         workers = candidate.where.workers

@@ -21,6 +21,8 @@ class CauseKind(StrEnum):
     BAD_WORKER = "bad-worker"
     SLOW_HOST = "slow-host"
     SLOW_RANK_GROUP = "slow-rank-group"
+    SLOW_RANK_OF_WORKER = "slow-rank-of-worker"
+    LOCKSTEP_JITTER = "lockstep-jitter"
     DATA_SKEW = "data-skew"
     STAGE_IMBALANCE = "stage-imbalance"
     SEQUENCE_LENGTH_IMBALANCE = "sequence-length-imbalance"
@@ -58,9 +60,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place of a cause; an empty field says nothing, all empty: the whole job."""
+    """The place of a cause; an empty field says nothing, all empty: the whole job.
+
+    `ranks`: global ranks, where a cause sits on some of a worker's ranks only.
+    """
 
     workers: tuple[Worker, ...] = ()
+    ranks: tuple[int, ...] = ()
     pp_ranks: tuple[int, ...] = ()
     dp_ranks: tuple[int, ...] = ()
     links: tuple[Link, ...] = ()
@@ -71,6 +77,7 @@ class Where:
         """Plain data for JSON."""
         return {
             "workers": [{"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in self.workers],
+            "ranks": list(self.ranks),
             "pp_ranks": list(self.pp_ranks),
             "dp_ranks": list(self.dp_ranks),
             "links": [
@@ -87,6 +94,8 @@ class Where:
             parts.append(self.host)
         if self.workers:
             parts.append(("worker " if len(self.workers) == 1 else "workers ") + _listed(self.workers))
+        if self.ranks:
+            parts.append(("rank " if len(self.ranks) == 1 else "ranks ") + _listed(self.ranks))
         if self.links:
             parts.append("; ".join(str(link) for link in self.links))
         if self.pp_ranks:

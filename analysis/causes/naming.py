@@ -5,7 +5,7 @@ In: a `Where`, and which rank on which host is which worker. Out: a noun phrase,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from tracekit.analysis.causes.model import Link, Where
@@ -31,21 +31,27 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages."""
+    """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages.
+
+    `host_of_rank`: the host of each rank, as far as known.
+    """
 
     ranks: Mapping[Worker, int]
     hosts: Mapping[Worker, str]
     stages: int
+    host_of_rank: Mapping[int, str]
 
     @classmethod
     def of(cls, evidence: Evidence) -> Names:
         """The names of a job."""
-        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages)
+        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.trace.hosts)
 
     def place(self, where: Where) -> Place | None:
         """What `where` is called; None for the whole job."""
         if where.workers:
             return self._workers(where.workers)
+        if where.ranks:
+            return _on_hosts(_several("rank", where.ranks), {self.host_of_rank.get(rank, "") for rank in where.ranks})
         if where.links:
             return self._links(where.links)
         if where.pp_ranks:
@@ -58,10 +64,7 @@ class Names:
         if any(worker not in self.ranks for worker in workers):  # not recorded
             return _several("worker", workers)
         ranks = _several("rank", [self.ranks[worker] for worker in workers])
-        hosts = sorted({self.hosts.get(worker, "") for worker in workers})
-        if "" in hosts or len(hosts) > _MOST_NAMED:
-            return ranks
-        return Place(f"{ranks.words} on {listed(map(short, hosts))}", ranks.plural)
+        return _on_hosts(ranks, {self.hosts.get(worker, "") for worker in workers})
 
     def _links(self, links: Sequence[Link]) -> Place:
         first = links[0]
@@ -69,6 +72,13 @@ class Names:
         known = [f"rank {self.ranks[end]}" if end in self.ranks else f"worker {end}" for end in ends]
         link = f"link between {known[0]} and {known[1]}"
         return Place(f"the {link}", False) if len(links) == 1 else Place(f"{len(links)} links, first the {link}", True)
+
+
+def _on_hosts(ranks: Place, hosts: Set[str]) -> Place:
+    """Ranks and the hosts they are on, where all are known and not too many."""
+    if "" in hosts or len(hosts) > _MOST_NAMED:
+        return ranks
+    return Place(f"{ranks.words} on {listed(map(short, sorted(hosts)))}", ranks.plural)
 
 
 def listed(items: Iterable[object]) -> str:

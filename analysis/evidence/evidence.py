@@ -15,6 +15,7 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.pauses import Pauses, find_pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_own_delays
 from tracekit.analysis.evidence.transfers import Traffic
@@ -106,6 +107,11 @@ class Evidence:
         if self.profile is None:
             return None
         return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)
+
+    @cached_property
+    def lockstep(self) -> Lockstep | None:
+        """The ranks inside workers, where the trace says how long they waited for each other."""
+        return Lockstep.of(self.trace, self.replay.graph)
 
     @cached_property
     def transfers(self) -> TransferGrid:

@@ -63,6 +63,21 @@ def beyond_peers_s(evidence: Evidence, worker: Worker) -> float:
     return float(beyond[evidence.cells_of([worker])].sum())
 
 
+def slow_by_one_rank(evidence: Evidence) -> set[Worker]:
+    """Workers that are no slower than their peers once their own slow ranks are as fast as the other ranks inside."""
+    lockstep, profile = evidence.lockstep, evidence.profile
+    if lockstep is None or profile is None:
+        return set()
+    gained = lockstep.held_up_s(lockstep.slow(SMALLEST_FACTOR))
+    found = set()
+    for number, worker in enumerate(lockstep.workers):
+        here = lockstep.worker == number
+        share = float(gained[here].sum() / max(lockstep.duration_s[here].sum(), 1e-9))
+        if share > 0 and worker_factor(evidence)[evidence.cells_of([worker])].max() * (1 - share) < 1 + SMALLEST_FACTOR:
+            found.add(worker)
+    return found
+
+
 def slow_factor(evidence: Evidence) -> Floats:
     """How slow workers are beside their peers, 1 where they are not, [kinds, stages, steps, dp_ranks]."""
     profile = evidence.profile

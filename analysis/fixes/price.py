@@ -49,6 +49,7 @@ _DIRECT = {
     CauseKind.CONGESTION: (FixKind.CALM_NETWORK, "Remove the very long transfers"),
     CauseKind.PROCESS_PAUSES: (FixKind.STOP_PAUSES, "Remove the pauses of the process"),
     CauseKind.SLOW_OPTIMIZER: (FixKind.REPLACE_WORKERS, "Make the optimizer as fast as those of its peers"),
+    CauseKind.SLOW_RANK_OF_WORKER: (FixKind.REPLACE_WORKERS, "Make the rank as fast as the other ranks of its worker"),
     CauseKind.UNRECORDED_WORKER_LATE: (FixKind.REPLACE_WORKERS, "Get the worker that was not recorded on time"),
     CauseKind.CHECKPOINT_STALLS: (FixKind.ASYNC_CHECKPOINT, "Write checkpoints asynchronously"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data, so that no forward waits for it"),

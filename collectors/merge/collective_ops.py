@@ -44,7 +44,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     marked = mark_nested(collectives, direct).join(groups, on=["rank", "peer"], how="left", maintain_order="left")
-    marked = marked.with_columns(all_there_ns=_all_there_ns(), meets=_meets())
+    marked = marked.with_columns(all_there_ns=all_there_ns(), meets=_meets())
     of_step = computes.group_by("rank", "step").agg(last_ns=pl.col("start_ns").max())
     of_step = of_step.join(
         optimizers.group_by("rank", "step").agg(
@@ -144,15 +144,16 @@ def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.Da
 _ALIKE = ("step", "members", "name")
 
 
-def _counted_alike() -> pl.Expr:
+def counted_alike() -> pl.Expr:
+    """Whether all ranks of the group have begun equally many collectives of the name in the step."""
     return (pl.len().over("rank", *_ALIKE).n_unique().over(_ALIKE) == 1) & pl.col("members").is_not_null()
 
 
-def _all_there_ns() -> pl.Expr:
+def all_there_ns() -> pl.Expr:
     """When the last rank of the group began the collective, and the wait for it was over."""
     number = pl.col("start_ns").rank("ordinal").over("rank", *_ALIKE)
     last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*_ALIKE, number))
-    return pl.when(_counted_alike()).then(last_ns).otherwise("start_ns")
+    return pl.when(counted_alike()).then(last_ns).otherwise("start_ns")
 
 
 def _is_blocking() -> pl.Expr:
@@ -162,7 +163,7 @@ def _is_blocking() -> pl.Expr:
 
 def _meets() -> pl.Expr:
     """Whether all data-parallel ranks of the stage meet in the collective, and its caller waits in it at once."""
-    return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & _counted_alike()).fill_null(value=False)
+    return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & counted_alike()).fill_null(value=False)
 
 
 def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:

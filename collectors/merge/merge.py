@@ -19,6 +19,7 @@ import polars as pl
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
+from tracekit.collectors.merge.lockstep import ranks_of_workers, stands_for_worker, with_waits_for_peers
 from tracekit.collectors.merge.ops import OpReport, build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Place, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.stepcut import cut_steps
@@ -89,12 +90,15 @@ def merge_attempt(
     if joined is not None:
         records = joined.records
     worked = waited_for(_placed(records, placement).join(timed.steps, on=["rank", "step"], how="semi"))
-    ops, report = build_ops(worked.records, placement.layout, _group_table(groups, placement))
+    group_table = _group_table(groups, placement)
+    ops, report = build_ops(worked.records, placement.layout, group_table)
     cut = cut_steps(ops)
-    epoch_ns = _epoch_ns(reference)
+    met = records.join(timed.steps, on=["rank", "step"], how="semi")
+    peers_waited = with_waits_for_peers(cut.ops, met, group_table, placement, cut.step_starts_ns)
+    epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
-        cut.ops,
+        peers_waited,
         placement.layout,
         name=name,
         step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},
@@ -105,6 +109,7 @@ def merge_attempt(
             "hosts": {str(one.rank): one.host for one in ranks},
             "attempt": recording.attempt,
             "layout_source": placement.source,
+            **({"ranks_of_workers": {str(rank): ranks for rank, ranks in members.items()}} if members else {}),
             "missing_ranks": list(recording.missing_ranks),
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
@@ -266,13 +271,14 @@ def _facts(recording: RankRecording, records: pl.DataFrame, groups: Mapping[int,
 
 def _placed(records: pl.DataFrame, placement: Placement) -> pl.DataFrame:
     """Records of one rank per worker, with its dp and pp rank."""
-    rows = [(rank, place.dp, place.pp) for rank, place in placement.places.items() if place.tp == place.cp == 0]
+    rows = [(rank, place.dp, place.pp) for rank, place in placement.places.items() if stands_for_worker(place)]
     places = pl.DataFrame(rows, schema={"rank": pl.Int32, "dp_rank": pl.Int32, "pp_rank": pl.Int16}, orient="row")
     return records.join(places, on="rank", how="inner")
 
 
 def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placement: Placement) -> pl.DataFrame:
-    """Per rank and group number: its description, its size, whether it joins data-parallel ranks of a stage, and all.
+    """Per rank and group number: its description, its size, whether it joins data-parallel ranks of a stage, and all
+    of them, or ranks of one worker.
 
     `members` is the same number on all ranks of a group, whatever each calls it.
     """
@@ -285,13 +291,15 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
             size, members = len(group["ranks"]), numbers.setdefault(tuple(group["ranks"]), len(numbers))
             data_parallel = _is_data_parallel(places, size)
             joins_all = data_parallel and len({place.dp for place in places}) == placement.layout.dp
-            rows.append((rank, number, description, data_parallel, joins_all, size, members))
+            within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
+            rows.append((rank, number, description, data_parallel, joins_all, within_worker, size, members))
     schema = {
         "rank": pl.Int32,
         "peer": pl.Int32,
         "group": pl.String,
         "data_parallel": pl.Boolean,
         "joins_all": pl.Boolean,
+        "within_worker": pl.Boolean,
         "size": pl.Int32,
         "members": pl.Int32,
     }

@@ -593,3 +593,38 @@ def test_chunks_gather_what_is_theirs():
     assert ops_of(result, 0, OpKind.BACKWARD_COLLECTIVES) == [(40, 45)]
     assert ops_of(result, 0, OpKind.GRADS_REDUCE_SCATTER) == [(60, 64)]
     assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+
+
+def test_ranks_of_a_worker_say_how_long_they_waited_for_each_other():
+    """Rank 0 is at the first reduction 3 ms before rank 1, at the second 1 ms after it."""
+    mesh = {"names": ["tp"], "ranks": [0, 1]}
+    group = {"number": 0, "name": "0", "description": "tp", "ranks": [0, 1]}
+
+    def computing(*reductions):
+        rows = [compute("forward-compute", 0, 20), compute("backward-compute", 20, 50)]
+        rows += [(Category.COLLECTIVE, "all_reduce", start, end, {"peer": 0}) for start, end in reductions]
+        return [*rows, (Category.OPTIMIZER, "optimizer", 51, 60, {})]
+
+    result = merged(
+        rank(0, computing((5, 9), (30, 31)), mesh=mesh, groups=[group]),
+        rank(1, computing((8, 9), (29, 31)), mesh=mesh, groups=[group]),
+    )
+    waited = dict(result.trace.ops.select("kind", "waited").iter_rows())
+    assert waited["forward-compute"] == pytest.approx([0.003, 0.0])
+    assert waited["backward-compute"] == pytest.approx([0.0, 0.001])
+    assert waited["optimizer"] is None
+    assert result.trace.metadata["ranks_of_workers"] == {"0": [0, 1]}
+
+
+def test_ranks_of_a_worker_that_counted_differently_say_nothing():
+    """Which of rank 0's reductions is the one of rank 1 cannot be told."""
+    mesh = {"names": ["tp"], "ranks": [0, 1]}
+    group = {"number": 0, "name": "0", "description": "tp", "ranks": [0, 1]}
+    rows = [compute("forward-compute", 0, 20), compute("backward-compute", 20, 50)]
+    first, second = ((Category.COLLECTIVE, "all_reduce", at, 19, {"peer": 0}) for at in (5, 12))
+    end = (Category.OPTIMIZER, "optimizer", 51, 60, {})
+    result = merged(
+        rank(0, [*rows, first, second, end], mesh=mesh, groups=[group]),
+        rank(1, [*rows, second, end], mesh=mesh, groups=[group]),
+    )
+    assert "waited" not in result.trace.ops.columns

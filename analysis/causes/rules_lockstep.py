@@ -1,0 +1,109 @@
+"""Rules for the ranks inside a worker: tensor- and context-parallel ones, which compute in lockstep.
+
+In: `Evidence`. Out: `Candidate`s. See `rule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.lockstep import Lockstep
+from tracekit.analysis.evidence.significance import Episodes
+from tracekit.text import seconds
+
+#: Waiting for each other that takes this share of the ops is worth a word.
+SMALLEST_COST_SHARE = 0.02
+
+
+class SlowRankOfWorker(Rule):
+    """One rank of a worker is late for the others at each of their collectives.
+
+    Paper: tensor-parallel ranks run in lockstep, one of them is recorded, and a slow one slows its worker. tracekit
+    takes from every op what each rank waited inside it, and compares what is left. A rank is named that computes longer
+    than its peers by more than their noise explains; fixed, the worker is as fast as its slowest other rank.
+    """
+
+    kind = CauseKind.SLOW_RANK_OF_WORKER
+    title = "One rank of a worker is slow; its tensor- and context-parallel peers wait for it"
+    signature = "the other ranks of the worker wait for it inside their ops, and it waits for none"
+    refuted_by = "the others wait as long after it has changed its node with one of them"
+    next_check = "what the rank does between its collectives: clock and throttling of its GPU, its CPU cores, user code"
+    suggested_fix = "make the rank as fast as its peers: see what differs on it; another node where it is the hardware"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        lockstep = evidence.lockstep
+        if lockstep is None:
+            return
+        slow = lockstep.slow(SMALLEST_FACTOR)
+        for worker in np.flatnonzero(slow.any(axis=(1, 2))):
+            here = np.zeros_like(slow)
+            here[worker] = slow[worker]
+            yield self._candidate(evidence, lockstep, here)
+
+    def _candidate(self, evidence: Evidence, lockstep: Lockstep, slow: np.ndarray) -> Candidate:
+        (worker,) = np.flatnonzero(slow.any(axis=(1, 2)))
+        positions = np.flatnonzero(slow[worker].any(axis=1))
+        steps = slow[worker].any(axis=0)
+        gained = np.bincount(lockstep.step, lockstep.held_up_s(slow), minlength=len(steps))
+        episodes, members = lockstep.episodes, worker * slow.shape[1] + positions
+        excess, noise = float(np.expm1(episodes.level[members]).max()), float(episodes.error[members].max())
+        figures = (
+            Figure("computing beyond its peers", excess, SMALLEST_FACTOR),
+            Figure("evidence against chance, over what is needed", float(_evidence(episodes)[members].min()), 1.0),
+        )
+        numbers = lockstep.ranks[worker]
+        if numbers is None:
+            where = Where(workers=(lockstep.workers[worker],))
+            who = f"its rank at position {', '.join(map(str, positions))} computes"
+        else:
+            where, who = Where(ranks=tuple(numbers[at] for at in positions)), "computes"
+        waits = seconds(float(gained[steps].mean()))
+        effect = (
+            f"{who} {excess:.0%} longer than its peers in the worker, which wait {waits} of each step for it; noise"
+            f" alone makes {noise:.0%}"
+        )
+        series = 1 + gained / evidence.unchanged_s
+        change = lockstep.as_fast_as_peers(slow)
+        return Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
+
+
+class LockstepJitter(Rule):
+    """The ranks of a worker wait for each other in turn, none of them more than the others.
+
+    Paper: not seen, as one rank of a worker is recorded. Each collective waits for the rank that is last this time, so
+    that noise which evens out over a step still costs time. Nobody is to blame, and no saving is promised.
+    """
+
+    kind = CauseKind.LOCKSTEP_JITTER
+    title = "The ranks of a worker wait for each other in turn"
+    signature = "ranks wait inside their ops for the last one, which is another one each time"
+    refuted_by = "a longer recording in which one rank is the last one more often than chance explains"
+    next_check = "what else runs on the cores and GPUs of these nodes; how long the ops between collectives are"
+    suggested_fix = "steady clocks and pinned processes; fewer and larger ops between collectives"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        lockstep = evidence.lockstep
+        if lockstep is None:
+            return
+        even = np.logical_not(lockstep.slow(SMALLEST_FACTOR).any(axis=(1, 2)))
+        if not even.any():
+            return
+        change = lockstep.alike(even)
+        here = even[lockstep.worker]
+        share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
+        figures = (Figure("waiting for each other, over the ops", share, SMALLEST_COST_SHARE),)
+        effect = f"ranks of a worker wait {share:.0%} of their ops for each other, for none more than chance explains"
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
+
+
+def _evidence(episodes: Episodes) -> np.ndarray:
+    """How much speaks against chance, over what is needed, [members]."""
+    return np.asarray(episodes.nats / episodes.needed)

@@ -1,0 +1,108 @@
+"""How long the ranks of a worker waited for each other: tensor- and context-parallel ranks that compute in lockstep.
+
+In: records of all ranks, ns on one clock, and the ops of the rank that stands for each worker. Out: for each op, how
+long each rank of the worker waited inside it for the last one. Ranks of a worker meet in collectives many times per op,
+so that all of them take equally long for it, whichever of them is slow: only who waited for whom tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from tracekit.collectors.merge.collective_ops import all_there_ns, counted_alike
+from tracekit.collectors.merge.placement import Place, Placement
+from tracekit.schema import WAITED
+
+_WORKER = ("step", "dp_rank", "pp_rank")
+
+
+def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
+    """The rank that stands for a worker -> all ranks of it, ascending; nothing where a worker has one rank."""
+    workers: dict[tuple[int, int], list[int]] = {}
+    for rank, place in sorted(placement.places.items()):
+        workers.setdefault((place.dp, place.pp), []).append(rank)
+    return {
+        next(rank for rank in ranks if stands_for_worker(placement.places[rank])): ranks
+        for ranks in workers.values()
+        if len(ranks) > 1 and any(stands_for_worker(placement.places[rank]) for rank in ranks)
+    }
+
+
+def stands_for_worker(place: Place) -> bool:
+    """Whether the ops of a rank are taken for those of its worker."""
+    return place.tp == place.cp == 0
+
+
+def with_waits_for_peers(
+    ops: pl.DataFrame,
+    records: pl.DataFrame,
+    groups: pl.DataFrame,
+    placement: Placement,
+    step_starts_ns: Mapping[int, int],
+) -> pl.DataFrame:
+    """`ops` in canonical columns with `waited`; as they are where ranks of a worker did not meet, or one alone did.
+
+    `groups`: `within_worker` tells which process groups have ranks of one worker only.
+    """
+    members = ranks_of_workers(placement)
+    if not members:
+        return ops
+    waits = _meetings(records, groups)
+    size = max(map(len, members.values()))
+    # All ranks of a worker, or nobody knows who the last one was.
+    waits = waits.filter(pl.col("ranks") == size)
+    if waits.is_empty():
+        return ops
+    of_rank = pl.DataFrame(
+        [(rank, stands, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)],
+        {"rank": pl.Int32, "stands": pl.Int32, "position": pl.Int64},
+        orient="row",
+    )
+    steps = pl.DataFrame(
+        {"step": list(step_starts_ns), "step_ns": list(step_starts_ns.values())},
+        {"step": waits.schema["step"], "step_ns": pl.Int64},
+    )
+    waits = waits.join(of_rank, on="rank").join(steps, on="step")
+    # The op inside which the rank that stands for the worker met the others.
+    met = waits.filter(pl.col("rank") == pl.col("stands")).select(
+        "step", "instance", rank="stands", met=(pl.col("start_ns") - pl.col("step_ns")) / 1e9
+    )
+    numbered = ops.with_row_index("op")
+    inside = (
+        met.sort("met")
+        .join_asof(
+            numbered.select("op", "step", "rank", "start", end=pl.col("start") + pl.col("duration")).sort("start"),
+            left_on="met",
+            right_on="start",
+            by=["step", "rank"],
+            check_sortedness=False,
+        )
+        .filter(pl.col("met") < pl.col("end"))
+    )
+    of_op = (
+        waits.join(inside.select("step", "instance", "op"), on=["step", "instance"])
+        .group_by("op", "position")
+        .agg(pl.col("waited_ns").sum() / 1e9)
+        .sort("op", "position")
+        .group_by("op", maintain_order=True)
+        .agg(pl.col("waited_ns").alias(WAITED))
+        .filter(pl.col(WAITED).list.len() == size)
+    )
+    return numbered.join(of_op, on="op", how="left", maintain_order="left").drop("op")
+
+
+def _meetings(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    """Collectives in which ranks of one worker meet: `instance`, how many `ranks` it has, `waited_ns` of each."""
+    within = groups.filter("within_worker")
+    collectives = records.filter(pl.col("category") == "collective").join(within, on=["rank", "peer"])
+    collectives = collectives.filter(counted_alike())
+    key = ["step", "members", "name", "number"]
+    numbered = collectives.with_columns(
+        number=pl.col("start_ns").rank("ordinal").over("rank", "step", "members", "name"),
+        waited_ns=all_there_ns() - pl.col("start_ns"),
+    )
+    return numbered.with_columns(
+        ranks=pl.len().over(key), instance=pl.struct("members", "name", "number").rank("dense")
+    )

@@ -1,0 +1,136 @@
+"""A slow rank inside a worker: who waited for whom tells, on jobs written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.handmade import LAYOUT, healthy_frame, slow_frame
+from tracekit.analysis.causes import CauseKind
+from tracekit.errors import TraceError
+from tracekit.job import Job
+from tracekit.report import Report
+from tracekit.trace import Trace
+
+STEPS = 12
+COMPUTES = ("forward-compute", "backward-compute")
+#: The ranks of each worker, by the rank that stands for it; rank 1 stands for worker (1,0).
+RANKS = {"0": [0, 4], "1": [1, 5], "2": [2, 6], "3": [3, 7]}
+#: Seconds that (the rank that stands for the worker, the other one) waited inside an op.
+Waits = Callable[[dict[str, float]], tuple[float, float]]
+
+
+def trace(ops: pl.DataFrame, waits: Waits, **metadata: object) -> Trace:
+    waited = [list(waits(op)) if op["kind"] in COMPUTES else None for op in ops.iter_rows(named=True)]
+    metadata = {"ranks_of_workers": RANKS, "hosts": {str(rank): f"node-{rank // 4}" for rank in range(8)}, **metadata}
+    layout = replace(LAYOUT, tp=2, world_size=8)
+    return Trace.from_frame(ops.with_columns(waited=pl.Series(waited)), layout, name="lockstep", metadata=metadata)
+
+
+def report(ops: pl.DataFrame, waits: Waits, **metadata: object) -> Report:
+    return Job(trace(ops, waits, **metadata)).whatif()
+
+
+def halves(op: dict[str, float]) -> tuple[float, float]:
+    """The other rank of worker (1,0) computes twice as long as the one that stands for it."""
+    return (op["duration"] / 2, 0.0) if (op["dp_rank"], op["pp_rank"]) == (1, 0) else (0.0, 0.0)
+
+
+def test_the_rank_that_the_others_wait_for_is_named_and_priced() -> None:
+    """At its peer's speed worker (1,0) is as fast as (0,0): the step takes 11.25 s instead of 15.5 s."""
+    found = report(slow_frame(range(STEPS)), halves)
+    cause = found.diagnosis.causes[0]
+    assert (cause.kind, cause.where.ranks) == (CauseKind.SLOW_RANK_OF_WORKER, (5,))
+    assert cause.saved_s == pytest.approx(4.25)
+    assert not [other for other in found.diagnosis.causes[1:] if other.change is not None]
+    answer = found.diagnosis.answer
+    assert answer.headline.startswith("rank 5 on node-1 costs ")
+    (culprit,) = answer.culprits
+    assert (culprit.rank, culprit.dp_rank, culprit.pp_rank, culprit.host) == (5, 1, 0, "node-1")
+    fix = next(fix for fix in found.diagnosis.fixes if fix.cause is CauseKind.SLOW_RANK_OF_WORKER)
+    assert fix.saved_s == pytest.approx(4.25)
+
+
+def test_a_worker_all_of_whose_ranks_are_slow_is_one_slow_worker() -> None:
+    found = report(slow_frame(range(STEPS)), lambda _: (0.0, 0.0))
+    assert [cause.kind for cause in found.diagnosis.causes] == [CauseKind.BAD_WORKER]
+
+
+def test_a_slow_rank_in_every_worker_shows_though_no_worker_is_slower_than_another() -> None:
+    """All workers wait half of their computes for one rank each, so that they look alike from outside."""
+    found = report(healthy_frame(range(STEPS)), lambda op: (op["duration"] / 2, 0.0))
+    causes = [cause for cause in found.diagnosis.causes if cause.change is not None]
+    assert {cause.kind for cause in causes} == {CauseKind.SLOW_RANK_OF_WORKER}
+    assert sorted(rank for cause in causes for rank in cause.where.ranks) == [4, 5, 6, 7]
+
+
+def test_a_rank_slow_from_a_step_on_is_named_with_that_step() -> None:
+    found = report(slow_frame(range(STEPS)), lambda op: halves(op) if op["step"] >= 5 else (0.0, 0.0))
+    cause = next(cause for cause in found.diagnosis.causes if cause.kind is CauseKind.SLOW_RANK_OF_WORKER)
+    assert (cause.where.ranks, cause.since_step) == ((5,), 5)
+
+
+def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_counts() -> None:
+    """Half of the computes wait 20 % for the one rank, half for the other: alike, each would take 10 % less."""
+    random = np.random.default_rng(1)
+
+    def in_turn(op: dict[str, float]) -> tuple[float, float]:
+        wait = 0.2 * op["duration"]
+        return (wait, 0.0) if random.integers(2) else (0.0, wait)
+
+    found = report(healthy_frame(range(STEPS)), in_turn)
+    (cause,) = found.diagnosis.causes
+    assert cause.kind is CauseKind.LOCKSTEP_JITTER
+    assert not cause.where.ranks
+    assert not found.diagnosis.answer.culprits
+    # The critical path of a step: both computes of stage 0, and what of stage 1 nothing hides.
+    computes = found.critical_path.filter(pl.col("kind").is_in(COMPUTES))
+    assert cause.saved_s == pytest.approx(0.1 * computes["recorded_s"].sum())
+
+
+def test_nothing_is_said_of_ranks_that_nobody_compared_but_that() -> None:
+    ops = healthy_frame(range(STEPS))
+    layout = replace(LAYOUT, tp=2, world_size=8)
+    found = Job(Trace.from_frame(ops, layout, name="one rank each")).whatif()
+    assert [cause.kind for cause in found.diagnosis.causes] == [CauseKind.HEALTHY]
+    assert "nothing tells the 2 ranks of a worker apart" in found.diagnosis.answer.trust
+    compared = report(ops, lambda _: (0.0, 0.0))
+    assert "ranks of a worker" not in compared.diagnosis.answer.trust
+
+
+def test_ranks_without_a_number_are_named_by_their_place() -> None:
+    found = report(slow_frame(range(STEPS)), halves, ranks_of_workers={"1": "five"})
+    cause = found.diagnosis.causes[0]
+    assert (cause.kind, [str(worker) for worker in cause.where.workers]) == (CauseKind.SLOW_RANK_OF_WORKER, ["(1,0)"])
+    assert cause.effect.startswith("its rank at position 1 computes 100% longer")
+
+
+@pytest.mark.parametrize(
+    ("waited", "says"),
+    [
+        ([0.1], "expected one number for each of the 2 ranks of a worker (tp 2 x cp 1), or null"),
+        ([0.1, -0.1], "expected finite seconds from 0"),
+        ([0.1, float("nan")], "expected finite seconds from 0"),
+        ([0.1, None], "expected finite seconds from 0"),
+        ("long", "expected lists of numbers"),
+    ],
+)
+def test_waits_that_cannot_be(waited: object, says: str) -> None:
+    ops = slow_frame([0]).with_columns(
+        waited=pl.lit(waited, allow_object=False) if waited == "long" else pl.lit(waited)
+    )
+    with pytest.raises(TraceError) as caught:
+        Trace.from_frame(ops, replace(LAYOUT, tp=2, world_size=8), name="odd")
+    assert says in str(caught.value)
+
+
+def test_waits_are_in_the_unit_of_the_durations() -> None:
+    ops = slow_frame(range(3))
+    times = [(pl.col(name) * 1e3).alias(name) for name in ("start", "duration")]
+    waited = pl.concat_list(pl.col("duration") * 500, pl.lit(0.0)).alias("waited")
+    read = Trace.from_frame(ops.with_columns(waited, *times), replace(LAYOUT, tp=2, world_size=8), name="ms", unit="ms")
+    assert read.ops["waited"].list.get(0).to_numpy() == pytest.approx(ops["duration"].to_numpy() / 2)
