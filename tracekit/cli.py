@@ -16,6 +16,7 @@ import click
 
 from tracekit import __version__
 from tracekit.collectors.launch.command import collect_command
+from tracekit.commands.doctor import doctor_command
 from tracekit.commands.export import export_command
 from tracekit.commands.hang import hang_command
 from tracekit.commands.importing import import_command
@@ -90,6 +91,7 @@ for command in (
     export_command,
     synth_command,
     collect_command,
+    doctor_command,
     dashboard_command,
     hang_command,
     store_command,

@@ -1,0 +1,215 @@
+"""Will collecting work here? Looks at torch, GPUs, NCCL, places to write to and the clock, and tries it.
+
+In: the interpreter of the training. Out: `Check`s. The trial is a real one: two ranks under `tracekit collect`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tracekit.collectors.nccl.build import build_plugin
+from tracekit.collectors.nccl.launching import hazards, installed_version
+from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
+from tracekit.collectors.runtime.wire_format import RECORD
+from tracekit.errors import OutputError, StoreError
+from tracekit.store import Store, default_store
+from tracekit.text import short
+
+#: Clocks of the kernel that take a microsecond or more to read, and are read twice for each op.
+SLOW_CLOCKS = frozenset({"hpet", "acpi_pm", "jiffies"})
+CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+#: Disk is told as how long so many ops of one rank fit into it.
+OPS_PER_SECOND = 1000
+#: Less room than this is a warning, bytes.
+SMALL_DISK = 1 << 30
+#: A probe or trial that takes longer hangs, seconds.
+PROBE_TIMEOUT_S, TRIAL_TIMEOUT_S = 120, 300
+#: What the trial must have recorded.
+EXPECTED = ("forward-compute", "backward-compute", "all-reduce", "optimizer", "data-load")
+_TRIAL = Path(__file__).with_name("trial.py")
+_PROBE = """
+import json, platform
+found = {"python": platform.python_version()}
+try:
+    import torch
+    import torch.distributed as dist
+    found |= {"torch": torch.__version__, "distributed": dist.is_available(), "cuda": torch.version.cuda,
+              "hip": getattr(torch.version, "hip", None), "gpus": []}
+    if dist.is_available():
+        found |= {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    if torch.cuda.is_available():
+        found["gpus"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+except Exception as error:
+    found["problem"] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
+"""
+
+
+class Outcome(StrEnum):
+    """How a check came out. A note restricts what is recorded; what fails records nothing, or nowhere."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what it is, how it came out, and what was found or what to do."""
+
+    subject: str
+    outcome: Outcome
+    found: str
+
+
+def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[Check]:
+    """Everything that collecting depends on, the trial last. `python`: the interpreter of the training."""
+    yield _system()
+    probe = _probe(python)
+    torch = _torch(probe, python)
+    yield torch
+    yield _gpus(probe)
+    yield _nccl(probe)
+    yield _place(store or default_store())
+    yield _temporary()
+    yield _clock()
+    if torch.outcome is Outcome.FAILS:
+        yield Check("trial", Outcome.FAILS, "not run without torch")
+    else:
+        yield _trial(python)
+
+
+def _system() -> Check:
+    linux = sys.platform == "linux"
+    found = f"{platform.system()} {platform.release()}, tracekit on Python {platform.python_version()}"
+    return Check("system", Outcome.OK if linux else Outcome.FAILS, found if linux else f"{found}; only Linux will do")
+
+
+def _probe(python: str) -> dict[str, Any]:
+    """What the interpreter says of itself and its torch; `problem` where it says nothing."""
+    try:
+        ran = subprocess.run(  # noqa: S603  the user names the interpreter
+            [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+        found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"problem": f"importing torch took more than {PROBE_TIMEOUT_S} s"}
+    except OSError as error:
+        return {"problem": f"{python}: cannot be started: {error.strerror or error}"}
+    except (IndexError, ValueError):
+        return {"problem": (ran.stderr.strip().splitlines() or [f"{python} says nothing"])[-1]}
+    return found
+
+
+def _torch(probe: dict[str, Any], python: str) -> Check:
+    if problem := probe.get("problem"):
+        return Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
+    build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
+    found = f"{probe['torch']} ({build}) on Python {probe['python']}, {short(python)}"
+    if not probe["distributed"]:
+        return Check("torch", Outcome.NOTE, f"{found}; built without torch.distributed: single processes only")
+    backends = [name for name in ("gloo", "nccl") if probe[name]]
+    return Check("torch", Outcome.OK, f"{found}; {' and '.join(backends) or 'no backend'}")
+
+
+def _gpus(probe: dict[str, Any]) -> Check:
+    if "problem" in probe:
+        return Check("GPUs", Outcome.NOTE, "not known without torch")
+    gpus: list[str] = probe["gpus"]
+    if gpus:
+        kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
+        return Check("GPUs", Outcome.OK, f"{kinds}; ops are timed by CUDA events")
+    why = "torch sees none, though it is built for them: check the driver" if probe["cuda"] else "none"
+    return Check("GPUs", Outcome.NOTE, f"{why}; ops are timed on the host")
+
+
+def _nccl(probe: dict[str, Any]) -> Check:
+    """Whether `--nccl` would work; nothing else needs the plugin."""
+    if "problem" in probe:
+        return Check("NCCL plugin", Outcome.NOTE, "not known without torch")
+    if not probe.get("nccl"):
+        return Check("NCCL plugin", Outcome.NOTE, "not needed: this torch has no NCCL")
+    try:
+        plugin = build_plugin()
+    except OutputError as error:
+        return Check("NCCL plugin", Outcome.NOTE, f"`--nccl` records nothing: {error}")
+    troubles = hazards(installed_version(), int(DEFAULT_MASK))
+    found = "; ".join(troubles) or f"{plugin.name} is compiled"
+    return Check("NCCL plugin", Outcome.NOTE if troubles else Outcome.OK, found)
+
+
+def _place(store: Path) -> Check:
+    try:
+        Store(store).check_new(None)
+    except StoreError as error:
+        return Check("store", Outcome.FAILS, str(error))
+    return Check("store", Outcome.OK, f"{short(str(store))} can be written")
+
+
+def _temporary() -> Check:
+    """Where the ranks write while the job runs."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    hours = free / RECORD.size / OPS_PER_SECOND / 3600
+    found = f"{folder}: {free / 1e9:,.1f} GB free, {hours:,.0f} hours of a rank at {OPS_PER_SECOND:,} ops a second"
+    small = "; name a larger disk with --segments or TMPDIR" if free < SMALL_DISK else ""
+    return Check("segments", Outcome.NOTE if small else Outcome.OK, f"{found}{small}")
+
+
+def _clock() -> Check:
+    try:
+        source = CLOCK_SOURCE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return Check("clock", Outcome.NOTE, "the kernel does not say which one it uses")
+    if source in SLOW_CLOCKS:
+        return Check("clock", Outcome.NOTE, f"{source}, which is slow to read: recording costs more; tsc is usual")
+    return Check("clock", Outcome.OK, source)
+
+
+def _trial(python: str) -> Check:
+    """Two ranks train under `tracekit collect`; what came of it."""
+    with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
+        out = Path(folder) / "trial.parquet"
+        collect = [sys.executable, "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", "--"]
+        run = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(_TRIAL)]
+        try:
+            ran = subprocess.run(  # noqa: S603  the user names the interpreter
+                [*collect, *run],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=TRIAL_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Check("trial", Outcome.FAILS, f"two ranks on gloo did not end within {TRIAL_TIMEOUT_S} s")
+        return _judged(ran, out)
+
+
+def _judged(ran: subprocess.CompletedProcess[str], out: Path) -> Check:
+    from tracekit.trace import read_parquet
+
+    lines = [line for line in ran.stdout.splitlines() if line.startswith('{"exit_code"')]
+    summary: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    attempt = (summary.get("attempts") or [{}])[-1]
+    problem = attempt.get("problem") or summary.get("problem")
+    if ran.returncode or problem or not out.exists():
+        why = problem or (ran.stderr.strip().splitlines() or ["no word of it"])[-1]
+        return Check("trial", Outcome.FAILS, f"two ranks on gloo: {short(str(why))}")
+    recorded = set(read_parquet(out).ops["kind"].cast(str).unique())
+    found = f"two ranks on gloo: {attempt['steps']} steps of {attempt['world_size']} ranks, {attempt['ops']} ops"
+    lacks = [kind for kind in EXPECTED if kind not in recorded]
+    notes = [*(f"no {kind}" for kind in lacks), *attempt["notes"]]
+    return Check("trial", Outcome.NOTE if notes else Outcome.OK, "; ".join([found, *notes]))

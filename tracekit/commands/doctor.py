@@ -1,0 +1,44 @@
+"""`tracekit doctor`: whether collecting will work here.
+
+In: the interpreter of the training. Out: a line for everything that it depends on. Exits with 3 where something fails.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from tracekit.commands.options import PATH
+from tracekit.stderr import progress
+from tracekit.text import printable
+
+_EXIT_FAILS = 3
+
+
+@click.command("doctor")
+@click.option("--python", metavar="PATH", help="Interpreter of the training [default: this one].")
+@click.option("--store", type=PATH, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
+def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
+    """Will `tracekit collect` work here? Looks, and tries it with two ranks."""
+    from tracekit.collectors.launch.doctor import Outcome, checks
+
+    found = []
+    with progress() as tell:
+        tell("looking, and training two ranks for a moment")
+        for check in checks(python or sys.executable, store):
+            found.append(check)
+            if not as_json:
+                click.echo(f"{check.outcome:<5}  {check.subject:<11}  {printable(check.found)}")
+    fails = any(check.outcome is Outcome.FAILS for check in found)
+    if as_json:
+        click.echo(json.dumps({"works": not fails, "checks": [asdict(check) for check in found]}))
+    else:
+        click.echo(
+            "\nCollecting will not work here yet." if fails else "\nNext: tracekit collect -- torchrun ... train.py"
+        )
+    return _EXIT_FAILS if fails else 0
