@@ -33,7 +33,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check $(CHROMIUM)
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -n 2
 
 # A hundred times as many examples of every input, other ones each time: some hours.
 fuzz: $(VENV)/.dev

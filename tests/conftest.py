@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.handmade import slow_trace
 
 ROOT = Path(__file__).parent
-#: What costs much to set up and serves many files; all that use it go to one worker of pytest-xdist, these first.
-SHARED = {"browser": {"visit", "serve", "serving", "browser", "sample_store"}, "runs": {"runs", "alone"}}
 
 
 @pytest.fixture
@@ -22,16 +22,32 @@ def slow_file(tmp_path: Path) -> Path:
     return path
 
 
+@cache
+def unit(file: str) -> str:
+    """What runs in one process, of pytest-xdist's: a folder whose conftest.py sets up what serves all of it, or a file.
+
+    `file`: relative to the repository.
+    """
+    folders = [folder for folder in Path(file).parents if ROOT.name in folder.parts[:1] and folder != Path(ROOT.name)]
+    return str(next((folder for folder in folders if (ROOT.parent / folder / "conftest.py").exists()), file))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs the published traces, unless TRACEKIT_PUBLISHED says where they are; group the others."""
+    """Leave out what needs the published traces, unless TRACEKIT_PUBLISHED says where they are; folders come first."""
     if "TRACEKIT_PUBLISHED" not in os.environ:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("published")])
         items[:] = [item for item in items if not item.get_closest_marker("published")]
-    files = {item.path: str(item.path.relative_to(ROOT)) for item in items}
-    for item in items:  # a file stays together: its fixtures serve all of its tests
-        for group, fixtures in SHARED.items():
-            if fixtures & set(getattr(item, "fixturenames", ())):
-                files[item.path] = group
-    items.sort(key=lambda item: [*SHARED, files[item.path]].index(files[item.path]))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(files[item.path]))
+    items.sort(key=lambda item: unit(file := item.nodeid.split("::")[0]) == file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`pytest -n 2`: units in the order of the collection (--dist loadgroup of pytest-xdist 3.8 knows no pytest 9.2)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid.split("::")[0])
+
+    config.option.loadscopereorder = False
+    return Units(config, log) if config.getoption("dist") == "load" else None
