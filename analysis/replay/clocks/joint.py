@@ -13,6 +13,8 @@ is solved directly where no tie is missing and in a few iterations elsewhere, wh
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from tracekit.analysis import native
@@ -26,6 +28,8 @@ ITERATIONS = 600
 COARSEST = 0.1
 #: The linear steps.
 CG_ITERATIONS, CG_TOLERANCE = 20, 1e-7
+#: Up to so many misfits in a run the linear step is one matrix, each column solved to the last digits.
+MOST_IN_MATRIX, EXACT = 200, 1e-13
 
 
 class _Term:
@@ -50,20 +54,21 @@ class _Term:
 def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
     """How far each clock is ahead, seconds, [runs, stages, dp_ranks]. `finest_s`: how exact."""
     zero = np.zeros(ties.shape)
-    groups = [_Term(group.weight, *_bounds(group.left)) for group in ties.groups]
-    links = _Term(1.0, np.ascontiguousarray(ties.low), np.ascontiguousarray(ties.high))
     prior = _Term(PRIOR, zero, zero)
-    ends = _Term(1.0, *_bounds(ties.ends))
-    system = _System(ties)
+    terms = [
+        *(_Term(group.weight, *_bounds(group.left)) for group in ties.groups),
+        _Term(1.0, np.ascontiguousarray(ties.low), np.ascontiguousarray(ties.high)),
+        _Term(1.0, *_bounds(ties.ends)),
+        prior,
+    ]
+    few = sum(term.target[0].size for term in terms) <= MOST_IN_MATRIX
+    system = _Matrix(ties, [term.target.shape for term in terms]) if few else _System(ties, ties.shape[0])
     thresholds = np.geomspace(max(COARSEST * _largest(ties), finest_s), finest_s, ITERATIONS)
     for threshold, following in zip(thresholds, np.append(thresholds[1:], finest_s), strict=True):
-        offsets, centres = system.solve([term.target for term in groups], links.target, prior.target, ends.target)
-        for term, centre in zip(groups, centres, strict=True):
-            term.follow(offsets + centre, threshold, following)
-        links.follow(system.steps(offsets), threshold, following)
-        prior.follow(offsets, threshold, following)
-        ends.follow(offsets[:, 0] - offsets[:, -1], threshold, following)
-    return offsets
+        values = system.values([term.target for term in terms])
+        for term, value in zip(terms, values, strict=True):
+            term.follow(value, threshold, following)
+    return values[-1]
 
 
 def _bounds(values: Floats) -> tuple[Floats, Floats]:
@@ -82,12 +87,16 @@ def _largest(ties: Ties) -> float:
 class _System:
     """The linear step: least squares of all targets, over the offsets and the ends of the groups.
 
+    Targets and values are those of the terms in their order: the groups, the links, the ends of the pipeline, the
+    prior, each [runs, ...]. Runs are independent of each other.
+
     Conjugate gradients. The preconditioner is the same system without gaps, which falls apart into the mean over DP
     ranks and the deviations from it: two small matrices over stages. Where no worker lacks a tie, that is the answer.
     """
 
-    def __init__(self, ties: Ties) -> None:
-        runs, stages, dp_ranks = ties.shape
+    def __init__(self, ties: Ties, runs: int, iterations: int = CG_ITERATIONS, tolerance: float = CG_TOLERANCE) -> None:
+        _, stages, dp_ranks = ties.shape
+        self._iterations, self._tolerance = iterations, tolerance
         self._groups = [
             _Members(np.asarray(np.any(np.isfinite(group.left), axis=0)), (1, 2) if group.all_stages else (2,))
             for group in ties.groups
@@ -106,26 +115,29 @@ class _System:
         links = self._linked[self._linked.any(axis=1)]
         self._complete = bool(links.all() and np.ptp(self._joined) == 0) and all(one.complete for one in self._groups)
 
-    def solve(self, groups: list[Floats], links: Floats, prior: Floats, ends: Floats) -> tuple[Floats, list[Floats]]:
-        """Offsets, and for each group minus when it ended."""
+    def values(self, targets: list[Floats]) -> list[Floats]:
+        """What comes closest to the targets; the last one is the offsets."""
+        *groups, links, ends, prior = targets
         right = prior + self._along(links * self._linked) + self._across(ends * self._joined)
         means = [members.mean(target) for members, target in zip(self._groups, groups, strict=True)]
         for members, target, mean in zip(self._groups, groups, means, strict=True):
             right = right + members.centred(target, mean)
         offsets = self._preconditioned(right) if self._complete else self._conjugate_gradients(right)
-        return offsets, [mean - members.mean(offsets) for members, mean in zip(self._groups, means, strict=True)]
+        # Minus when a group ended is the mean of its targets less that of its members' offsets.
+        apart = [offsets + (mean - members.mean(offsets)) for members, mean in zip(self._groups, means, strict=True)]
+        return [*apart, self._steps(offsets), offsets[:, 0] - offsets[:, -1], offsets]
 
-    def steps(self, offsets: Floats) -> Floats:
+    def _steps(self, offsets: Floats) -> Floats:
         """By how much the clock of the next stage is further ahead, from the last stage to the first one, too."""
         return np.asarray(offsets[:, self._after] - offsets)
 
     def _conjugate_gradients(self, right: Floats) -> Floats:
         """Go on from the last solution."""
         left = right - self._applied(self._offsets)
-        enough = CG_TOLERANCE * np.sqrt(np.vdot(right, right))
+        enough = self._tolerance * np.sqrt(np.vdot(right, right))
         step = self._preconditioned(left)
         towards, weight = step, np.vdot(left, step)
-        for _ in range(CG_ITERATIONS):
+        for _ in range(self._iterations):
             if weight <= 0 or np.sqrt(np.vdot(left, left)) <= enough:
                 break
             image = self._applied(towards)
@@ -138,7 +150,7 @@ class _System:
         return self._offsets
 
     def _applied(self, offsets: Floats) -> Floats:
-        value = offsets + self._along(self.steps(offsets) * self._linked)
+        value = offsets + self._along(self._steps(offsets) * self._linked)
         value = value + self._across((offsets[:, 0] - offsets[:, -1]) * self._joined)
         for members in self._groups:
             value = value + members.centred(offsets, members.mean(offsets))
@@ -158,6 +170,26 @@ class _System:
         value[:, 0] += ends
         value[:, -1] -= ends
         return value
+
+
+class _Matrix:
+    """The same linear step as one matrix: many operations on small arrays take longer. `shapes`: of the terms."""
+
+    def __init__(self, ties: Ties, shapes: list[tuple[int, ...]]) -> None:
+        self._shapes = shapes
+        ends = np.cumsum([int(np.prod(shape[1:])) for shape in shapes]).tolist()
+        self._parts = [slice(*pair) for pair in pairwise([0, *ends])]
+        units = np.eye(ends[-1])  # a run for each unit vector
+        system = _System(ties, len(units), len(units), EXACT)
+        values = system.values(
+            [units[:, part].reshape(-1, *shape[1:]) for part, shape in zip(self._parts, shapes, strict=True)]
+        )
+        self._matrix = np.concatenate([value.reshape(len(units), -1) for value in values], axis=1)
+
+    def values(self, targets: list[Floats]) -> list[Floats]:
+        """As `_System` gives them."""
+        values = np.concatenate([target.reshape(len(target), -1) for target in targets], axis=1) @ self._matrix
+        return [values[:, part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
 
 
 class _Members:
