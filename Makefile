@@ -35,9 +35,9 @@ check: $(VENV)/.dev
 test: check $(CHROMIUM)
 	$(BIN)/pytest -n 2
 
-# A hundred times as many examples of every input, other ones each time: some hours.
+# A hundred times as many examples of every property, other ones each time: some hours.
 fuzz: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest tests/fuzz
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m hypothesis
 
 # The browser that tests the dashboard.
 $(CHROMIUM):

@@ -42,12 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`pytest -n 2`: units in the order of the collection (--dist loadgroup of pytest-xdist 3.8 knows no pytest 9.2)."""
+    """`pytest -n 2` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return unit(nodeid.split("::")[0])
+            return unit(nodeid.split("::", maxsplit=1)[0])
 
     config.option.loadscopereorder = False
     return Units(config, log) if config.getoption("dist") == "load" else None

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 import tracekit
 from tests.fuzz.doors import analyse
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, write_canonical
+from tests.properties import examples
 from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
 from tracekit.commands.arguments import parse_steps
@@ -79,7 +80,7 @@ def test_20000_steps_take_memory_in_proportion(tmp_path: Path) -> None:
     assert megabytes < 500
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.25]) | st.floats(0, 10), max_size=60))
 def test_rising_pairs_are_those_of_the_definition(series: list[float]) -> None:
     values = np.array(series)

@@ -9,10 +9,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tracekit
+from tests.properties import examples
 from tracekit.analysis.graph.rules import registry
 from tracekit.cli import commands
 from tracekit.errors import FormatError, TracekitError
@@ -162,7 +163,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@examples(20)
 @given(st.sampled_from(OPS.columns), st.lists(VALUES, min_size=9, max_size=9), st.sampled_from(OPS.columns))
 def test_any_column_ends_in_a_report_or_in_one_clear_error(name: str, values: list[object], dropped: str) -> None:
     try:

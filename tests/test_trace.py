@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tracekit
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
+from tests.properties import examples
 from tracekit.collectors.importers.published import read_published
 from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.job import Job
@@ -174,7 +175,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(15)
 @given(
     name=NAMES,
     metadata=st.dictionaries(NAMES, JSON, max_size=4),

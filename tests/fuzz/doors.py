@@ -1,37 +1,19 @@
-"""What every door must do with whatever comes in: end in a report of finite numbers, or in one error of ours.
-
-`HYPOTHESIS_PROFILE=long` draws a hundred times as many examples, other ones each time.
-"""
+"""What every door must do with whatever comes in: end in a report of finite numbers, or in one error of ours."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from rich.console import Console
 
 from tracekit.errors import TracekitError
 from tracekit.job import Job
 from tracekit.terminal.info import print_trace
 from tracekit.terminal.pipeline import print_report
-
-LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
-
-
-def examples(count: int) -> settings:
-    """So many examples, the same ones each time; in the long profile many more."""
-    return settings(
-        max_examples=count * (100 if LONG else 1),
-        derandomize=not LONG,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def ends_well(call: Callable[[], Any]) -> Any:

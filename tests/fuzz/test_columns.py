@@ -10,8 +10,9 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.doors import analyse, ends_well, examples
+from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_frame
+from tests.properties import examples
 from tracekit.job import Job
 from tracekit.model import KINDS, Layout
 from tracekit.schema import SCHEMA
@@ -154,7 +155,7 @@ STRATEGIES = {
 }
 
 
-@examples(70)
+@examples(30)
 @given(*STRATEGIES["test_any_columns_end_in_a_report_or_one_error"])
 def test_any_columns_end_in_a_report_or_one_error(
     name: str, what: list[tuple[Any, ...]], renumbered: bool, sizes: dict[str, int] | None, unit: str | None
@@ -168,7 +169,7 @@ def test_any_columns_end_in_a_report_or_one_error(
     ends_well(run)
 
 
-@examples(40)
+@examples(20)
 @given(*STRATEGIES["test_mild_changes_end_in_a_report_or_one_error"])
 def test_mild_changes_end_in_a_report_or_one_error(name: str, what: list[tuple[Any, ...]]) -> None:
     """Recorded ops that were renumbered are a trace, whatever was lost of them; most reach the causes and fixes."""

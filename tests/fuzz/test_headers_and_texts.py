@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tracekit
-from tests.fuzz.doors import analyse, ends_well, examples
+from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
+from tests.properties import examples
 from tracekit.collectors.importers.published import read_layout_file
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.job import Job

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import RECORDED
@@ -180,7 +181,7 @@ def test_the_replay_of_a_recording_returns_every_timestamp(schedule, sizes, micr
             assert 0.002 < trust.discrepancy < 0.02, "launch delays of a healthy job"
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10)
 @given(
     pp=st.integers(1, 5), vpp=st.integers(1, 3), groups=st.integers(1, 3), dp=st.integers(1, 3),
     gpipe=st.booleans(), overlap=st.booleans(), no_ops=st.booleans(), seed=st.integers(0, 2**32),

@@ -6,10 +6,11 @@ import networkx
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.analysis.op_graphs import frames
 from tests.handmade import slow_trace
+from tests.properties import examples
 from tracekit.analysis.attribution.critical_path import critical_path, slack
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.op_graph import OpGraph
@@ -21,7 +22,7 @@ from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.model import OpKind
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
-PATIENT = settings(deadline=None, max_examples=50)
+PATIENT = examples(20)
 
 
 def replay_of(ops: pl.DataFrame, edges: pl.DataFrame) -> GraphReplay:

@@ -3,9 +3,10 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
@@ -50,7 +51,7 @@ def assert_cheap_equals_plain(replay):
         np.testing.assert_allclose(found.by_stage[:, at], plain, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(8)
 @given(specs())
 def test_cheap_way_equals_a_replay_per_worker(spec):
     assert_cheap_equals_plain(JobReplay.from_trace(synthesize(spec)))
@@ -94,7 +95,7 @@ def test_mixed_steps_replay_like_uniform_ones():
     np.testing.assert_allclose(after.by_worker, before.by_worker, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=8)
+@examples(4)
 @given(specs(), st.integers(0, 1000))
 def test_row_order_does_not_matter(spec, seed):
     trace = synthesize(spec)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape, pattern_of_series, space_pattern, time_pattern
 from tracekit.analysis.replay.engine import JobReplay
@@ -70,7 +71,7 @@ class TestTime:
     def test_two_steps_have_a_level_but_no_course(self):
         assert pattern_of_series(np.array([1.2, 1.9]), [1, 2]).shape is TimeShape.PERSISTENT
 
-    @settings(max_examples=50, deadline=None)
+    @examples(25)
     @given(st.lists(st.floats(0.5, 5.0), min_size=1, max_size=40))
     def test_any_series_has_a_pattern(self, series):
         pattern = pattern_of_series(np.array(series), list(range(len(series))))

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
+from tests.properties import examples
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.compute_profile import (
@@ -102,7 +103,7 @@ class TestComputesInParts:
 
 
 class TestMedians:
-    @settings(max_examples=100, deadline=None)
+    @examples(40)
     @given(seed=st.integers(0, 2**32), holes=st.floats(0, 0.9), axes=st.sampled_from([(0,), (1,), (0, 2), (1, 2)]))
     def test_with_holes_they_are_those_of_the_values_that_are_there(self, seed, holes, axes):
         rng = np.random.default_rng(seed)

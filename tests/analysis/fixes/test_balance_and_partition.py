@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.analysis.fixes.balance import deal_job, deal_step, dealt_cost
 from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model, with_slowness
 from tracekit.analysis.replay.engine import JobReplay
@@ -46,7 +47,7 @@ def test_a_deal_is_within_one_percent_of_the_best(microbatches, dp_ranks, seed):
     assert dealt.sum(axis=0).max() <= best_load(cost) * 1.01
 
 
-@settings(max_examples=50, deadline=None)
+@examples(25)
 @given(
     microbatches=st.integers(1, 6), dp_ranks=st.integers(1, 5), steps=st.integers(1, 3), seed=st.integers(0, 2**32)
 )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.doors import examples
+from tests.properties import examples
 from tracekit.analysis.gpu.clock_offsets import measure_offsets
 from tracekit.analysis.gpu.matching import GroupMatches, Matches
 

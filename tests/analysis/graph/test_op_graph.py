@@ -6,9 +6,10 @@ import networkx
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.analysis.op_graphs import frames
+from tests.properties import examples
 from tracekit.analysis.graph.fold import fold
 from tracekit.analysis.graph.op_graph import MissingMembers, OpGraph
 from tracekit.errors import GraphError, TraceError
@@ -134,7 +135,7 @@ class TestProcessGroups:
             OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("tp", (0, 1))])
 
 
-@settings(deadline=None, max_examples=50)
+@examples(20)
 @given(frames(steps=2))
 def test_networkx_and_back_is_the_same_graph(drawn: tuple[pl.DataFrame, pl.DataFrame]) -> None:
     graph = OpGraph.from_frames(*drawn)

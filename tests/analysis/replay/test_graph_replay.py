@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.analysis.op_graphs import frames, simulated_ends
+from tests.properties import examples
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.op_graph import OpGraph
@@ -18,7 +19,7 @@ from tracekit.analysis.whatif.selection import communication, everything, labell
 from tracekit.errors import SelectionError
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
-PATIENT = settings(deadline=None, max_examples=50)
+PATIENT = examples(15)
 
 
 def replay_of(ops: pl.DataFrame, edges: pl.DataFrame, axes: tuple[str, ...] = ()) -> GraphReplay:

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.oracle import oracle_times, random_jobs
+from tests.properties import examples
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import build_coupled_template, build_templates, join_keys
 from tracekit.analysis.replay import kernel as replay
@@ -20,7 +21,7 @@ from tracekit.analysis.replay.kernel import (
 from tracekit.errors import GraphError
 from tracekit.model import OpKind
 
-PATIENT = settings(deadline=None, max_examples=150)
+PATIENT = examples(25)
 
 
 def joined_template(structure):
@@ -52,7 +53,7 @@ def test_a_longer_op_never_shortens_the_step(job, data):
     assert (replay_lanes(template, job.first_lane, Costs.of_matrix(longer)) >= before).all()
 
 
-@settings(deadline=None, max_examples=30)
+@examples(8)
 @given(random_jobs())
 def test_one_thread_and_two_give_the_same_bits(job):
     template = joined_template(job.structure)

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.handmade import slow_trace
+from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.selection import Context, Selection, all_of, count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection, parse_selection
@@ -199,7 +200,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.lists(WORDS, max_size=30).map(" ".join) | st.text(max_size=60))
 def test_any_text_parses_or_raises_a_selection_error(text: str) -> None:
     try:
@@ -229,7 +230,7 @@ def combined(children: st.SearchStrategy[Meant]) -> st.SearchStrategy[Meant]:
     ) | children.map(lambda child: (f"not ({child[0]})", ~child[1]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(st.recursive(st.sampled_from(sorted(TERMS)).map(lambda text: (text, TERMS[text])), combined, max_leaves=6))
 def test_nested_selections_equal_their_filter(meant: Meant) -> None:
     text, condition = meant

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.handmade import LAYOUT, slow_frame, slow_trace
+from tests.properties import examples
 from tracekit.cli import commands
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.errors import FormatError, LayoutError, TraceError
@@ -40,7 +41,7 @@ def assert_same(found: Trace, expected: Trace) -> None:
     assert dict(found.metadata) == dict(expected.metadata)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(6)
 @given(
     layout=st.builds(Layout, dp=st.integers(1, 3), pp=st.integers(1, 3), tp=st.integers(1, 2)),
     steps=st.integers(1, 3),

@@ -3,9 +3,10 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.collectors.nccl.clock import fit_gpu_clock
 
 SECOND = 1_000_000_000
@@ -52,7 +53,7 @@ def test_offset_and_drift_are_taken_out(drift):
     assert np.abs(durations - (end - start)).max() <= 2  # to the nanosecond, though the times are 1.8e18
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(st.integers(1, 400), st.floats(-5e-5, 5e-5), st.floats(0.01, 600.0), st.integers(0, 2**32 - 1))
 def test_the_uncertainty_holds(count, drift, seconds, seed):
     """Few kernels or many, over 10 ms or 10 minutes: no kernel is further off than twice what the fit says."""

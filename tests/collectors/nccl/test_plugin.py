@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collectors.nccl.harness import (
@@ -23,6 +23,7 @@ from tests.collectors.nccl.harness import (
     PROXY_STEP,
     VERSIONS,
 )
+from tests.properties import examples
 from tracekit.collectors.nccl.operations import channels, operations, proxy_steps
 from tracekit.collectors.nccl.reader import HEADER_BYTES, SLOT, Communicator
 
@@ -138,7 +139,7 @@ def test_whatever_nccl_tells_is_read_back_exactly(load):
     nccl = loaded.nccl
     context = nccl.init(1, 2, 0)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(20)
     @given(calls)
     def check(told):
         before = {handle for handle, *_ in operations(loaded.ring).select("handle").rows()}
