@@ -158,6 +158,7 @@ def test_steps_left_out_are_gone_and_at_least_one_stays() -> None:
         whole.without_steps([3])
 
 
+@examples(25)
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=30))
 def test_step_positions_are_ranks_among_the_distinct_steps(steps: list[int]) -> None:
     distinct = sorted(set(steps))

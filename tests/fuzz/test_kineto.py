@@ -39,7 +39,7 @@ def read(files):
                 json.loads(report.to_json())
 
 
-@examples(60)
+@examples(20)
 @given(st.lists(st.lists(st.tuples(events, numbers), max_size=12), min_size=1, max_size=3))
 def test_any_events(ranks):
     files = []
@@ -51,7 +51,7 @@ def test_any_events(ranks):
     read(files)
 
 
-@examples(60)
+@examples(20)
 @given(
     st.binary(max_size=300)
     | st.text(max_size=300).map(lambda text: ('{"traceEvents": [' + text).encode("utf-8", "replace"))

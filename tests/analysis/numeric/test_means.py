@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.analysis.numeric.means import difference_of_means, independent_steps
 
 
@@ -44,6 +45,7 @@ def test_steps_that_resemble_their_neighbours_count_for_less() -> None:
     assert independent_steps(np.repeat([1.0, 2.0], 50)) < 10
 
 
+@examples(25)
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=30), st.lists(st.floats(0.5, 2), min_size=2, max_size=30))
 def test_swapping_the_sides_turns_the_interval_round(before: list[float], after: list[float]) -> None:
     there, back = (difference_of_means(np.array(one), np.array(two)) for one, two in ((before, after), (after, before)))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tracekit.collectors.run_directory.host_clocks import (
     ClockSample,
     EchoServer,
@@ -38,6 +39,7 @@ def test_nobody_answers():
     assert measure("127.0.0.1", port, rounds=1) is None
 
 
+@examples(25)
 @given(
     offset=st.integers(-(10**15), 10**15),
     drift=st.floats(-1e-4, 1e-4),

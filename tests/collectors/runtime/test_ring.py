@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collectors.conftest import environment
+from tests.properties import examples
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, read_attempt, write_left_over
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.ring import PLACES, Ring, RingStore, open_ring, ring_bytes
@@ -29,6 +30,7 @@ def steps(content: bytes) -> list[int]:
     return np.frombuffer(content, RECORD_DTYPE)["step"].tolist()
 
 
+@examples(25)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
 def test_a_ring_is_a_bounded_queue(actions):
     """Whatever the order of adding and draining: oldest first, none twice, none lost but those counted."""

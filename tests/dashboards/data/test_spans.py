@@ -24,6 +24,7 @@ from tests.handmade import (
     slow_frame,
     slow_trace,
 )
+from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.spans import (
@@ -196,6 +197,7 @@ jobs = st.lists(
 )
 
 
+@examples(25)
 @given(rows=jobs, columns=st.integers(1, 40), begin=st.floats(0, 8), wide=st.floats(0.5, 8))
 def test_the_longest_and_the_slowest_span_of_every_pixel_column_survive(
     rows: list[tuple[int, float, float, int]], columns: int, begin: float, wide: float
@@ -228,6 +230,7 @@ def test_the_longest_and_the_slowest_span_of_every_pixel_column_survive(
     assert found.covers.sum() >= touching * (1 - 1e-5)
 
 
+@examples(25)
 @given(rows=jobs, height=st.integers(1, 3), columns=st.integers(1, 12))
 def test_a_cell_of_the_overview_holds_the_slowest_compute_that_touches_it(
     rows: list[tuple[int, float, float, int]], height: int, columns: int

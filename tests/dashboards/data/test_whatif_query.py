@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.dashboards.conftest import SAMPLES
+from tests.properties import examples
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.dashboards.data.whatif_query import (
     LONGEST_SELECTION,
@@ -29,6 +30,7 @@ questions = st.one_of(
 )
 
 
+@examples(25)
 @given(st.lists(questions, max_size=MOST_KEPT, unique=True))
 def test_kept_questions_survive_the_address(kept: list[WhatifQuery]) -> None:
     assert read_kept(kept_text(kept)) == (tuple(kept), ())

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.properties import examples
 from tracekit.dashboards.data.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, pool
 from tracekit.dashboards.figures.time import step_workers
 from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
@@ -89,6 +90,7 @@ def test_hosts_are_ranked_by_their_worst_worker_and_sum_what_is_above_one() -> N
     assert (second.name, second.workers, second.worst, second.worst_slowdown) == ("b", 1, Worker(3, 0), 1.2)
 
 
+@examples(25)
 @given(
     values=arrays(
         np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 5) | st.just(np.nan)
