@@ -8,18 +8,25 @@ import numpy as np
 
 from benchmarks.measure import table
 from tests.analysis.causes.corpus import NOISE, SHAPES, WORKER_SPREAD, Score, score
+from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
+from tests.analysis.evidence.test_compute_profile import SHAPES as FEW_PEERS
+from tests.analysis.evidence.test_compute_profile import job_of
 from tests.analysis.fixes.price_truth import checked_fixes
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, profile_computes
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.replay.engine import JobReplay
 
 #: Never used while thresholds were chosen.
 CORPUS_SEED, REPEATS, HEALTHY = 9_100_000, 6, 150
 PRICE_SEED, PRICE_REPEATS = 9_500_000, 8
+NOISE_JOBS = 40
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
 
 
 def section() -> str:
     """The Markdown of this section."""
-    return "\n\n".join(["## Causes and fixes", _corpus(), _prices(), _cost()])
+    return "\n\n".join(["## Causes and fixes", _corpus(), _noise(), _prices(), _cost()])
 
 
 def _corpus() -> str:
@@ -54,6 +61,30 @@ def _confusion(total: Score) -> str:
     rows = [[row, *(str(total.confusion[row, column] or "") for column in found)] for row in injected]
     header = "Confusion matrix, jobs with one cause or none (rows: injected; columns: found):"
     return f"{header}\n\n{table(['', *found], rows)}"
+
+
+def _noise() -> str:
+    """Jobs whose workers wander, with heavy tails: healthy, and with one worker that is a quarter slower."""
+    rows = []
+    for layout in FEW_PEERS:
+        replay = job_of(layout, steps=24, noise=0.01)
+        named_healthy = found = 0
+        for seed in range(NOISE_JOBS):
+            noise = real_noise(replay, seed)
+            slow = noise * one_worker(replay, [FORWARD, BACKWARD], 0, 1, 1.25)
+            healthy, named = (_named(disturbed(replay, factor)) for factor in (noise, slow))
+            named_healthy += bool(healthy)
+            found += named == [[0, 1]]
+        rows.append([str(layout), str(NOISE_JOBS), str(named_healthy), str(found)])
+    figures = table(["job", "jobs", "healthy ones with a slow worker", "slow worker found, nobody else"], rows)
+    return f"Workers that wander, heavy tails, few peers:\n\n{figures}"
+
+
+def _named(replay: JobReplay) -> list[list[int]]:
+    """Stage and DP rank of the slow workers."""
+    profile = profile_computes(ComputeTable.of(replay))
+    found: list[list[int]] = np.argwhere(profile.slow_workers | profile.slow_ranks[None]).tolist()
+    return found
 
 
 def _prices() -> str:
