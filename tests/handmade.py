@@ -15,9 +15,10 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,17 @@ def run(*arguments: str | bytes | Path, cwd: Path | None = None, env: Mapping[st
     code = left.value.code
     assert isinstance(code, int)
     return Ran(code, *(raw.getvalue().decode() for raw in written))
+
+
+@contextlib.contextmanager
+def little_space(most_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond that, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run_process(*arguments: str | bytes | Path, env: Mapping[str, str] | None = None, **settings: Any) -> Ran:

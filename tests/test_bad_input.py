@@ -6,12 +6,11 @@ door says, so they call the library.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.handmade import (
     Ran,
     command,
     healthy_frame,
+    little_space,
     published_columns,
     run,
     run_process,
@@ -506,26 +506,37 @@ def test_ctrl_c_while_reading_exits_with_130(slow_file: Path) -> None:
     assert sorted(path.name for path in slow_file.parent.iterdir()) == ["meta.yaml", "slow.parquet"]
 
 
-def test_ctrl_c_while_writing_leaves_no_file(tmp_path: Path) -> None:
-    """The kernel tells when the command creates its temporary file; it has a second of writing before it then."""
-    slow_trace(range(1500)).write_parquet(tmp_path / "trace.parquet")
+#: `tracekit`, which gets a SIGINT in the first write to its temporary file, after it has said what is in the folder.
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+
+def opening(event, arguments):
+    if event == "open" and ".tracekit." in str(arguments[0]):
+        sys.setprofile(calling)
+
+def calling(_frame, event, called):
+    if event == "c_call" and called.__name__ == "write":
+        sys.setprofile(None)
+        print(*os.listdir(Path(sys.argv[-1]).parent), flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(opening)
+from tracekit.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_writing_leaves_no_file(slow_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    libc = ctypes.CDLL(None, use_errno=True)
-    notifications = libc.inotify_init1(0)
-    assert libc.inotify_add_watch(notifications, os.fsencode(folder), 0x100) >= 0  # IN_CREATE
-    process = subprocess.Popen(
-        command("export", tmp_path / "trace.parquet", "-o", folder / "out.json.gz"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert os.read(notifications, 4096)
-    os.close(notifications)
-    assert [path.name[:10] for path in folder.iterdir()] == [".tracekit."]
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert err.decode().splitlines()[-1] == "interrupted"
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "export", slow_file, "-o", folder / "out.json.gz"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stdout.startswith(".tracekit.")
+    assert done.stderr.splitlines()[-1] == "interrupted"
     assert list(folder.iterdir()) == []
 
 
@@ -539,15 +550,8 @@ def test_ctrl_c_while_writing_leaves_no_file(tmp_path: Path) -> None:
     ids=["export", "parquet", "csv"],
 )
 def test_a_disk_that_fills_up_leaves_no_half_file(arguments: tuple[str, ...], at_fault: str, slow_file: Path) -> None:
-    assert run(*arguments, cwd=slow_file.parent).code == 0  # the compiled kernels are cached from here on
-    for path in slow_file.parent.iterdir():
-        if path != slow_file:
-            path.unlink()
-
-    def little_space() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
-
-    ran = run_process(*arguments, cwd=slow_file.parent, preexec_fn=little_space)
+    with little_space(300):
+        ran = run(*arguments, cwd=slow_file.parent)
     assert ran.code == 2
     assert at_fault in ran.message
     assert "cannot be written: File too large" in ran.message

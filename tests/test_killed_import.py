@@ -2,7 +2,7 @@
 
 A process that has imported everything, and started no thread, forks one writer after another onto the same store. Each
 is hit at a later line of the code that writes the store. SIGKILL runs no code of ours, so it comes at those lines
-before which the files changed, which is every state that it can leave; SIGINT runs some, and comes at every fifth line.
+before which the files changed, which is every state that it can leave; SIGINT runs some, and comes at every tenth line.
 The random moments inside DuckDB's own code are those of `python -m benchmarks killed`.
 """
 
@@ -109,7 +109,7 @@ def observe():
 
 
 lines, changes = observe()
-hits = changes if number == signal.SIGKILL else lines[::5]
+hits = changes if number == signal.SIGKILL else lines[::10]
 before, replaced = catalogue(), 0
 for hit in hits:
     assert fork(lambda: write(hit_at(hit))) in (130, -number)

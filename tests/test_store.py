@@ -209,11 +209,11 @@ def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
     writer = (
         "import sys; from pathlib import Path; from tracekit.store import Incoming, Store;"
         "from tests.handmade import slow_trace;"
-        "[Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f'{sys.argv[2]}{i}', 'x')]) for i in range(4)]"
+        "[Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f'{sys.argv[2]}{i}', 'x')]) for i in range(3)]"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", writer, str(store.path), name]) for name in "abc"]
-    assert [process.wait() for process in writers] == [0, 0, 0]
-    assert {job.name for job in store.jobs()} == {f"{name}{i}" for name in "abc" for i in range(4)}
+    writers = [subprocess.Popen([sys.executable, "-c", writer, str(store.path), name]) for name in "ab"]
+    assert [process.wait() for process in writers] == [0, 0]
+    assert {job.name for job in store.jobs()} == {f"{name}{i}" for name in "ab" for i in range(3)}
 
 
 def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,10 +53,16 @@ def job(forward_s: float, send_s: float = 5e-4, collective_s: float = 0.02, opti
 # ---- seconds that cannot be meant
 
 
-@pytest.mark.parametrize("name", ["healthy", "slow_worker", "python_gc", "slow_last_stage", "collected"])
+MS, US, NS = (1e3, "ms", "milliseconds"), (1e6, "us", "microseconds"), (1e9, "ns", "nanoseconds")
+
+
 @pytest.mark.parametrize(
-    ("factor", "unit", "word"), [(1e3, "ms", "milliseconds"), (1e6, "us", "microseconds"), (1e9, "ns", "nanoseconds")]
-)
+    ("name", "factor", "unit", "word"),
+    [
+        ("healthy", *MS), ("slow_worker", *US), ("python_gc", *NS), ("slow_last_stage", *MS),
+        ("collected", *MS), ("collected", *US), ("collected", *NS),
+    ],
+)  # fmt: skip
 def test_another_unit_is_named_and_can_be_stated(name: str, factor: float, unit: str, word: str) -> None:
     """Whatever the job: the message names the unit, and with it the trace is the one it was."""
     whole = sample(name)
