@@ -12,6 +12,7 @@ NAMES = Names(
     {worker: number for number, worker in enumerate(WORKERS)},
     {worker: f"node-{number // 4}" for number, worker in enumerate(WORKERS)},
     stages=2,
+    host_of_rank={number: f"node-{number // 4}" for number in range(len(WORKERS))},
 )
 
 
@@ -39,7 +40,7 @@ def test_the_whole_job_has_no_name() -> None:
 
 
 def test_without_a_pipeline_a_dp_rank_is_a_rank() -> None:
-    names = Names({Worker(3, 0): 12}, {}, stages=1)
+    names = Names({Worker(3, 0): 12}, {}, stages=1, host_of_rank={})
     place = names.place(Where(dp_ranks=(3,)))
     assert place is not None
     assert place.words == "rank 12"
