@@ -19,8 +19,10 @@ from tracekit.trace import Trace, read_parquet
 #: Seconds since the start of a step, as float64, against the nanoseconds that were recorded.
 CLOCK_TICK_S = 1e-9
 SCRIPTS = Path(__file__).parent / "scripts"
-#: A run that hangs is a failure, not a wait.
-TIMEOUT_S = 300
+#: Never in a training process on tracekit's account.
+HEAVY = {"polars", "pandas", "duckdb", "pyarrow", "click", "networkx", "dash"}
+#: Runs that hang are a failure, not a wait; dozens of them take minutes on a busy machine.
+TIMEOUT_S = 900
 
 
 @dataclass

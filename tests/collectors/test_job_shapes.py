@@ -5,7 +5,7 @@ import sys
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import CLOCK_TICK_S, SCRIPTS, collect, contradictions, python, several
+from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, collect, contradictions, several
 from tests.collectors.shared_runs import PAUSES, STYLES
 from tracekit.model import OpKind, Worker
 
@@ -235,15 +235,6 @@ def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
     assert outside.filter(inside).is_empty()
 
 
-def test_code_on_the_command_line_is_recorded(tmp_path):
-    """As some launchers start a process; RANK and the like may be set."""
-    command = [sys.executable, "-c", "import runpy; runpy.run_module('quick', run_name='__main__')"]
-    variables = {"PYTHONPATH": SCRIPTS, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
-    collected = collect(tmp_path, command, **variables)
-    assert collected.process.returncode == 0, collected.process.stderr
-    assert collected.trace.steps.tolist() == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("style", STYLES)
 def test_single_process_loops(runs, alone, style):
     """One forward, backward, optimizer step and batch per step, whatever the loop's style.
@@ -288,7 +279,7 @@ def test_misuse_of_spans_costs_the_training_nothing(runs, alone):
 
 def test_steps_and_every_choose_what_all_ranks_record(tmp_path):
     """--steps 2:9 --every 3 keeps the steps 2, 5 and 8: hooks go out and come back on the same step everywhere."""
-    jobs = {"loop": "STEPS=12 loop.py plain", "pipeline": "RANKS=4 STEPS=12 DEVICE_MS=0 dp2_pp2.py"}
+    jobs = {"loop": "STEPS=12 loop.py plain", "pipeline": "RANKS=2 STEPS=12 plain_pipeline.py"}
     for run in several(tmp_path, jobs, "--steps", "2:9", "--every", "3").values():
         assert set(run.exit_codes) == {0}, run.complained
         assert list(run.trace.steps) == [2, 5, 8]
@@ -296,12 +287,36 @@ def test_steps_and_every_choose_what_all_ranks_record(tmp_path):
         assert contradictions(run.trace) == []
 
 
-def test_overhead_is_measured(tmp_path):
+#: A script as some launchers start it, which then says what its process has imported.
+CODE = """
+import runpy, sys
+runpy.run_module("quick", run_name="__main__")
+print("imported", *{name.partition(".")[0] for name in sys.modules})
+"""
+
+
+@pytest.fixture(scope="module")
+def by_code(tmp_path_factory):
+    """50 steps of code on the command line, with RANK and the like set, and the overhead measured."""
+    variables = {"PYTHONPATH": SCRIPTS, "RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "STEPS": 50}
+    collected = collect(tmp_path_factory.mktemp("code"), [sys.executable, "-c", CODE], "--overhead", **variables)
+    assert collected.process.returncode == 0, collected.process.stderr
+    return collected
+
+
+def test_code_on_the_command_line_is_recorded_without_heavy_imports(by_code):
+    """In a training process is what torch itself imports, and nothing else of what tracekit's analysis needs."""
+    assert counts(by_code.trace)[OpKind.OPTIMIZER] == 1
+    (imported,) = (line.split()[1:] for line in by_code.process.stdout.splitlines() if line.startswith("imported "))
+    assert {"torch", "tracekit"} <= set(imported)
+    assert not HEAVY & set(imported)
+
+
+def test_overhead_is_measured(by_code):
     """--overhead compares blocks with and without recording, and gives the noise beside it."""
-    collected = collect(tmp_path, python("quick.py"), "--overhead", STEPS=50)
-    overhead = collected.attempt["overhead"]
+    overhead = by_code.attempt["overhead"]
     assert overhead["on_steps"] > 0
     assert overhead["off_steps"] > 0
     assert overhead["ratio"] > 0
     assert overhead["noise"] >= 0
-    assert "overhead: step time with recording / without" in collected.process.stderr
+    assert "overhead: step time with recording / without" in by_code.process.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradictions, environment, python, torchrun
-from tests.handmade import run, run_process, slow_trace
+from tests.handmade import run, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
 from tracekit.collectors.runtime.wire_format import Category
@@ -43,8 +43,9 @@ def shell(redirection, *command):
     return ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
 
 
-@pytest.mark.parametrize("module", [("tracekit", "collect"), ("tracekit.collectors",)])
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    ("module", "redirection"), [(("tracekit", "collect"), "2>/dev/full"), (("tracekit.collectors",), "2>&-")]
+)
 def test_without_a_stderr_the_exit_code_is_the_commands(tmp_path, module, redirection):
     """Closed or full: what cannot be said must not part the launcher from its command."""
     under = shell(redirection, sys.executable, "-m", *module, "--no-store", "--", "sh", "-c", "exit 7")
@@ -97,7 +98,7 @@ def test_what_could_not_be_written_is_refused_before_the_command_starts(tmp_path
 
 def test_an_unknown_command_is_one_message(tmp_path):
     """A command that cannot be started is an error that names it."""
-    ran = run_process("collect", "--no-store", "--", "no-such-command", cwd=tmp_path)
+    ran = run("collect", "--no-store", "--", "no-such-command", cwd=tmp_path)
     assert ran.code == 2
     assert "no-such-command: cannot be started" in ran.message
 

@@ -13,26 +13,23 @@ from tracekit.trace import read_parquet
 SCRIPT = str(SCRIPTS / "quick.py")
 
 
-def run_nodes(directory, segments, how):
-    """Two nodes of one rank each, node n with the folder segments[n]; what each `collect` said, and its summary.
+def run_nodes(directory, segments):
+    """Two nodes of one rank each, started as Slurm does, node n with the folder segments[n].
 
-    `how`: "torchrun", which has the nodes find each other, or "by rank", as Slurm starts one process per rank.
+    What each `collect` said, and its summary.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torchrun = [*("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "nodes")]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
     nodes = []
     for node, folder in enumerate(segments):
         collect = [sys.executable, "-m", "tracekit.collectors", "--segments", folder, "--no-store", "--json"]
-        start = [*torchrun, "--node-rank", str(node)] if how == "torchrun" else []
         place = {"RANK": node, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         nodes.append(
             subprocess.Popen(
-                [*collect, "--out", f"node{node}.parquet", "--", sys.executable, *start, SCRIPT],
+                [*collect, "--out", f"node{node}.parquet", "--", sys.executable, SCRIPT],
                 cwd=directory,
-                env=environment() if how == "torchrun" else environment(**place),
+                env=environment(**place),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -45,7 +42,7 @@ def run_nodes(directory, segments, how):
 
 def test_two_nodes_share_the_segments_folder(tmp_path):
     """Both nodes' ranks are in one trace; the node that started first writes it."""
-    ran = run_nodes(tmp_path, ("shared", "shared"), "torchrun")
+    ran = run_nodes(tmp_path, ("shared", "shared"))
     assert sorted(summary["merged_elsewhere"] for summary, _ in ran) == [False, True]
     (written,) = tmp_path.glob("node*.parquet")
     trace = read_parquet(written)
@@ -56,7 +53,7 @@ def test_two_nodes_share_the_segments_folder(tmp_path):
 
 def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     """Each node warns that it lacks the other's rank; copied into one folder they are one trace."""
-    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), "by rank")):
+    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"))):
         assert summary["attempts"][0]["missing_ranks"] == [1 - node]
         assert f"1 ranks reported nothing: {1 - node}; the trace lacks them" in said
     shutil.copytree(tmp_path / "two", tmp_path / "one", dirs_exist_ok=True)

@@ -72,9 +72,9 @@ def test_a_cache_that_cannot_be_written_is_one_error(tmp_path):
 def test_processes_that_build_at_once_all_succeed(tmp_path):
     """As the launchers of a node that starts many jobs do."""
     code = f"from tracekit.collectors.nccl.build import *; print(build_plugin(Path({str(tmp_path)!r})))"
-    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     paths = {process.communicate(timeout=60)[0].strip() for process in started}
-    assert [process.returncode for process in started] == [0] * 4
+    assert [process.returncode for process in started] == [0] * 2
     assert paths == {str(path) for path in tmp_path.iterdir()}
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import time
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ class Chunk(nn.Module):
         self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
 
     def forward(self, x):
-        time.sleep(0.002)
         return self.block(x)
 
 

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 import types
 
 import torch
@@ -121,7 +120,7 @@ def main():
             process.join()
         if STYLE == "spans":
             with span("tokenize"):
-                time.sleep(0.001)
+                x.clone()
         if STYLE == "eval" and step % 2:
             model.eval()
             with torch.no_grad():

@@ -1,13 +1,15 @@
 """A pipeline of two uneven stages, GPipe, without data loader, device mesh or data parallelism."""
 
 import hashlib
+import os
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-STEPS, WIDTH, BATCH, MICROBATCHES = 6, 16, 6, 3
+STEPS = int(os.environ.get("STEPS", "6"))
+WIDTH, BATCH, MICROBATCHES = 16, 6, 3
 
 
 def main():
