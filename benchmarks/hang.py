@@ -1,14 +1,9 @@
-"""Hangs: dumps of 4,096 simulated ranks, small jobs of every fault and layout, and real jobs on this machine.
-
-python -m benchmarks hang; with TRACEKIT_HANG_RUNS=25 as many live runs per fault (default 2)
-"""
+"""Hangs: dumps of 4,096 simulated ranks, and small jobs of every fault and layout."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,24 +18,11 @@ from benchmarks.measure import table, tracekit
 LARGE = (8, 8, 64)
 SMALL = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 2), (2, 2, 4), (8, 2, 1))
 SEEDS = 20
-HANG_AFTER_S = 5
-SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "hangs.py"
-#: Fault of the live script -> class that names it; None: no hang.
-LIVE = {
-    "stop": "process gone or interpreter locked",
-    "gil": "process gone or interpreter locked",
-    "lock": "host stuck",
-    "loader": "host stuck",
-    "skip": "mismatch",
-    "size": "mismatch",
-    "checkpoint": None,
-    "slow": None,
-}
 
 
 def section() -> str:
     """The Markdown of this section."""
-    return "\n\n".join(["## Hangs", _large(), _small(), _live()])
+    return "\n\n".join(["## Hangs", _large(), _small()])
 
 
 def _large() -> str:
@@ -116,44 +98,3 @@ def _judge(kind: str, seed: int) -> str:
     if truth <= found:
         return "exact"
     return "cannot tell" if truth <= found | open_ranks else "missed"
-
-
-def _live() -> str:
-    runs, rows = int(os.environ.get("TRACEKIT_HANG_RUNS", "2")), []
-    for fault, expected in LIVE.items():
-        right, delays = 0, []
-        for number in range(runs):
-            culprits, delay_s = live(fault, number % 4)
-            right += culprits == ([] if expected is None else [(number % 4, expected)])
-            delays += [delay_s] if delay_s is not None else []
-        rows.append([fault, f"{right} of {runs}", f"{max(delays):.1f}" if delays else "-"])
-    intro = (
-        f"Real jobs: torchrun, DDP, gloo, 4 ranks on this machine, `--hang-after {HANG_AFTER_S}`. Right: this rank and"
-        " class, nobody else, or, for the last two, no alarm. Delay: from the last operation to the report, seconds."
-    )
-    return f"{intro}\n\n{table(['fault', 'right', 'longest delay'], rows)}"
-
-
-def live(fault: str, rank: int) -> tuple[list[tuple[int, str]], float | None]:
-    """(rank, class) of the culprits that `collect` reports on a live job, and how late it did."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = tracekit("collect", "--no-store", "--out", "job.parquet", "--hang-after", str(HANG_AFTER_S))
-        torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "4"]
-        process = subprocess.Popen(
-            [*command, "--on-hang", "stop", "--", *torchrun, str(SCRIPT), fault, str(rank)],
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "SAVING_S": str(2 * HANG_AFTER_S)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            _, err = process.communicate(timeout=180)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            _, err = process.communicate()
-        reports = [json.loads(path.read_text()) for path in Path(folder).glob("hang-*/report.json")]
-    said = [line.split("no operation for ")[1].split(" s;")[0] for line in err.splitlines() if " s; report:" in line]
-    culprits = [(one["rank"], one["class"]) for report in reports for one in report["culprits"]]
-    return culprits, float(said[0]) if said else None

@@ -75,7 +75,11 @@ def find_hang(record: FlightRecord) -> HangReport:
             late, open_question = _unreceived(case, number)
             culprits += late
             undecided += open_question
-    undecided += [_ring(case, ring) for ring in sinks.rings if int(case.stall[ring[0]]) not in explained]
+    for ring in sinks.rings:
+        if int(case.stall[ring[0]]) not in explained:
+            out_of_order = _out_of_order(case, ring)
+            culprits += out_of_order
+            undecided += [] if out_of_order else [_ring(case, ring)]
     return _report(case, culprits, undecided)
 
 
@@ -249,6 +253,42 @@ def _unreceived(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided
         return [], [Undecided((source, target), f"{case.operation(number)} of {case.group(number)}", missing)]
     evidence = f"rank {source} sends to it and it has posted no receive; it waits for rank {source} elsewhere"
     return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
+
+
+def _out_of_order(case: _Case, ring: tuple[int, ...]) -> list[Culprit]:
+    """Of ranks that wait for each other, those that are not where most members of a group are.
+
+    Where more than half of the members wait in an operation, it is the program's next one; a rank of the ring that has
+    not issued it has left it out, or calls in another order. None where no such operation is in the ring, or several.
+    """
+    world = case.graph.world_size
+    ranks = {node for node in ring if node < world}
+    found = []
+    for number in (node - world for node in ring if node >= world):
+        waiting, absent = case.members(number, WAITS), case.members(number, NOT_ISSUED)
+        size = len(case.record.groups[case.rendezvous.operations["group"][number]].ranks)
+        if 2 * len(waiting) > size and ranks.intersection(absent):
+            found.append((number, waiting, sorted(ranks.intersection(absent))))
+    if len(found) != 1:
+        return []
+    ((number, waiting, absent),) = found
+    return [_out_of_place(case, rank, number, waiting) for rank in absent]
+
+
+def _out_of_place(case: _Case, rank: int, number: int, waiting: list[int]) -> Culprit:
+    own = _earliest(case, rank)
+    sites = [_called_at(case, one, at) for one, at in ((waiting[0], number), (rank, own))]
+    evidence = (
+        f"{_wait(waiting)} in {case.operation(number)} of {case.group(number)}{sites[0]}; it waits for one of them in"
+        f" {case.operation(own)} of {case.group(own)}{sites[1]}: it left a call out, or calls in another order"
+    )
+    return _culprit(case, rank, StallClass.MISMATCH, number, (evidence,))
+
+
+def _called_at(case: _Case, rank: int, number: int) -> str:
+    """Where the program called an operation, if the dump says so."""
+    rows = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("id") == number))
+    return f" at {rows['call_site'][0]}" if rows.height and rows["call_site"][0] else ""
 
 
 def _ring(case: _Case, ring: tuple[int, ...]) -> Undecided:

@@ -22,6 +22,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous
+from tracekit.flight_record import Progress
 
 Ints = npt.NDArray[np.int64]
 
@@ -178,13 +179,20 @@ def _ends(graph: WaitGraph, edges: Ints) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def _posted_ahead(graph: WaitGraph, rendezvous: Rendezvous, inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Edges from a rank to a receive that need not be what stops it: it is late for a collective others wait in."""
+    """Edges from a rank to a receive that need not be what stops it: it has not begun, and the rank is late for a
+    collective that others wait in.
+    """
     members = rendezvous.members.join(rendezvous.operations.select("id", "p2p", "target"), on="id")
     late = np.zeros(graph.world_size, bool)
     awaited = members.filter(~pl.col("p2p") & (pl.col("state") == NOT_ISSUED))
     awaited = awaited.filter(inside[graph.world_size + awaited["id"].to_numpy()])
     late[awaited["rank"].to_numpy()] = True
-    receives = members.filter(pl.col("p2p") & (pl.col("state") == WAITS) & (pl.col("target") == pl.col("rank")))
+    receives = members.filter(
+        pl.col("p2p")
+        & (pl.col("state") == WAITS)
+        & (pl.col("target") == pl.col("rank"))
+        & (pl.col("progress") != int(Progress.STARTED))
+    )
     loose = receives.filter(late[receives["rank"].to_numpy()])
     return _among(graph, loose["rank"].to_numpy(), graph.world_size + loose["id"].to_numpy(), graph.edges, inside)
 

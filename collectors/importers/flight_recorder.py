@@ -22,19 +22,23 @@ from tracekit.collectors.importers.flight_recorder_file import UnreadableError, 
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS, GroupTable
 from tracekit.errors import FormatError
 from tracekit.flight_record import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, Progress, RankDump
-from tracekit.text import short
+from tracekit.text import printable, short
 
 #: Finished operations kept per rank, the newest ones: they show where the calls of a rank part from those of others.
 FINISHED_KEPT = 512
 #: Dumps whose newest operations lie further apart are hardly of one hang.
 FAR_APART_S = 1800.0
+#: Characters kept of what a dump says of its host and its process.
+LONGEST_TEXT = 200
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|dump|bin))?$")
 _OTHER_FILES = frozenset(
     {".log", ".txt", ".out", ".err", ".csv", ".yaml", ".yml", ".py", ".md", ".html", ".png", ".gz"}
 )
 _TRANSFER = re.compile(r"(?:^|:)(send|recv|isend|irecv)\s+(\d+)\s*(?:->|<-)\s*(\d+)")
 _COALESCED = "coalesced"
-_STACK_OF_TORCH = re.compile(r"site-packages/torch/|/torch/(?:distributed|nn|autograd|utils|_)|<frozen ")
+_NOT_THE_PROGRAM = re.compile(
+    r"site-packages/torch/|/torch/(?:distributed|nn|autograd|utils|_)|tracekit/collectors/runtime/|<frozen "
+)
 
 
 @dataclass(slots=True)
@@ -153,7 +157,7 @@ def _take(
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else short(str(value))
+    return None if value is None else printable(str(value))[:LONGEST_TEXT]
 
 
 def _default_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -278,7 +282,7 @@ def _transfer(columns: _Columns, name: str) -> tuple[bool, int, int] | None:
 def _call_site(frames: Any) -> str | None:
     """The innermost frame of the program itself."""
     for frame in frames or ():
-        if not _STACK_OF_TORCH.search(frame["filename"]):
+        if not _NOT_THE_PROGRAM.search(frame["filename"]):
             return short(f"{frame['filename']}:{frame['line']} {frame['name']}")
     return None
 

@@ -7,14 +7,14 @@ and strings is unpickled, and what a file may make the process allocate is bound
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import pickle
 import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from tracekit.collectors.runtime.plain_pickle import DAMAGE, RefusedPickleError, load_plain
 
 #: No dump is larger: 20,000 entries with stacks take some 40 MB.
 LARGEST_FILE = 256 << 20
@@ -27,14 +27,6 @@ _READ_VERSIONS = range(1, 11)
 
 class UnreadableError(Exception):
     """Why a file is no dump that can be used; says it in a clause that follows the file's name."""
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise UnreadableError(f"refused: it asks for {module}.{name}, and a dump holds plain values only")
-
-    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002  the base class names it
-        raise UnreadableError("refused: it refers to objects outside itself, and a dump holds plain values only")
 
 
 def read_dump(path: Path) -> dict[str, Any]:
@@ -57,14 +49,14 @@ def read_dump(path: Path) -> dict[str, Any]:
 def _decoded(content: bytes) -> Any:
     try:
         if content.startswith(_PICKLE):
-            return _PlainUnpickler(io.BytesIO(content)).load()
+            return load_plain(content)
         if content.lstrip().startswith(_JSON):
             return json.loads(content)
-    except UnreadableError:
-        raise
+    except RefusedPickleError as error:
+        raise UnreadableError(str(error)) from None
     except MemoryError:
         raise UnreadableError("refused: it asks for more memory than a dump can need") from None
-    except Exception as error:  # a torn pickle can raise anything
+    except DAMAGE as error:
         raise UnreadableError(f"is torn or damaged ({type(error).__name__}: {str(error)[:80]})") from None
     raise UnreadableError("is neither a pickle nor JSON")
 

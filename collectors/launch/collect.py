@@ -7,6 +7,7 @@ recording; segments that could not be merged are kept and named.
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import check_writable
-from tracekit.collectors.launch.hang import HangWatcher
+from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     finish_run,
@@ -47,6 +48,8 @@ OVERHEAD_BLOCK = 10
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
 #: How long the launchers of other nodes may take longer than the first, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
+#: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
+STANDBY = "tracekit.hang_standby"
 Analyse = Callable[[Trace], Findings | Unanalysed]
 
 
@@ -137,6 +140,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     directory = options.segments or Path(tempfile.mkdtemp(prefix="tracekit-"))
     progress = Progress(directory)
     drain = Drain(directory)
+    watcher: HangWatcher | None = None
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
@@ -157,10 +161,15 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             return watcher is not None and watcher.tick()
 
         launched = run_command(options.command, environment, directory, on_poll)
+        if watcher is not None:
+            watcher.command_ended(launched.exit_code)
     except BaseException:
         if options.segments is None:
             shutil.rmtree(directory, ignore_errors=True)
         raise
+    finally:
+        if watcher is not None:
+            watcher.close()
     drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
@@ -172,7 +181,9 @@ def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | Non
     if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
-    return HangWatcher(directory.absolute(), options.hang_after_s, trace.absolute().parent, options.stop_on_hang)
+    explainer = ExplainerProcess((sys.executable, "-m", STANDBY))
+    reports = trace.absolute().parent
+    return HangWatcher(directory.absolute(), options.hang_after_s, reports, explainer, options.stop_on_hang)
 
 
 def _check_targets(options: CollectOptions) -> None:

@@ -1,19 +1,20 @@
 """What a rank does so that a hang can be explained: it shows that it moves, and says where it stands when asked.
 
-In: PyTorch's flight recorder and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten at
-most once a second while operations are issued or finished, and, when the launcher asks, a dump in the format of the
-recorder, with the members of all groups, the transfers that a thread waits for (gloo's recorder has none) and the stack
-of the main thread. A thread of its own does this; while C code holds the interpreter's lock it cannot, so a signal that
-`faulthandler` answers without the lock writes the stacks then.
+In: PyTorch's flight recorder and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten while
+operations are issued or finished, and, when the launcher asks, a dump in the format of the recorder, with the members
+of all groups, the transfers that a thread waits for (gloo's recorder has none) and the stack of the main thread. A
+process that ends leaves the same as its last words. A thread of its own does this; while C code holds the
+interpreter's lock it cannot, so a signal that `faulthandler` answers without the lock writes the stacks then.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import functools
+import importlib
 import json
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -21,14 +22,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
+from tracekit.collectors.runtime.plain_pickle import load_plain
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import (
     HANG_DUMP,
     HANG_REQUEST,
+    LAST_WORDS_SUFFIX,
     PULSE,
     PULSE_SUFFIX,
     STACKS_SUFFIX,
@@ -36,19 +40,22 @@ from tracekit.collectors.runtime.wire_format import (
 )
 
 #: How often the rank looks whether it has moved, and whether it is asked, seconds.
-PERIOD_S = 0.5
+PERIOD_S = 0.25
 #: Entries in a dump, the newest.
 ENTRIES = 512
 #: Answered by `faulthandler`; nothing else uses it where its handler is the default one.
 STACK_SIGNAL = signal.SIGRTMAX - 3
-#: Where a main thread is while it is busy with this: part of a file's name, and functions (none: any).
+#: Where a main thread is while it is busy with this: part of a file's name, and functions (none: any). Not all of
+#: torch/_dynamo/ compiles: what it has compiled, and what it is told to leave alone, is called through it.
 _PHASES = (
     ("torch/distributed/checkpoint/", (), "checkpoint"),
     ("torch/serialization.py", ("save", "_save"), "checkpoint"),
     ("torch/utils/data/dataloader.py", (), "data load"),
-    ("torch/_dynamo/", (), "compilation"),
-    ("torch/_inductor/", (), "compilation"),
+    ("torch/_dynamo/convert_frame.py", (), "compilation"),
+    ("torch/_inductor/compile_fx.py", (), "compilation"),
 )
+_OWN_FILES = "/tracekit/collectors/runtime/"
+_TORCH_FILES = "/torch/"
 
 
 class HangWatch:
@@ -56,6 +63,8 @@ class HangWatch:
 
     def __init__(self, session: Session, directory: Path) -> None:
         self._session, self._directory = session, directory
+        # PyTorch's recorder has no public name; the stubs do not know this one.
+        self._recorder: Any = importlib.import_module("torch._C._distributed_c10d")
         self._main = threading.main_thread().ident
         self._pulses = 0
         self._seen: Any = None
@@ -81,6 +90,7 @@ class HangWatch:
             faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
             self._stacks = stacks  # faulthandler writes to its descriptor
             self._signal = int(STACK_SIGNAL)
+        atexit.register(self._leave)
         threading.Thread(target=self._run, name="tracekit-hang", daemon=True).start()
 
     def _transfer(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,29 +117,25 @@ class HangWatch:
                 return original(work, *args, **kwargs)
             thread = threading.get_ident()
             in_wait[thread] = *found, time.time_ns()
-            try:
-                return original(work, *args, **kwargs)
-            finally:
-                in_wait.pop(thread, None)
-                self._transfers += 1
+            result = original(work, *args, **kwargs)  # where it raises, the rank has not got past it
+            in_wait.pop(thread, None)
+            self._transfers += 1
+            return result
 
         return wait
 
     def _run(self) -> None:
-        while True:
-            try:
-                self._beat()
-                self._answer()
-            except Exception as error:
-                sys.stderr.write(f"tracekit: rank {self._session.rank} watches for hangs no more: {error!r:.200}\n")
-                return
+        while self._session.attempt_hook("hang-watch", self._look):
             time.sleep(PERIOD_S)
+
+    def _look(self) -> bool:
+        self._beat()
+        self._answer()
+        return True
 
     def _beat(self) -> None:
         """Rewrite the pulse where anything has been issued or finished since."""
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
-
-        seen = _dump_fr_trace_json(False), self._transfers, self._session.step
+        seen = self._recorder._dump_fr_trace_json(False), self._transfers, self._session.step  # noqa: SLF001  see above
         if seen == self._seen and self._pulses:
             return
         self._seen = seen
@@ -144,21 +150,32 @@ class HangWatch:
         if folder == self._answered:
             return
         self._answered = folder
-        target = folder / HANG_DUMP.format(rank=self._session.rank)
-        partial = target.with_suffix(".part")
-        partial.write_text(json.dumps(self._dump()), encoding="utf-8")
-        partial.rename(target)
+        _write_whole(folder / HANG_DUMP.format(rank=self._session.rank), self._dump())
+
+    def _leave(self) -> None:
+        if os.getpid() == self._session.process_id:
+            self._session.attempt_hook("hang-last-words", self._say_last_words)
+
+    def _say_last_words(self) -> None:
+        """Where the rank stands as its process ends, and the error that ends it, if one does."""
+        dump, error = self._dump(), getattr(sys, "last_value", None)
+        if error is None:
+            dump["tracekit"]["process"] = "its process ended without an error"
+        else:
+            dump["tracekit"]["error"] = f"{type(error).__name__}: {error!s:.200}"
+            if dump["entries"] and _raised_in_torch(error.__traceback__):
+                _mark_failed(dump, dump["entries"][-1])
+        _write_whole(self._directory / f"{rank_stem(self._session.rank)}{LAST_WORDS_SUFFIX}", dump)
 
     def _dump(self) -> dict[str, Any]:
         """Where this rank stands, in the recorder's format."""
-        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
-
-        dump: dict[str, Any] = pickle.loads(_dump_fr_trace())  # noqa: S301  made in this process just now
+        dump: dict[str, Any] = load_plain(self._recorder._dump_fr_trace())  # noqa: SLF001  see `__init__`
         world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups of a process
         config = {}
         for group, ranks in world.pg_group_ranks.items():
-            name = world.pg_names[group]
-            config[name] = {"name": name, "desc": group.group_desc, "ranks": str(sorted(ranks, key=ranks.__getitem__))}
+            if (name := world.pg_names.get(group)) is not None:  # None: a group that this rank is no member of
+                members = str(sorted(ranks, key=ranks.__getitem__))
+                config[name] = {"name": name, "desc": group.group_desc, "ranks": members}
         dump["pg_config"] = config
         dump["entries"] = [*dump.get("entries", [])[-ENTRIES:], *self._transfers_waited_for(dump)]
         stack = self._stack()
@@ -188,7 +205,7 @@ class HangWatch:
                     "time_created_ns": since_ns,
                     "input_sizes": [],
                     "output_sizes": [],
-                    "state": "scheduled",
+                    "state": "started",  # a thread stands in its wait
                     "retired": False,
                     "is_p2p": True,
                 }
@@ -202,7 +219,7 @@ class HangWatch:
         while frame is not None and len(frames) < 64:
             frames.append((frame.f_code, frame.f_lineno))
             frame = frame.f_back
-        return [(code, line) for code, line in frames if "/tracekit/collectors/runtime/" not in code.co_filename]
+        return [(code, line) for code, line in frames if _OWN_FILES not in code.co_filename]
 
 
 def _phase(stack: list[tuple[Any, int]]) -> str | None:
@@ -211,3 +228,29 @@ def _phase(stack: list[tuple[Any, int]]) -> str | None:
             if part in code.co_filename and (not functions or code.co_name in functions):
                 return phase
     return None
+
+
+def _mark_failed(dump: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Put an operation that failed among the unfinished ones: gloo's recorder has it among the finished."""
+    entry["retired"] = False
+    statuses = dump.get("pg_status", {})
+    if not entry["is_p2p"] and (status := statuses.get(str(entry["pg_id"]))) is not None:
+        before = int(entry["collective_seq_id"]) - 1
+        status["last_completed_collective"] = min(int(status["last_completed_collective"]), before)
+
+
+def _raised_in_torch(traceback: TracebackType | None) -> bool:
+    """Whether the innermost frame, hooks of ours left out, is torch's: then an operation failed."""
+    innermost = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        innermost = innermost if _OWN_FILES in file else file
+        traceback = traceback.tb_next
+    return _TORCH_FILES in innermost
+
+
+def _write_whole(path: Path, dump: dict[str, Any]) -> None:
+    """The file is there whole or not at all."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(dump), encoding="utf-8")
+    partial.rename(path)

@@ -38,6 +38,8 @@ PULSE = struct.Struct("<qqiq")
 PULSE_SUFFIX = ".pulse"
 #: Stacks of all threads of a rank, as `faulthandler` writes them.
 STACKS_SUFFIX = ".stacks"
+#: What a rank's flight recorder held when its process ended in the ordinary way or by an exception.
+LAST_WORDS_SUFFIX = ".last"
 #: The file that asks the ranks of an attempt where they stand: it holds the folder for the answers, another each time.
 HANG_REQUEST = "hang-request"
 HANG_DUMP = "rank_{rank}.json"

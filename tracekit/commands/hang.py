@@ -39,16 +39,16 @@ def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
         record = read_flight_records(newest_dumps(directory))
         tell("finding who waits for whom")
         report = find_hang(record)
-    text, plain = "\n".join(report_lines(report)), json.dumps(to_dict(report))
     if out is not None:
-        _write(out, text, plain)
-    click.echo(plain if as_json else text)
+        write_report(out, report)
+    click.echo(json.dumps(to_dict(report)) if as_json else "\n".join(report_lines(report)))
     return EXIT_HANG if report.hung else 0
 
 
-def _write(out: Path, text: str, plain: str) -> None:
-    """Both files or none. Raises OutputError."""
+def write_report(out: Path, report: HangReport) -> None:
+    """Write report.txt, then report.json, into the folder `out`: both or none. Raises OutputError."""
     from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
+    from tracekit.hang_terminal import report_lines
 
     is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
     is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
@@ -56,6 +56,7 @@ def _write(out: Path, text: str, plain: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror or error}; choose another --out") from None
+    text, plain = "\n".join(report_lines(report)), json.dumps(to_dict(report))
     files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:
         check_writable(path, kind)

@@ -8,14 +8,8 @@ import pytest
 
 from tests.collectors.conftest import SCRIPTS, collect, python
 from tracekit.collectors.launch.hang import HangWatcher
-from tracekit.collectors.runtime.wire_format import (
-    FACTS_SUFFIX,
-    HANG_REQUEST,
-    PULSE,
-    PULSE_SUFFIX,
-    STACKS_SUFFIX,
-    rank_stem,
-)
+from tracekit.collectors.launch.hang_answers import write_departure
+from tracekit.collectors.runtime.wire_format import HANG_REQUEST, LAST_WORDS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
 
 
 class Clock:
@@ -30,18 +24,42 @@ def clock():
     return Clock()
 
 
+class Explainer:
+    """Writes the report that it is given at once."""
+
+    def __init__(self):
+        self.started = 0
+        self.report = {"hang": True, "culprits": [{"rank": 1, "phase": None}]}
+
+    def start(self):
+        self.started += 1
+
+    def explain(self, folder, *_):
+        (folder / "report.txt").write_text("HANG  rank 1\n")
+        (folder / "report.json").write_text(json.dumps(self.report))
+
+    def alive(self):
+        return True
+
+    def close(self):
+        pass
+
+
 @pytest.fixture
-def watcher(tmp_path, clock):
+def explainer():
+    return Explainer()
+
+
+@pytest.fixture
+def watcher(tmp_path, clock, explainer):
     (tmp_path / "attempt-000").mkdir()
-    return HangWatcher(tmp_path, hang_after_s=20.0, reports=tmp_path / "reports", now=clock)
+    return HangWatcher(tmp_path, hang_after_s=20.0, reports=tmp_path / "reports", explainer=explainer, now=clock)
 
 
 def pulse(folder, rank, count):
-    """What a rank of this process's host shows."""
-    stem = folder / "attempt-000" / rank_stem(rank)
-    stem.with_suffix(PULSE_SUFFIX).write_bytes(PULSE.pack(count, os.getpid(), 0, 2))
-    facts = {"kind": "process", "value": {"host": os.uname().nodename}}
-    stem.with_suffix(FACTS_SUFFIX).write_text(json.dumps(facts) + "\n")
+    """What a rank shows."""
+    path = folder / "attempt-000" / f"{rank_stem(rank)}{PULSE_SUFFIX}"
+    path.write_bytes(PULSE.pack(count, os.getpid(), 0, 2))
 
 
 def ranks(*arguments):
@@ -80,25 +98,92 @@ def test_before_the_first_rank_has_begun_there_is_no_hang(watcher, clock, tmp_pa
     assert requests(tmp_path) == []
 
 
-def test_a_rank_that_does_not_answer_is_looked_at_from_outside(watcher, clock, tmp_path, monkeypatch):
-    """A process that lives and does not answer: its stack is what faulthandler wrote."""
-    monkeypatch.setattr("tracekit.collectors.launch.hang.subprocess.Popen", lambda *_args, **_more: None)
-    for rank in (0, 1):
-        pulse(tmp_path, rank, 5)
-    watcher.tick()
-    clock.now = 30.0
-    watcher.tick()
-    (tmp_path / "hang-001" / "rank_0.json").write_text("{}")
-    stacks = (tmp_path / "attempt-000" / rank_stem(1)).with_suffix(STACKS_SUFFIX)
-    stacks.write_text(
-        'Thread 0x01 (most recent call first):\n  File "/lib/threading.py", line 3 in wait\n\n'
-        'Current thread 0x02 (most recent call first):\n  File "/job/train.py", line 7 in step\n'
-    )
-    for clock.now in (31.0, 34.0, 34.5):
-        watcher.tick()
-    about = json.loads((tmp_path / "hang-001" / "rank_1.json").read_text())["tracekit"]
-    assert about["stack"] == ["/job/train.py:7 step"]
-    assert "lives and does not answer" in about["process"]
+def stand_still(watcher, clock, until):
+    """Let the time pass, a tick a second, with ranks that do not move."""
+    ends = []
+    while clock.now < until:
+        clock.now += 1.0
+        ends.append(watcher.tick())
+    return any(ends)
+
+
+def test_what_explains_hangs_starts_when_half_the_time_is_over(watcher, clock, explainer, tmp_path):
+    pulse(tmp_path, 0, 5)
+    stand_still(watcher, clock, 10.0)
+    assert explainer.started == 0
+    stand_still(watcher, clock, 12.0)
+    assert explainer.started
+    assert requests(tmp_path) == []
+
+
+def test_a_hang_is_said_once_and_the_report_kept(watcher, clock, tmp_path, capsys):
+    pulse(tmp_path, 0, 5)
+    assert not stand_still(watcher, clock, 100.0)
+    err = capsys.readouterr().err
+    assert err.count("HANG  rank 1") == 1
+    (kept,) = tmp_path.glob("reports/hang-*")
+    assert {path.name for path in kept.iterdir()} == {"report.txt", "report.json"}
+
+
+def test_a_command_is_to_end_where_that_is_asked(watcher, clock, tmp_path):
+    watcher.stop = True
+    pulse(tmp_path, 0, 5)
+    assert stand_still(watcher, clock, 30.0)
+
+
+def test_a_rank_in_a_checkpoint_is_named_and_no_hang_for_ten_times_as_long(watcher, clock, explainer, tmp_path, capsys):
+    explainer.report = {"hang": True, "culprits": [{"rank": 1, "phase": "checkpoint"}]}
+    pulse(tmp_path, 0, 5)
+    stand_still(watcher, clock, 180.0)
+    assert "which is no hang: rank 1 is in a checkpoint" in capsys.readouterr().err
+    stand_still(watcher, clock, 260.0)
+    assert "HANG  rank 1" in capsys.readouterr().err
+
+
+def test_a_watch_that_fails_says_so_once_and_the_command_goes_on(watcher, clock, explainer, tmp_path, capsys):
+    explainer.report = []
+    pulse(tmp_path, 0, 5)
+    assert not stand_still(watcher, clock, 60.0)
+    assert capsys.readouterr().err.count("watching for hangs has ended") == 1
+
+
+def leaves(attempt, rank, taken_ns, **about):
+    """The last words of a rank."""
+    words = {"version": "2.10", "entries": [], "tracekit": {"rank": rank, "taken_ns": taken_ns, **about}}
+    (attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}").write_text(json.dumps(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "ended_ns", "named"),
+    [
+        ({1: {"taken_ns": 5}, 0: {"taken_ns": 7, "error": "Connection closed by peer"}}, {}, [0, 1]),
+        ({0: {"taken_ns": 7, "error": "Connection closed by peer"}}, {101: 5, 102: 8}, [0, 1]),
+        ({1: {"taken_ns": 5, "error": "ValueError"}, 0: {"taken_ns": 7, "error": "Connection closed"}}, {}, None),
+        ({1: {"taken_ns": 5}}, {102: 6}, None),
+        ({}, {}, None),
+    ],
+    ids=["exit", "killed", "own error", "nobody failed", "nothing known"],
+)
+def test_who_left_first_without_an_error_is_named_where_others_failed_behind_it(tmp_path, words, ended_ns, named):
+    """Rank r has process 100 + r. What the ranks wrote goes into the folder; a killed one is described in its place."""
+    for rank in range(3):
+        (tmp_path / f"{rank_stem(rank)}{PULSE_SUFFIX}").write_bytes(PULSE.pack(1, 100 + rank, 0, 3))
+    for rank, about in words.items():
+        leaves(tmp_path, rank, **about)
+    (tmp_path / "hang").mkdir()
+    found = write_departure(tmp_path, tmp_path / "hang", ended_ns)
+    written = sorted(int(path.stem.removeprefix("rank_")) for path in (tmp_path / "hang").iterdir())
+    assert (found, written) == (named is not None, named or [])
+
+
+def test_a_rank_that_exits_without_a_word_is_named_instead_of_those_that_fail(tmp_path):
+    """A real job: gloo makes the other rank fail, and what starts the ranks sees only that."""
+    process = collect(tmp_path, ranks("_exit", "1"), "--hang-after", "30").process
+    assert process.returncode
+    (folder,) = tmp_path.glob("hang-*")
+    (culprit,) = json.loads((folder / "report.json").read_text())["culprits"]
+    assert (culprit["rank"], culprit["class"]) == (1, "process gone or interpreter locked")
+    assert "the command failed because a rank left" in process.stderr
 
 
 def test_a_long_checkpoint_is_no_hang_and_a_locked_interpreter_is_one(tmp_path):

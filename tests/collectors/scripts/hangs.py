@@ -1,7 +1,8 @@
-"""A data-parallel loop in which one rank breaks: hangs.py FAULT RANK [STEP].
+"""A training loop in which one rank breaks: hangs.py FAULT RANK [LAYOUT].
 
-stop, lock, gil, loader, exit, _exit, skip, size, checkpoint (busy for a while, no hang), checkpoint-gil (one after the
-other), slow (four times as slow, no hang), none
+FAULT: stop, lock, gil, loader, exit, _exit, skip, size; checkpoint (busy for a while, no hang), checkpoint-gil (one
+after the other), slow (four times as slow, no hang), none. LAYOUT: ddp, fsdp2, or pipeline (2 data-parallel ranks,
+2 stages).
 """
 
 import ctypes
@@ -15,11 +16,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-FAULT, RANK = sys.argv[1], int(sys.argv[2])
-STEP = int(sys.argv[3]) if len(sys.argv) > 3 else 3
-STEPS, BATCH = int(os.environ.get("STEPS", "8")), 4
+FAULT, RANK, LAYOUT = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or ["ddp"])[0]
+BREAKS_AT, STEPS, BATCH, WIDTH = 3, 8, 4, 16
+COMPUTE_S = float(os.environ.get("COMPUTE_S", "0.05"))
 
 
 class Data(Dataset):
@@ -27,9 +29,9 @@ class Data(Dataset):
         return STEPS * BATCH
 
     def __getitem__(self, index):
-        while FAULT == "loader" and dist.get_rank() == RANK and index >= STEP * BATCH:
-            time.sleep(0.01)
-        return torch.full((16,), float(index))
+        while FAULT == "loader" and dist.get_rank() == RANK and index >= BREAKS_AT * BATCH:
+            pass
+        return torch.full((WIDTH,), float(index))
 
 
 class SlowToSave:
@@ -45,6 +47,14 @@ class SlowToSave:
         return (int, (0,))
 
 
+class Compute(nn.Linear):
+    """What the rank computes, `slow` four times as long on one."""
+
+    def forward(self, x):
+        time.sleep(COMPUTE_S * (4 if FAULT == "slow" and dist.get_rank() == RANK else 1))
+        return super().forward(x)
+
+
 def breaks(step):
     """What befalls the rank between two steps."""
     if FAULT == "stop":
@@ -53,12 +63,11 @@ def breaks(step):
         lock = threading.Lock()
         lock.acquire()
         lock.acquire()
-    elif FAULT == "gil" or (FAULT == "checkpoint-gil" and step > STEP):
+    elif FAULT == "gil" or (FAULT == "checkpoint-gil" and step > BREAKS_AT):
         library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # PyDLL keeps the interpreter's lock
         library.pthread_mutex_lock(mutex)
         library.pthread_mutex_lock(mutex)
     elif FAULT == "exit":
-        dist.destroy_process_group = lambda *_: None
         sys.exit(0)
     elif FAULT == "_exit":
         os._exit(0)
@@ -66,27 +75,52 @@ def breaks(step):
         torch.save(SlowToSave(), os.devnull)
 
 
+def data_parallel():
+    model = DistributedDataParallel(Compute(WIDTH, WIDTH))
+    return model, lambda batch: model(batch).square().mean().backward()
+
+
+def sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(Compute(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    for layer in (*model, model):
+        fully_shard(layer)
+    return model, lambda batch: model(batch).square().mean().backward()
+
+
+def pipeline():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    stage_index = mesh["pp"].get_local_rank()
+    model = DistributedDataParallel(Compute(WIDTH, WIDTH), process_group=mesh["dp"].get_group())
+    stage = PipelineStage(model, stage_index, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    schedule = Schedule1F1B(stage, BATCH, loss_fn=nn.functional.mse_loss)
+    return model, lambda batch: schedule.step(batch) if stage_index == 0 else schedule.step(target=batch)
+
+
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+    model, train = {"ddp": data_parallel, "fsdp2": sharded, "pipeline": pipeline}[LAYOUT]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, batch in enumerate(DataLoader(Data(), batch_size=BATCH)):
-        broken = rank == RANK and step in ({STEP, STEP + 2} if FAULT == "checkpoint-gil" else {STEP})
+        broken = rank == RANK and step in ({BREAKS_AT, BREAKS_AT + 2} if FAULT == "checkpoint-gil" else {BREAKS_AT})
         if broken:
             breaks(step)
-        if FAULT == "slow" and rank == RANK:
-            time.sleep(0.4)
-        loss = model(batch).square().mean()
-        loss.backward()
+        train(batch)
         optimizer.step()
         optimizer.zero_grad()
         if not (broken and FAULT == "skip"):
-            count = 272 if FAULT == "skip" else 3  # as many as the gradients: gloo would notice a difference
+            # Skipped, its place is taken by DDP's gradients: as many, or gloo would abort. Gloo hangs with 3 and 7.
+            count = WIDTH * WIDTH + WIDTH if FAULT == "skip" else 3
             dist.all_reduce(torch.zeros(7 if broken and FAULT == "size" else count))
     dist.barrier()
-    dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()
+    dist.destroy_process_group()  # behind the model: torch can hang or abort where one outlives its group

@@ -1,0 +1,86 @@
+"""Which process of a job left first.
+
+A rank that ends without a word (`sys.exit`, `os._exit`, the OOM killer) leaves the others with errors of their own, and
+whatever starts the ranks names one of these. In: the processes of this host while they live, and the last words of
+ranks. Out: the rank that was the first to go, if it went without an error and others failed behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracekit.collectors.launch.hang_pulses import Pulse
+from tracekit.collectors.runtime.wire_format import LAST_WORDS_SUFFIX, rank_stem
+
+
+class Departures:
+    """Notes when processes end: a thread that sleeps until one does."""
+
+    def __init__(self) -> None:
+        self.ended_ns: dict[int, int] = {}
+        self._followed: set[int] = set()
+        self._processes: dict[int, int] = {}
+        self._poll: select.epoll | None = None
+
+    def follow(self, process_ids: Iterable[int]) -> None:
+        """Follow processes of this host from now on; those that have ended, or are hidden, are left out."""
+        for process_id in set(process_ids) - self._followed:
+            self._followed.add(process_id)
+            try:
+                descriptor = os.pidfd_open(process_id)
+            except (AttributeError, OSError):  # an old kernel; it has ended
+                continue
+            self._processes[descriptor] = process_id
+            if self._poll is None:
+                self._poll = select.epoll()
+                threading.Thread(target=self._watch, args=(self._poll,), name="departures", daemon=True).start()
+            self._poll.register(descriptor, select.EPOLLIN)
+
+    def _watch(self, poll: select.epoll) -> None:
+        while True:
+            for descriptor, _ in poll.poll():
+                self.ended_ns[self._processes[descriptor]] = time.time_ns()
+                poll.unregister(descriptor)
+                os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """`rank` left first, without an error; `failed` are the ranks that ended with an error behind it."""
+
+    rank: int
+    failed: frozenset[int]
+
+
+def find_departure(attempt: Path, pulses: Mapping[int, Pulse], ended_ns: Mapping[int, int]) -> Departure | None:
+    """The rank that left first, where that explains why others failed; one that ended by an error of its own has said
+    so itself.
+
+    `ended_ns`: when processes were seen to end. The last words of a rank come before its connections close, and so
+    before its peers can fail. Raises OSError.
+    """
+    words = {rank: found for rank in pulses if (found := _last_words(attempt, rank)) is not None}
+    left_ns = {rank: ended_ns[pulse.process_id] for rank, pulse in pulses.items() if pulse.process_id in ended_ns}
+    left_ns |= {rank: int(found["taken_ns"]) for rank, found in words.items()}
+    failed = frozenset(rank for rank, found in words.items() if "error" in found)
+    if not left_ns or not failed:
+        return None
+    first = min(left_ns, key=left_ns.__getitem__)
+    return None if first in failed else Departure(first, failed)
+
+
+def _last_words(attempt: Path, rank: int) -> dict[str, Any] | None:
+    try:
+        content = (attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    about: dict[str, Any] = json.loads(content)["tracekit"]
+    return about

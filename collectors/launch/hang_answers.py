@@ -1,0 +1,182 @@
+"""Where the ranks of a job that stands still are: what they answer, and what can be seen of those that do not.
+
+In: an attempt whose ranks were asked. Out: a dump per rank in one folder. A rank of this host that gives no answer is
+looked at from outside: has its process ended, is it stopped, or does it live with the interpreter locked? The stack of
+such a rank is read by py-spy, native frames included, where that is installed and allowed, else by a signal that
+`faulthandler` answers without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tracekit.collectors.launch.departures import find_departure
+from tracekit.collectors.launch.hang_pulses import Pulse, host_of, read_pulses, state_of
+from tracekit.collectors.runtime.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
+
+#: A rank looks four times a second whether it is asked: who has not answered after that many seconds is looked at from
+#: outside. On a busy machine all answer late, so nobody has less than `PATIENCE` times what the slowest answer took.
+ANSWER_S, PATIENCE = 1.5, 2
+#: How often the folder is looked at, and how long a stack may take.
+LOOK_S, STACK_S = 0.05, 2.0
+
+_ENDED, _STOPPED = "its process has ended", "its process is stopped (SIGSTOP, or a debugger)"
+_STATES = {None: _ENDED, "Z": _ENDED, "X": _ENDED, "T": _STOPPED, "t": _STOPPED}
+_LOCKED = "its process lives and does not answer: the interpreter is locked, or waits in a system call"
+_LEFT_FIRST = "its process ended before all others, by os._exit or a signal (the OOM killer's, for one)"
+_HOLDS_LOCK = "its process lives and does not answer: its thread {thread} holds the interpreter's lock"
+
+
+def write_departure(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> bool:
+    """Put into `folder` where the rank that left first and those that failed behind it stood; whether there is one.
+
+    Raises OSError.
+    """
+    found = find_departure(attempt, read_pulses(attempt), ended_ns)
+    if found is None:
+        return False
+    for rank in found.failed:
+        _copy_last_words(attempt, rank, folder)
+    if not _copy_last_words(attempt, found.rank, folder):
+        _write(folder, found.rank, socket.gethostname(), _LEFT_FIRST, None)
+    return True
+
+
+def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
+    """Have a dump in `folder` of every rank of this host that can hold the job up. Raises OSError.
+
+    Where a rank has left and others failed behind it, processes that have ended were ended by whoever started them.
+    """
+    somebody_left = write_departure(attempt, folder, ended_ns)
+    pulses, here = read_pulses(attempt), socket.gethostname()
+    own = {rank for rank in pulses if host_of(attempt, rank) == here}
+    begun, slowest = time.monotonic(), 0.0
+    missing = _missing(folder, pulses)
+    while missing and time.monotonic() - begun < max(ANSWER_S, PATIENCE * slowest):
+        for rank in missing:  # those whose process is about to end answer no more
+            _copy_last_words(attempt, rank, folder)
+        cannot = {rank: state for rank in missing & own if (state := _STATES.get(state_of(pulses[rank].process_id)))}
+        if somebody_left:
+            own -= {rank for rank, state in cannot.items() if state == _ENDED}
+            pulses = {rank: pulse for rank, pulse in pulses.items() if cannot.get(rank) != _ENDED}
+        for rank in _missing(folder, pulses) & cannot.keys():
+            stack = _stack_of_stopped(pulses[rank]) if cannot[rank] == _STOPPED else None
+            _write(folder, rank, here, cannot[rank], stack)
+        still = _missing(folder, pulses)
+        if len(still) < len(missing - cannot.keys()):
+            slowest = time.monotonic() - begun
+        missing = still
+        if missing:
+            time.sleep(LOOK_S)
+    for rank in sorted(missing & own):
+        process, stack = _seen_from_outside(attempt, rank, pulses[rank])
+        if rank in _missing(folder, pulses):  # it can have answered meanwhile
+            _write(folder, rank, here, process, stack)
+
+
+def _copy_last_words(attempt: Path, rank: int, folder: Path) -> bool:
+    """Take what a rank left as its process ended for its answer; whether there is that."""
+    try:
+        shutil.copyfile(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", folder / HANG_DUMP.format(rank=rank))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _missing(folder: Path, pulses: Mapping[int, Pulse]) -> set[int]:
+    return {rank for rank in pulses if not (folder / HANG_DUMP.format(rank=rank)).exists()}
+
+
+def _write(folder: Path, rank: int, host: str, process: str, stack: list[str] | None) -> None:
+    about = {"rank": rank, "host": host, "process": process, "stack": stack}
+    content = {"version": "2.10", "entries": [], "tracekit": about}
+    (folder / HANG_DUMP.format(rank=rank)).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, list[str] | None]:
+    """What a live process that does not answer is doing, and the stack of its main thread, innermost first."""
+    for options in (("--native",), ()):
+        threads = _py_spy(pulse.process_id, *options)
+        if threads:
+            holder = next((one["thread_name"] for one in threads if one.get("owns_gil")), None)
+            process = _LOCKED if holder is None else _HOLDS_LOCK.format(thread=holder)
+            return process, _frames_of_main(threads, pulse.process_id)
+    return _LOCKED, _stack_by_signal(attempt / f"{rank_stem(rank)}{STACKS_SUFFIX}", pulse)
+
+
+def _stack_of_stopped(pulse: Pulse) -> list[str] | None:
+    """A stopped process is read as it lies there."""
+    threads = _py_spy(pulse.process_id, "--nonblocking")
+    return _frames_of_main(threads, pulse.process_id) if threads else None
+
+
+def _py_spy(process_id: int, *options: str) -> list[dict[str, Any]]:
+    """The threads of a process as `py-spy dump --json` has them; none where it is not installed, or not allowed."""
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(  # noqa: S603  no shell; a program of the user's own path, and a number
+            [program, "dump", "--json", *options, "--pid", str(process_id)],
+            capture_output=True,
+            timeout=STACK_S,
+            check=True,
+        )
+        threads: list[dict[str, Any]] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+    return threads
+
+
+def _frames_of_main(threads: list[dict[str, Any]], process_id: int) -> list[str] | None:
+    """The main thread's frames; its number is that of the process."""
+    main = next((one for one in threads if one.get("os_thread_id") in (process_id, None)), None)
+    if main is None:
+        return None
+    frames = [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in main["frames"]]
+    named = [frame for frame in frames if " 0x" not in frame]  # native frames without a symbol tell nothing
+    return named or frames
+
+
+def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
+    """Have the process write its stacks, where it said that it would; the stack of the main thread."""
+    if not pulse.signal or not path.exists():
+        return None
+    before = path.stat().st_size
+    try:
+        os.kill(pulse.process_id, pulse.signal)
+    except OSError:  # it has ended, or is somebody else's
+        return None
+    end = time.monotonic() + STACK_S
+    while (stack := _last_stack(path, before)) is None and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    return stack
+
+
+def _last_stack(path: Path, begin: int) -> list[str] | None:
+    """The stack of the main thread, which `faulthandler` writes last; None where it is not there whole."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        text = file.read().decode("utf-8", "replace")
+    frames: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread", "Current thread")):
+            frames = []
+        elif line.startswith("  File "):
+            frames.append(_frame(line))
+    return frames if frames and text.endswith("\n") else None
+
+
+def _frame(line: str) -> str:
+    place, _, rest = line.strip().removeprefix("File ").rpartition(", line ")
+    number, _, function = rest.partition(" in ")
+    return f"{place.strip(chr(34))}:{number} {function}"

@@ -1,0 +1,31 @@
+"""The process that `tracekit collect --hang-after` keeps ready: answers of ranks that stand still in, reports out.
+
+It has imported the analysis when it is needed. In, on stdin: a line of JSON per report, with the `folder` for it and
+the `attempt` whose answers are to be gathered there first (null: the dumps are there), `ended_ns` being when processes
+were seen to end. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tracekit.analysis.hang import find_hang
+from tracekit.collectors.importers.flight_recorder import read_flight_records
+from tracekit.collectors.launch.hang_answers import gather
+from tracekit.hang_command import write_report
+
+
+def main() -> None:
+    """Make reports until there is no more input."""
+    for line in sys.stdin:
+        about = json.loads(line)
+        folder = Path(about["folder"])
+        if about["attempt"] is not None:
+            gather(Path(about["attempt"]), folder, dict(about["ended_ns"]))
+        write_report(folder, find_hang(read_flight_records(folder)))
+
+
+if __name__ == "__main__":
+    main()
