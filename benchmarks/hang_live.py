@@ -8,6 +8,7 @@ With TRACEKIT_HANG_LOG=runs.jsonl the section is made of the runs in that file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -154,11 +156,13 @@ def live(fault: str, layout: str, rank: int) -> Run:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            process.wait(timeout=300)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < end and not list(Path(folder).glob("hang-*/report.json")):
+            time.sleep(0.2)
+        for process_id in (process.pid, *_descendants(process.pid)):  # a stopped rank delays what ends the others
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+        process.wait()
         named: list[list[int | str]] = []
         delays = []
         for report in Path(folder).glob("hang-*/report.json"):
@@ -166,3 +170,17 @@ def live(fault: str, layout: str, rank: int) -> Run:
                 named.append([one["rank"], one["class"]])
                 delays.append(report.parent.stat().st_ctime - one["since_unix_ns"] / 1e9)
     return Run(fault, layout, rank, named, max(delays, default=None), load)
+
+
+def _descendants(process_id: int) -> list[int]:
+    """The processes that a process and its children have started."""
+    parents: defaultdict[int, list[int]] = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.read_text().rpartition(")")[2].split()[1])].append(int(path.parent.name))
+    found, todo = [], [process_id]
+    while todo:
+        children = parents[todo.pop()]
+        found += children
+        todo += children
+    return found

@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from benchmarks.hangsim import Fault, Job, dumps, run, write
 from tests import handmade
+from tracekit.store import Incoming, Store
+from tracekit.store.care import damages
 
 
 def folder_of(tmp_path, faults):
@@ -32,7 +36,7 @@ def test_json_has_culprits_waiting_and_groups(tmp_path):
     assert {"rank", "host", "class", "group", "operation", "since_s", "evidence"} <= culprit.keys()
     assert (culprit["rank"], culprit["class"]) == (6, "process gone or interpreter locked")
     assert [one["rank"] for one in report["waiting"]] == [rank for rank in range(16) if rank != 6]
-    assert all(one.keys() == {"rank", "for", "operation"} for one in report["waiting"])
+    assert all(one.keys() == {"rank", "for", "operation", "group"} for one in report["waiting"])
     assert any(6 in group["not_issued"] for group in report["groups"])
 
 
@@ -46,3 +50,42 @@ def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
     result = handmade.run("hang", tmp_path / "nowhere")
     assert result.code == 2
     assert len(result.err.splitlines()) == 1
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store that keeps two hangs: of `old`, then of `new`."""
+    kept = Store(tmp_path / "jobs.store")
+    for job, rank in (("old", 1), ("new", 2)):
+        kept.add_hang(job, [f"HANG  rank {rank}"], {"hang": True, "culprits": [{"rank": rank}]})
+    return kept
+
+
+def test_of_a_store_the_newest_hang_is_shown_or_that_of_a_job(store):
+    assert [one.job for one in store.hangs()] == ["new", "old"]
+    newest = handmade.run("hang", store.path)
+    assert (newest.code, newest.out.splitlines()[1]) == (4, "HANG  rank 2")
+    assert newest.out.startswith("new, 20")
+    chosen = handmade.run("hang", store.path, "--job", "old", "--json")
+    assert json.loads(chosen.out)["culprits"] == [{"rank": 1}]
+
+
+def test_a_job_without_a_hang_is_one_clear_line(store):
+    result = handmade.run("hang", store.path, "--job", "other")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "keeps no hang of a job 'other'" in result.err
+
+
+def test_a_store_with_hangs_and_no_trace_takes_a_trace_and_passes_its_check(store):
+    trace = handmade.slow_trace((0,), name="new")
+    store.add([Incoming(trace, "new", "new.parquet")])
+    assert [job.name for job in store.jobs()] == ["new"]
+    assert list(damages(store)) == []
+    assert len(store.hangs("new")) == 1
+
+
+def test_a_damaged_report_is_one_clear_line(store):
+    (store.path / "hangs" / "0.json").write_text("[]")
+    result = handmade.run("hang", store.path, "--job", "other")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "0.json: no report on a hang" in result.err

@@ -14,7 +14,8 @@ from pathlib import Path
 from tracekit.analysis.hang import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 from tracekit.collectors.launch.hang_answers import gather
-from tracekit.hang_command import write_report
+from tracekit.hang_command import to_dict, write_report
+from tracekit.hang_terminal import report_lines
 
 
 def main() -> None:
@@ -24,7 +25,8 @@ def main() -> None:
         folder = Path(about["folder"])
         if about["attempt"] is not None:
             gather(Path(about["attempt"]), folder, dict(about["ended_ns"]))
-        write_report(folder, find_hang(read_flight_records(folder)))
+        report = find_hang(read_flight_records(folder))
+        write_report(folder, list(report_lines(report)), to_dict(report))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ In: any string. Out: one that cannot break a line, steer a terminal or fail to e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 #: A name longer than this is cut where it is shown.
 LONGEST_NAME = 80
 
@@ -23,6 +25,19 @@ def short(text: str) -> str:
     """`printable`, cut to LONGEST_NAME characters."""
     shown = printable(text)
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+
+
+def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
+    """`ranks 0-3, 8`, cut after `most` runs."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    count = sum(end - begin + 1 for begin, end in runs)
+    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in runs[:most])
+    return f"rank{'s' * (count != 1)} {shown}{', ...' if len(runs) > most else ''}"
 
 
 def cost(saved_s: float, alone_s: float) -> str:

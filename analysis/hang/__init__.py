@@ -2,10 +2,22 @@
 
 `states.py` tells for every unfinished operation which member of its group waits in it, has passed it or never came;
 `wait_graph.py` makes that a graph of who waits for whom and finds where waiting ends; `mismatch.py` finds calls that do
-not belong together; `verdict.py` turns both into culprits with evidence.
+not belong together; `verdict.py` turns both into culprits with evidence, and `sentences.py` words the result.
 """
 
-from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, StalledGroup, Undecided, Waiting
+from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
+from tracekit.analysis.hang.sentences import first_step, headline
 from tracekit.analysis.hang.verdict import find_hang
 
-__all__ = ["Culprit", "HangReport", "StallClass", "StalledGroup", "Undecided", "Waiting", "find_hang"]
+__all__ = [
+    "Culprit",
+    "HangReport",
+    "StackGroup",
+    "StallClass",
+    "StalledGroup",
+    "Undecided",
+    "Waiting",
+    "find_hang",
+    "first_step",
+    "headline",
+]

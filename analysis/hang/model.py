@@ -46,6 +46,7 @@ class Waiting:
     rank: int
     waits_for: tuple[int, ...]
     operation: str
+    group: ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,19 @@ class Undecided:
 
 
 @dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks whose main threads stand in the same place; `frames` innermost first."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HangReport:
-    """The verdict on one set of dumps. A hang is found where somebody waits (`hung`)."""
+    """The verdict on one set of dumps. A hang is found where somebody waits (`hung`).
+
+    `stacks`: of all ranks whose dumps have one, the fewest ranks first: the few that differ from the many.
+    """
 
     world_size: int
     dumps: int
@@ -80,6 +92,7 @@ class HangReport:
     undecided: tuple[Undecided, ...]
     waiting: tuple[Waiting, ...]
     groups: tuple[StalledGroup, ...]
+    stacks: tuple[StackGroup, ...]
     without_dump: tuple[int, ...]
     taken_ns: int | None
     notes: tuple[str, ...]

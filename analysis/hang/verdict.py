@@ -7,6 +7,7 @@ where the others prove that it never came, or where nothing else explains their 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ import polars as pl
 from scipy.sparse import csr_array
 
 from tracekit.analysis.hang.mismatch import Mismatch, find_mismatches
-from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, StalledGroup, Undecided, Waiting
+from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
 from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous, find_rendezvous
 from tracekit.analysis.hang.wait_graph import Ints, Sinks, WaitGraph, build_graph, find_sinks, stalls, waiting_for
 from tracekit.flight_record import FlightRecord, Progress
@@ -333,10 +334,20 @@ def _report(case: _Case, culprits: list[Culprit], undecided: list[Undecided]) ->
         undecided=tuple(undecided),
         waiting=_waiting(case, {one.rank for one in culprits}),
         groups=_groups(case),
+        stacks=_stacks(record),
         without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
         taken_ns=record.taken_ns,
         notes=(*record.notes, *stale),
     )
+
+
+def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
+    ranks: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, dump in record.dumps.items():
+        if dump.stack:
+            ranks[dump.stack].append(rank)
+    groups = (StackGroup(tuple(sorted(alike)), stack) for stack, alike in ranks.items())
+    return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
 
 
 def _held_up(case: _Case, culprit: Culprit, backwards: csr_array) -> int:
@@ -367,7 +378,8 @@ def _waiting(case: _Case, culprits: set[int]) -> tuple[Waiting, ...]:
             words[number] = f"{case.operation(number)} of {case.group(number)}"
             holders[number] = sorted(holders.get(number, []), key=lambda one: (one not in culprits, one))[: _SHOWN + 1]
         for_ranks = [one for one in holders[number] if one != rank][:_SHOWN]
-        found.append(Waiting(rank, tuple(for_ranks), words[number]))
+        group = case.record.groups[case.rendezvous.operations["group"][number]]
+        found.append(Waiting(rank, tuple(for_ranks), words[number], group))
     return tuple(found)
 
 

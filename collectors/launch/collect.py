@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import check_writable
-from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
+from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher, read_report
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     finish_run,
@@ -173,7 +173,20 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
+    options = replace(options, name=_job_name(options, 0, last=True))  # one name for the trace and its hangs
+    if watcher is not None and options.keep_in_store:
+        _store_hangs(options, watcher)
     return _conclude(options, directory, launched)
+
+
+def _store_hangs(options: CollectOptions, watcher: HangWatcher) -> None:
+    """Keep the reports beside the job; one that cannot be is in its folder all the same."""
+    for folder in watcher.found:
+        report, lines = read_report(folder)
+        try:
+            Store(options.store or default_store()).add_hang(str(options.name), lines, report)
+        except TracekitError as error:
+            say(f"tracekit: the report is not in the store: {printable(str(error))}")
 
 
 def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:

@@ -174,7 +174,7 @@ class HangWatcher:
         end = self.now() + AFTERWARDS_S
         while not (folder / "report.json").exists() and self.explainer.alive() and self.now() < end:
             time.sleep(0.05)
-        report, text = _read_report(folder)
+        report, text = read_report(folder)
         if report["culprits"]:
             self._keep(folder, text, "the command failed because a rank left")
 
@@ -222,7 +222,7 @@ class HangWatcher:
     def _conclude(self, folder: Path) -> bool:
         """Say what was found: a hang, a long phase, or that nobody waits. Whether the command is to end."""
         self._folder = None
-        report, text = _read_report(folder)
+        report, text = read_report(folder)
         if self._attempt is not None and read_pulses(self._attempt) != self._pulses:  # it was slow, and moves
             return False
         idle_s = self.now() - self._moved
@@ -259,7 +259,8 @@ class HangWatcher:
             say(printable(line))
 
 
-def _read_report(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def read_report(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The report in a folder, as plain data and as lines."""
     try:
         report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         return report, (folder / "report.txt").read_text(encoding="utf-8").splitlines()

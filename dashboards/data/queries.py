@@ -27,7 +27,7 @@ from tracekit.dashboards.data.worker_map import WorkerMap
 from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
 from tracekit.op_trace import OpTrace
-from tracekit.store import Store, TraceKind
+from tracekit.store import Store, StoredHang, TraceKind
 from tracekit.text import short
 
 if TYPE_CHECKING:
@@ -176,6 +176,10 @@ class Results:
             logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
         finally:
             self._ahead.release()
+
+    def hangs(self, name: str | None = None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, of one job or of all, newest first."""
+        return self._store.hangs(name)
 
     def newest(self) -> str:
         """The job imported last."""

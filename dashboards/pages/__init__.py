@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from tracekit.dashboards.pages import attribution, compare, fleet, job, not_found_404, time, timeline, whatif, workers
+from tracekit.dashboards.pages import (
+    attribution,
+    compare,
+    fleet,
+    hang,
+    job,
+    not_found_404,
+    time,
+    timeline,
+    whatif,
+    workers,
+)
 
-__all__ = ["attribution", "compare", "fleet", "job", "not_found_404", "time", "timeline", "whatif", "workers"]
+__all__ = ["attribution", "compare", "fleet", "hang", "job", "not_found_404", "time", "timeline", "whatif", "workers"]

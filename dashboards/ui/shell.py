@@ -48,6 +48,7 @@ TABS = (
     Tab("What-if", "/whatif"),
     Tab("Timeline", "/timeline"),
     Tab("Compare", "/compare"),
+    Tab("Hang", "/hang"),
 )
 
 

@@ -1,8 +1,10 @@
-"""The command `tracekit hang`: dumps of a hung job in, the ranks that hold it up out."""
+"""The command `tracekit hang`: dumps of a hung job, or a store, in; the ranks that hold the job up out."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +12,11 @@ import click
 
 from tracekit.errors import OutputError
 from tracekit.stderr import progress
+from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.analysis.hang import HangReport
+    from tracekit.store import Store, StoredHang
 
 #: Exit code where a hang is found.
 EXIT_HANG = 4
@@ -21,15 +25,52 @@ HANG_FOLDERS = "hang-*"
 
 
 @click.command("hang")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIRECTORY|STORE", type=click.Path(path_type=Path))
+@click.option("--job", help="Of a store: the newest hang of this job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write report.txt and report.json to this folder.")
-def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
+def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | None) -> int:
     """Which rank never arrives? Names the ranks that hold a hung job up, and why.
 
     DIRECTORY holds the flight-recorder dumps of the ranks, one file each (pickle or JSON), or is the --segments folder
-    of a `tracekit collect --hang-after` that saw a hang. Exit code 4: a hang is found.
+    of a `tracekit collect --hang-after` that saw a hang. Of a STORE, the newest hang that it keeps is shown. Exit code
+    4: a hang is found.
     """
+    from tracekit.store import Store
+
+    store = Store(directory)
+    if directory.is_dir() and store.is_store():
+        found = _newest_hang(store, job)
+        lines, report = list(found.lines), found.report
+        if not as_json:
+            lines.insert(
+                0, f"{printable(found.job)}, {datetime.fromtimestamp(found.found_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            )
+    elif job is not None:
+        raise click.UsageError("--job chooses a hang of a store; DIRECTORY is none")
+    else:
+        lines, report = _analyse(directory)
+    if out is not None:
+        write_report(out, lines, report)
+    click.echo(json.dumps(report) if as_json else "\n".join(lines))
+    return EXIT_HANG if report["hang"] else 0
+
+
+def _newest_hang(store: Store, job: str | None) -> StoredHang:
+    """Raises NotStoredError where there is none."""
+    from tracekit.errors import NotStoredError
+
+    found = store.hangs(job)
+    if not found:
+        whose = "" if job is None else f" of a job {short(job)!r}"
+        raise NotStoredError(
+            f"{store.path}: keeps no hang{whose}; `tracekit collect --hang-after 120 --store {store.path}` adds them"
+        )
+    return found[0]
+
+
+def _analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
+    """The report on a folder of dumps, as text and as plain data."""
     from tracekit.analysis.hang import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.terminal.hang import report_lines
@@ -39,16 +80,12 @@ def hang_command(directory: Path, as_json: bool, out: Path | None) -> int:
         record = read_flight_records(newest_dumps(directory))
         tell("finding who waits for whom")
         report = find_hang(record)
-    if out is not None:
-        write_report(out, report)
-    click.echo(json.dumps(to_dict(report)) if as_json else "\n".join(report_lines(report)))
-    return EXIT_HANG if report.hung else 0
+    return list(report_lines(report)), to_dict(report)
 
 
-def write_report(out: Path, report: HangReport) -> None:
+def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> None:
     """Write report.txt, then report.json, into the folder `out`: both or none. Raises OutputError."""
     from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
-    from tracekit.hang_terminal import report_lines
 
     is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
     is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
@@ -56,7 +93,7 @@ def write_report(out: Path, report: HangReport) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be made: {error.strerror or error}; choose another --out") from None
-    text, plain = "\n".join(report_lines(report)), json.dumps(to_dict(report))
+    text, plain = "\n".join(lines), json.dumps(report)
     files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:
         check_writable(path, kind)
@@ -73,8 +110,12 @@ def newest_dumps(directory: Path) -> Path:
 
 def to_dict(report: HangReport) -> dict[str, Any]:
     """The report as plain data: the keys of docs/hang.md. Times are seconds before the dumps were taken."""
+    from tracekit.analysis.hang import first_step, headline
+
     return {
         "hang": report.hung,
+        "headline": headline(report),
+        "first_step": first_step(report),
         "world_size": report.world_size,
         "dumps": report.dumps,
         "culprits": [
@@ -98,7 +139,13 @@ def to_dict(report: HangReport) -> dict[str, Any]:
             {"ranks": list(one.ranks), "operation": one.operation, "missing": one.missing} for one in report.undecided
         ],
         "waiting": [
-            {"rank": one.rank, "for": list(one.waits_for), "operation": one.operation} for one in report.waiting
+            {
+                "rank": one.rank,
+                "for": list(one.waits_for),
+                "operation": one.operation,
+                "group": one.group.description,
+            }
+            for one in report.waiting
         ],
         "groups": [
             {
@@ -113,6 +160,7 @@ def to_dict(report: HangReport) -> dict[str, Any]:
             }
             for one in report.groups
         ],
+        "stacks": [{"ranks": list(one.ranks), "frames": list(one.frames)} for one in report.stacks],
         "without_dump": list(report.without_dump),
         "notes": list(report.notes),
     }

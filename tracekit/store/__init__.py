@@ -4,6 +4,7 @@ In: validated traces of any kind and what the analysis found. Out: the same by j
 `folder.py` says what is where.
 """
 
+from tracekit.store.hangs import StoredHang
 from tracekit.store.store import STORE_VARIABLE, Store, default_store
 from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow, TraceKind
 
@@ -12,6 +13,7 @@ __all__ = [
     "Incoming",
     "Part",
     "Store",
+    "StoredHang",
     "StoredJob",
     "StoredWindow",
     "TraceKind",

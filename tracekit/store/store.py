@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import polars as pl
 
@@ -22,6 +22,7 @@ from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
 from tracekit.store.connection import connected
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
+from tracekit.store.hangs import StoredHang, read_hangs, write_hang
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.text import encodable, short
@@ -98,6 +99,18 @@ class Store:
             number = writer.catalogue.next_window(job_id)
             writer.write(job_id, number, item)
         return number
+
+    def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
+        """Keep a report on a hang of the job, which need not be in the store: its text and its JSON."""
+        self._check_encodable()
+        self._refuse_single_file()
+        try:
+            Folder(self.path).make()
+            write_hang(self.path, job, lines, report)
+        except OutputError as error:
+            raise StoreError(str(error)) from None
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
 
     def check_new(self, name: str | None) -> None:
         """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
@@ -201,6 +214,11 @@ class Store:
         """One row per job with the figures of its newest window (`Catalogue.job_list`)."""
         with self.reading() as catalogue:
             return catalogue.job_list()
+
+    def hangs(self, job: str | None = None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, of one job or of all, newest first."""
+        self.check()
+        return tuple(read_hangs(self.path, job)) if self.path.is_dir() else ()
 
     def windows(self, name: str) -> tuple[StoredWindow, ...]:
         """The windows of a job, oldest first."""

@@ -146,3 +146,72 @@ def test_exactly_the_broken_ranks_are_named_in_any_layout(tmp_path, kind, seed):
         cut=None if kind == "gone" else chance.choice([None, 3]),
     )
     assert sorted(named(report)) == sorted(fault.rank for fault in struck)
+
+
+def test_equal_stacks_are_one_group_and_the_few_come_first(tmp_path):
+    def with_stacks(content):
+        for rank, dump in content.items():
+            dump["tracekit"] = {"rank": rank, "stack": ["train.py:9 lock" if rank == 5 else "c10d.py:7 all_reduce"]}
+
+    report, _ = verdict(tmp_path, TP2_PP2_DP2, [Fault("host", 5, 24)], change=with_stacks)
+    assert [(one.ranks, one.frames) for one in report.stacks] == [
+        ((5,), ("train.py:9 lock",)),
+        ((0, 1, 2, 3, 4, 6, 7), ("c10d.py:7 all_reduce",)),
+    ]
+
+
+def small_dump(groups, *entries):
+    """A dump of gloo: `groups` name -> ranks, entries (group, name, sequence, finished)."""
+    config = {name: {"name": name, "desc": name, "ranks": str(ranks)} for name, ranks in groups.items()}
+    rows = [
+        {
+            "record_id": number,
+            "pg_id": list(groups).index(group),
+            "process_group": (group, group),
+            "collective_seq_id": sequence,
+            "p2p_seq_id": 1 if " " in name else 0,
+            "profiling_name": f"gloo:{name}",
+            "time_created_ns": 1_000_000_000 + number,
+            "input_sizes": [[4]],
+            "output_sizes": [[4]],
+            "input_dtypes": ["Float"],
+            "state": "started" if " " in name else "scheduled",
+            "retired": finished,
+            "is_p2p": " " in name,
+        }
+        for number, (group, name, sequence, finished) in enumerate(entries)
+    ]
+    return {"version": "2.10", "pg_config": config, "entries": rows}
+
+
+def test_a_rank_that_left_a_call_out_and_waits_for_those_who_wait_in_it_is_a_mismatch(tmp_path):
+    """Three of four wait in the world's all-reduce, which rank 1 never calls: it receives from rank 0, which waits."""
+    world, pair = {"world": [0, 1, 2, 3]}, {"world": [0, 1, 2, 3], "pair": [0, 1]}
+    waits = [("world", "all_reduce", 1, True), ("world", "all_reduce", 2, False)]
+    write(
+        tmp_path,
+        {
+            0: small_dump(pair, *waits),
+            1: small_dump(pair, ("world", "all_reduce", 1, True), ("pair", "recv 1<-0", 0, False)),
+            2: small_dump(world, *waits),
+            3: small_dump(world, *waits),
+        },
+    )
+    report = find_hang(read_flight_records(tmp_path))
+    assert named(report) == {1: StallClass.MISMATCH}
+    assert "it left a call out, or calls in another order" in report.culprits[0].evidence[0]
+
+
+def test_two_ranks_that_call_in_opposite_order_are_not_told_apart(tmp_path):
+    """One waits in group a, the other in group b, two members each: no majority says which order is right."""
+    groups = {"a": [0, 1], "b": [1, 0]}
+    write(
+        tmp_path,
+        {
+            0: small_dump(groups, ("a", "all_reduce", 1, True), ("a", "all_reduce", 2, False)),
+            1: small_dump(groups, ("a", "all_reduce", 1, True), ("b", "all_reduce", 1, False)),
+        },
+    )
+    report = find_hang(read_flight_records(tmp_path))
+    assert report.culprits == ()
+    assert report.undecided[0].ranks == (0, 1)

@@ -1,0 +1,35 @@
+"""What a report on a hang says in a sentence: the same in terminal, JSON, dashboard and alerts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tracekit.analysis.hang.model import HangReport, StallClass
+
+_FIRST = {
+    StallClass.HOST: "look at its Python stack (py-spy dump --pid PID on its host): it computes, reads or waits there",
+    StallClass.DEVICE: "look for Xid errors (dmesg), nvidia-smi and the network card on its host; restart without it",
+    StallClass.GONE: "does its process live? If not: exit code, OOM killer; if so: py-spy dump --native --pid PID",
+    StallClass.MISMATCH: "compare the calls below: the program calls collectives in different order or size",
+    StallClass.PARTNER: "look for the missing receive in its pipeline schedule",
+}
+
+
+def headline(report: HangReport) -> str:
+    """What was found, in one line."""
+    seen = f"{report.dumps} of {report.world_size} ranks left a dump"
+    if not report.hung:
+        return f"NO HANG  no rank waits for another one ({seen})"
+    if not report.culprits:
+        return f"HANG  {len(report.waiting)} ranks wait; who holds them up is not certain ({seen})"
+    held, count = max(one.waiting for one in report.culprits), len(report.culprits)
+    stalls = len({one.stall for one in report.culprits})
+    apart = f" in {stalls} independent stalls" if stalls > 1 else ""
+    verb = "holds" if count == 1 else "hold"
+    return f"HANG  {count} rank{'s' * (count != 1)} {verb} up {held} other{'s' * (held != 1)}{apart} ({seen})"
+
+
+def first_step(report: HangReport) -> str | None:
+    """What to do first about the most frequent class of the culprits; None where there are none."""
+    classes = Counter(one.stall_class for one in report.culprits).most_common(1)
+    return _FIRST[classes[0][0]] if classes else None

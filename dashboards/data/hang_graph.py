@@ -1,0 +1,81 @@
+"""The wait-for graph of a report on a hang, folded by process group: what the page Hang draws and lists.
+
+In: a report as docs/hang.md says. Out: `Node`s, culprits first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tracekit.text import ranks_text
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Ranks in one place of the graph. `column`: 0 for culprits, else how many waits lie between them and the nearest
+    culprit. `held_by`: the nodes (by number) that they wait for.
+    """
+
+    column: int
+    label: str
+    ranks: tuple[int, ...]
+    operation: str
+    held_by: tuple[int, ...]
+
+
+def fold(report: dict[str, Any]) -> tuple[Node, ...]:
+    """The wait-for graph of a report on a hang (docs/hang.md): culprits, ranks between which nobody can tell, then the
+    ranks that wait in operations of one process group, as far from the culprits.
+    """
+    nodes = [Node(0, one["class"], (one["rank"],), one["operation"], ()) for one in report["culprits"]]
+    nodes += [Node(0, "cannot tell", tuple(one["ranks"]), one["operation"], ()) for one in report["undecided"]]
+    place = {rank: number for number, node in enumerate(nodes) for rank in node.ranks}
+    waiting = {one["rank"]: one for one in report["waiting"] if one["rank"] not in place}
+    column = _columns(place, {rank: one["for"] for rank, one in waiting.items()})
+    together: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for rank, one in sorted(waiting.items()):
+        together[column[rank], one.get("group") or "unnamed group"].append(rank)
+    first = len(nodes)
+    keys = sorted(together)
+    place |= {rank: first + number for number, key in enumerate(keys) for rank in together[key]}
+    for number, key in enumerate(keys):
+        ranks = together[key]
+        held_by = {place[one] for rank in ranks for one in waiting[rank]["for"] if one in place} - {first + number}
+        operation = waiting[ranks[0]]["operation"]
+        nodes.append(Node(key[0], key[1], tuple(ranks), operation, tuple(sorted(held_by))))
+    return tuple(nodes)
+
+
+def _columns(culprits: Iterable[int], waits_for: dict[int, Sequence[int]]) -> dict[int, int]:
+    """How many waits lie between each waiting rank and the nearest culprit; 1 where that is not known."""
+    waiters: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, held in waits_for.items():
+        for one in held:
+            waiters[one].append(rank)
+    found: dict[int, int] = {}
+    at, ring = 1, list(culprits)
+    while ring:
+        ring = [rank for one in ring for rank in waiters.pop(one, ()) if rank in waits_for and rank not in found]
+        found |= dict.fromkeys(ring, at)
+        at += 1
+    return {rank: found.get(rank, 1) for rank in waits_for}
+
+
+def node_table(nodes: Sequence[Node]) -> pl.DataFrame:
+    """The same as a table, culprits first."""
+    return pl.DataFrame(
+        {
+            "ranks": [ranks_text(node.ranks, most=1000) for node in nodes],
+            "what": [node.label for node in nodes],
+            "operation": [node.operation for node in nodes],
+            "wait for": [
+                ", ".join(dict.fromkeys(ranks_text(nodes[held].ranks) for held in node.held_by)) for node in nodes
+            ],
+        },
+        schema=dict.fromkeys(("ranks", "what", "operation", "wait for"), pl.String()),
+    )

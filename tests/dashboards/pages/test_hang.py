@@ -1,0 +1,110 @@
+"""The page Hang: culprits first, who waits for whom by group, hangs of jobs with and without a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from benchmarks.hangsim import Fault, Job, dumps, run, write
+from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages, sent
+from tests.handmade import run as command
+from tests.handmade import slow_trace
+from tracekit.dashboards.data.hang_graph import fold
+from tracekit.store import Incoming, Store
+
+#: Names come from outside, and are text.
+NAME = "<b>hung</b> job"
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """Rank 6 of tensor 4 x pipeline 2 x data 2 stops issuing."""
+    job, faults = Job(4, 2, 2), [Fault("host", 6, 31)]
+    content = dumps(job, faults, run(job, faults))
+    for rank, dump in content.items():
+        stands = ["train.py:9 stuck"] if rank == 6 else ["c10d.py:7 wait", "train.py:5 step"]
+        dump["tracekit"] = {"rank": rank, "host": "<i>node</i>", "stack": stands}
+    write(folder, content)
+    found: dict[str, Any] = json.loads(command("hang", folder, "--json").out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a job that hung and has a trace, and one that hung at once."""
+    folder = tmp_path_factory.mktemp("hung")
+    found, store = report(folder / "dumps"), Store(folder / "jobs.store")
+    trace = slow_trace((0,), name=NAME)
+    store.add([Incoming(trace, NAME, "x.parquet"), Incoming(slow_trace((0,), name="fine"), "fine", "y.parquet")])
+    store.add_hang("at once", [found["headline"]], found)
+    store.add_hang(NAME, [found["headline"]], found)
+    return store.path
+
+
+@pytest.fixture(scope="module")
+def pages(hung: Path) -> Pages:
+    return Pages(hung)
+
+
+def test_the_newest_hang_says_who_why_and_what_to_do_first(pages: Pages) -> None:
+    text = pages.text("/hang")
+    assert "HANG 1 rank holds up 15 others (16 of 16 ranks left a dump)" in text
+    assert "rank 6 on <i>node</i>: process gone or interpreter locked" in text
+    assert "Do first: does its process live?" in text
+    assert text.index("rank 6: train.py:9 stuck") < text.index("ranks 0-5, 7-15: c10d.py:7 wait")
+    assert "Earlier hangs" in text
+    assert "at once" in text
+
+
+def test_a_job_that_hung_before_it_had_a_trace_has_a_page(pages: Pages) -> None:
+    text = pages.text("/hang", job="at once")
+    assert "This job has no trace in the store" in text
+    assert "HANG 1 rank holds up 15 others" in text
+
+
+def test_a_job_without_a_hang_says_so_and_how_to_watch_one(pages: Pages) -> None:
+    text = pages.text("/hang", job="fine")
+    assert "No hang of fine was recorded." in text
+    assert "--hang-after" in text
+    assert "/hang?job=fine" in sent(pages.page("/job", job="fine"))
+
+
+def test_the_graph_has_every_rank_once_and_leads_to_the_culprits(tmp_path: Path) -> None:
+    found = report(tmp_path)
+    nodes = fold(found)
+    assert (nodes[0].column, nodes[0].ranks) == (0, (6,))
+    assert sorted(rank for node in nodes for rank in node.ranks) == list(range(16))
+    for node in nodes[1:]:
+        assert any(nodes[held].column < node.column for held in node.held_by)
+    peers = {4, 5, 7}  # of its tensor-parallel group
+    assert peers <= {rank for node in nodes if 0 in node.held_by for rank in node.ranks}
+
+
+def test_ranks_that_nobody_can_tell_apart_stand_where_culprits_do() -> None:
+    waits = {"operation": "x", "group": "g"}
+    nodes = fold(
+        {
+            "culprits": [],
+            "undecided": [{"ranks": [0, 1], "operation": "x", "missing": "times"}],
+            "waiting": [{"rank": rank, "for": [held], **waits} for rank, held in ((0, 1), (1, 0), (2, 1), (3, 2))],
+        }
+    )
+    assert [(node.column, node.ranks, node.held_by) for node in nodes] == [
+        (0, (0, 1), ()),
+        (1, (2,), (0,)),
+        (2, (3,), (1,)),
+    ]
+
+
+def test_the_page_is_drawn_and_names_are_text(
+    visit: Callable[..., Page], serve: Callable[[Path], Serving], hung: Path
+) -> None:
+    page = visit("/hang", base=serve(hung).url)
+    page.wait_for_selector("#hang-graph .annotation-text:has-text('rank 6')")
+    assert page.locator("#page .panel .note").first.inner_text().startswith(NAME)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
