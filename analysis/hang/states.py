@@ -34,12 +34,14 @@ _MEMBER = ["id", "rank", "state", "order", "progress", "call_site"]
 class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
     state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and of those that wait: order, progress, call_site. `stale`:
-    ranks whose dump is older than what their peers have finished with them.
+    ranks whose dump is older than what their peers have finished with them. `known`: rank, group, issued, finished: the
+    last collective that each rank issued and finished in each group.
     """
 
     operations: pl.DataFrame
     members: pl.DataFrame
     stale: tuple[int, ...]
+    known: pl.DataFrame
 
 
 def find_rendezvous(record: FlightRecord) -> Rendezvous:
@@ -59,7 +61,7 @@ def find_rendezvous(record: FlightRecord) -> Rendezvous:
         members = _without_dump(members, [rank for rank in readable if rank not in set(stale)])
         operations = operations.join(members.filter(state=WAITS).select("id").unique(), on="id", how="semi")
         members = members.join(operations.select("id"), on="id", how="semi")
-    return _numbered(operations, members, stale)
+    return _numbered(operations, members, stale, known)
 
 
 def _known_sequences(record: FlightRecord) -> pl.DataFrame:
@@ -220,8 +222,10 @@ def _stale(operations: pl.DataFrame, members: pl.DataFrame) -> tuple[int, ...]:
     return tuple(joint.filter(state=NOT_ISSUED).join(finished, on="id", how="semi")["rank"].unique().sort())
 
 
-def _numbered(operations: pl.DataFrame, members: pl.DataFrame, stale: tuple[int, ...]) -> Rendezvous:
+def _numbered(
+    operations: pl.DataFrame, members: pl.DataFrame, stale: tuple[int, ...], known: pl.DataFrame
+) -> Rendezvous:
     ordered = operations.sort("since_ns", "group", "sequence").with_row_index("new")
     numbers = ordered.select("id", pl.col("new").cast(pl.Int64))
     members = members.join(numbers, on="id").drop("id").rename({"new": "id"}).sort("id", "rank")
-    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale)
+    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale, known)

@@ -71,14 +71,16 @@ def find_hang(record: FlightRecord) -> HangReport:
             late, open_question = _not_reached(case, number)
             culprits += late
             undecided += open_question
-    for number in sinks.unreceived:
-        if int(case.stall[graph.world_size + number]) not in explained:
-            late, open_question = _unreceived(case, number)
+    for ring, number in sinks.unreceived.items():
+        if int(case.stall[ring[0]]) not in explained:
+            late, open_question = _out_of_order(case, ring, {True}), []
+            if not late:
+                late, open_question = _unreceived(case, number)
             culprits += late
             undecided += open_question
     for ring in sinks.rings:
         if int(case.stall[ring[0]]) not in explained:
-            out_of_order = _out_of_order(case, ring)
+            out_of_order = _out_of_order(case, ring, {True, None})
             culprits += out_of_order
             undecided += [] if out_of_order else [_ring(case, ring)]
     return _report(case, culprits, undecided)
@@ -256,11 +258,12 @@ def _unreceived(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided
     return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
 
 
-def _out_of_order(case: _Case, ring: tuple[int, ...]) -> list[Culprit]:
-    """Of ranks that wait for each other, those that are not where most members of a group are.
+def _out_of_order(case: _Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[Culprit]:
+    """Of ranks that wait for each other, those that have gone past a call that most members of a group wait in.
 
-    Where more than half of the members wait in an operation, it is the program's next one; a rank of the ring that has
-    not issued it has left it out, or calls in another order. None where no such operation is in the ring, or several.
+    Where more than half of the members wait in an operation, it is the program's next one. A rank of the ring that has
+    not issued it has left it out, or calls in another order, unless it is behind in its other groups, too (`_is_level`,
+    whose answer must be one of `accepted`). None where no such operation is in the ring, or several.
     """
     world = case.graph.world_size
     ranks = {node for node in ring if node < world}
@@ -268,12 +271,25 @@ def _out_of_order(case: _Case, ring: tuple[int, ...]) -> list[Culprit]:
     for number in (node - world for node in ring if node >= world):
         waiting, absent = case.members(number, WAITS), case.members(number, NOT_ISSUED)
         size = len(case.record.groups[case.rendezvous.operations["group"][number]].ranks)
-        if 2 * len(waiting) > size and ranks.intersection(absent):
-            found.append((number, waiting, sorted(ranks.intersection(absent))))
+        past = [rank for rank in sorted(ranks.intersection(absent)) if _is_level(case, rank, number) in accepted]
+        if 2 * len(waiting) > size and past:
+            found.append((number, waiting, past))
     if len(found) != 1:
         return []
-    ((number, waiting, absent),) = found
-    return [_out_of_place(case, rank, number, waiting) for rank in absent]
+    ((number, waiting, past),) = found
+    return [_out_of_place(case, rank, number, waiting) for rank in past]
+
+
+def _is_level(case: _Case, rank: int, number: int) -> bool | None:
+    """Whether a rank has issued as many collectives as those who wait for it in an operation, in the other groups that
+    it shares with them; None where it shares none.
+    """
+    group = int(case.rendezvous.operations["group"][number])
+    elsewhere = case.rendezvous.known.filter((pl.col("group") != group) & pl.col("issued").is_not_null())
+    own = elsewhere.filter(rank=rank).select("group", own="issued")
+    waiting = elsewhere.filter(pl.col("rank").is_in(case.members(number, WAITS)))
+    shared = waiting.join(own, on="group")
+    return None if shared.is_empty() else bool((shared["own"] >= shared["issued"]).all())
 
 
 def _out_of_place(case: _Case, rank: int, number: int, waiting: list[int]) -> Culprit:

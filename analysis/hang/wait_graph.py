@@ -13,6 +13,7 @@ whoever posted them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,13 +56,13 @@ class WaitGraph:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where waiting ends: ranks, operations that everybody has issued, sends that their target waits past, and rings
-    of nodes that nothing resolves.
+    """Where waiting ends: ranks, operations that everybody has issued, rings of nodes, with the send in each that its
+    target waits past (`unreceived`), and rings that nothing resolves.
     """
 
     ranks: tuple[int, ...]
     operations: tuple[int, ...]
-    unreceived: tuple[int, ...]
+    unreceived: Mapping[tuple[int, ...], int]
     rings: tuple[tuple[int, ...], ...]
 
 
@@ -114,7 +115,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     unreceived = {ring: number for ring in rings if (number := _unreceived(graph, rendezvous, ring)) is not None}
     open_rings = [ring for ring in rings if ring not in unreceived]
     if not open_rings:
-        return Sinks(ranks, operations, tuple(unreceived.values()), ())
+        return Sinks(ranks, operations, unreceived, ())
     inside = np.zeros(graph.nodes, bool)
     inside[[node for ring in open_rings for node in ring]] = True
     edges = graph.edges[:, ~_posted_ahead(graph, rendezvous, inside)]
@@ -123,7 +124,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     return Sinks(
         tuple(sorted({*ranks, *(rank for rank in more_ranks if inside[rank])})),
         tuple(sorted({*operations, *(one for one in more_operations if inside[one + graph.world_size])})),
-        tuple(unreceived.values()),
+        unreceived,
         tuple(ring for ring in left if inside[list(ring)].all()),
     )
 

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
-from tracekit.collectors.launch.departures import Departures
+from tracekit.collectors.launch.departures import Departures, find_departure
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.launch.hang_pulses import Pulse, read_pulses
 from tracekit.collectors.runtime.wire_format import HANG_REQUEST
@@ -34,6 +34,7 @@ _LONG_PHASES = frozenset({"checkpoint", "compilation"})
 #: How long the analysis may take once the command has ended, seconds.
 AFTERWARDS_S = 60.0
 _LINES = 10
+_LEFT = "operations fail because a rank left"
 #: What can go wrong with files that other processes write, on a disk that can be full.
 _FAILURES = (OSError, ValueError, LookupError, TypeError)
 
@@ -124,6 +125,7 @@ class HangWatcher:
     _departures: Departures = field(default_factory=Departures)
     _attempt: Path | None = None
     _moved: float = 0.0
+    _departed: bool = False
     _said: bool = False
     _folder: Path | None = None
     _number: int = 0
@@ -165,18 +167,21 @@ class HangWatcher:
         say(f"tracekit: watching for hangs has ended: {type(error).__name__}: {printable(str(error))}")
 
     def _explain_departure(self) -> None:
-        attempt, folder = max(self.directory.glob("attempt-*"), default=None), self._next_folder()
-        if attempt is None or folder is None:
-            return
-        if not write_departure(attempt, folder, self._departures.ended_ns):
-            return
-        self.explainer.explain(folder, None, {})
+        """Say who left, once the command is over; the report may be under way."""
+        folder, attempt = self._folder, max(self.directory.glob("attempt-*"), default=None)
+        if folder is None:
+            folder = self._next_folder()
+            if attempt is None or folder is None:
+                return
+            if not write_departure(attempt, folder, self._departures.ended_ns):
+                return
+            self.explainer.explain(folder, None, {})
         end = self.now() + AFTERWARDS_S
         while not (folder / "report.json").exists() and self.explainer.alive() and self.now() < end:
             time.sleep(0.05)
         report, text = read_report(folder)
         if report["culprits"]:
-            self._keep(folder, text, "the command failed because a rank left")
+            self._keep(folder, text, _LEFT)
 
     def _follow(self) -> None:
         now = self.now()
@@ -184,18 +189,30 @@ class HangWatcher:
             return
         self._due = now + self.hang_after_s / LOOKS
         attempt = max(self.directory.glob("attempt-*"), default=None)
+        if self._departed and attempt == self._attempt:  # all is said of this one
+            return
         pulses = {} if attempt is None else read_pulses(attempt)
         self._departures.follow(pulse.process_id for pulse in pulses.values())
         if attempt is None or attempt != self._attempt or pulses != self._pulses or not pulses:
             if self._said:
                 say("tracekit: the job moves again")
             self._attempt, self._pulses, self._moved, self._said = attempt, pulses, now, False
-            self._patience_until = 0.0
+            self._patience_until, self._departed = 0.0, False
+        elif not self._said and self._somebody_left(attempt):
+            self._departed = True
+            self._ask(attempt, now)
         elif not self._said and now >= self._patience_until:
             if now - self._moved >= self.hang_after_s / 2:
                 self.explainer.start()
             if now - self._moved >= self.hang_after_s:
                 self._ask(attempt, now)
+
+    def _somebody_left(self, attempt: Path) -> bool:
+        """Whether a rank left without a word and others have failed behind it: they need not be waited for."""
+        ended_ns = self._departures.ended_ns
+        if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):
+            return False
+        return find_departure(attempt, self._pulses, ended_ns) is not None
 
     def _next_folder(self) -> Path | None:
         """A new folder for dumps; None where the launcher of another node has made it."""
@@ -223,7 +240,8 @@ class HangWatcher:
         """Say what was found: a hang, a long phase, or that nobody waits. Whether the command is to end."""
         self._folder = None
         report, text = read_report(folder)
-        if self._attempt is not None and read_pulses(self._attempt) != self._pulses:  # it was slow, and moves
+        moves = self._attempt is not None and read_pulses(self._attempt) != self._pulses
+        if moves and not self._departed:  # it was slow
             return False
         idle_s = self.now() - self._moved
         outcome = self._judge(report, idle_s)
@@ -234,7 +252,7 @@ class HangWatcher:
             say(f"tracekit: no operation for {idle_s:.0f} s, which is no hang: {printable(whom)}")
             return False
         self._said = True
-        self._keep(folder, text, f"no operation for {idle_s:.1f} s")
+        self._keep(folder, text, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
         if self.stop:
             say("tracekit: stopping the command (--on-hang stop)")
         return self.stop

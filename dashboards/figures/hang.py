@@ -15,7 +15,9 @@ from tracekit.text import printable, ranks_text
 
 #: Culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12
-_ROW_HEIGHT, _LABEL, _RUNS = 58, 34, 4
+_ROW_HEIGHT, _LABEL, _RUNS = 58, 30, 4
+#: Where arrows end, in columns from the middle of a box.
+_HALF_BOX = 0.4
 
 
 def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
@@ -42,9 +44,9 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
 
 def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float], theme: Theme) -> None:
     drawn.add_annotation(
-        x=end[0] + 0.3,
+        x=end[0] + _HALF_BOX,
         y=end[1],
-        ax=begin[0] - 0.2,
+        ax=begin[0] - _HALF_BOX,
         ay=begin[1],
         xref="x",
         yref="y",

@@ -184,22 +184,35 @@ def small_dump(groups, *entries):
     return {"version": "2.10", "pg_config": config, "entries": rows}
 
 
-def test_a_rank_that_left_a_call_out_and_waits_for_those_who_wait_in_it_is_a_mismatch(tmp_path):
-    """Three of four wait in the world's all-reduce, which rank 1 never calls: it receives from rank 0, which waits."""
-    world, pair = {"world": [0, 1, 2, 3]}, {"world": [0, 1, 2, 3], "pair": [0, 1]}
-    waits = [("world", "all_reduce", 1, True), ("world", "all_reduce", 2, False)]
-    write(
-        tmp_path,
-        {
-            0: small_dump(pair, *waits),
-            1: small_dump(pair, ("world", "all_reduce", 1, True), ("pair", "recv 1<-0", 0, False)),
-            2: small_dump(world, *waits),
-            3: small_dump(world, *waits),
-        },
-    )
+@pytest.mark.parametrize("transfer", ["recv 0<-1", "send 0->1"])
+def test_a_rank_that_left_a_call_out_and_waits_for_one_who_waits_in_it_is_a_mismatch(tmp_path, transfer):
+    """Three of four wait in the world's all-reduce 2, which rank 1 never calls. It has reduced gradients with rank 3 as
+    often as rank 3, so it is past its step, and waits in a transfer for rank 0.
+    """
+    stands = [("grads", "all_reduce", 7, True), ("world", "all_reduce", 2, False)]
+    write(tmp_path, four_ranks(stands, [("grads", "all_reduce", 7, True), ("pipe", transfer, 0, False)]))
     report = find_hang(read_flight_records(tmp_path))
     assert named(report) == {1: StallClass.MISMATCH}
     assert "it left a call out, or calls in another order" in report.culprits[0].evidence[0]
+
+
+def test_a_rank_that_is_behind_in_its_other_groups_has_left_no_call_out(tmp_path):
+    """Rank 1 still sends the step that the others have ended: rank 0 has not received it."""
+    stands = [("grads", "all_reduce", 7, True), ("world", "all_reduce", 2, False)]
+    write(tmp_path, four_ranks(stands, [("grads", "all_reduce", 6, True), ("pipe", "send 0->1", 0, False)]))
+    report = find_hang(read_flight_records(tmp_path))
+    assert named(report) == {0: StallClass.PARTNER}
+
+
+def four_ranks(stands, of_rank_1):
+    """Two stages of two ranks: 1 and 0 are a pipeline, 1 and 3 reduce gradients together. Ranks 0, 2, 3 stand alike."""
+    world, pipes, pairs = [0, 1, 2, 3], {0: [1, 0], 1: [1, 0], 2: [3, 2], 3: [3, 2]}, {0: [0, 2], 1: [1, 3]}
+    dumps = {}
+    for rank in world:
+        groups = {"world": world, "grads": pairs[rank % 2], "pipe": pipes[rank]}
+        calls = [("world", "all_reduce", 1, True), *(of_rank_1 if rank == 1 else stands)]
+        dumps[rank] = small_dump(groups, *calls)
+    return dumps
 
 
 def test_two_ranks_that_call_in_opposite_order_are_not_told_apart(tmp_path):

@@ -183,7 +183,7 @@ def test_a_rank_that_exits_without_a_word_is_named_instead_of_those_that_fail(tm
     (folder,) = tmp_path.glob("hang-*")
     (culprit,) = json.loads((folder / "report.json").read_text())["culprits"]
     assert (culprit["rank"], culprit["class"]) == (1, "process gone or interpreter locked")
-    assert "the command failed because a rank left" in process.stderr
+    assert "operations fail because a rank left" in process.stderr
 
 
 def test_a_long_checkpoint_is_no_hang_and_a_locked_interpreter_is_one(tmp_path):
