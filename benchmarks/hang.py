@@ -26,7 +26,7 @@ def section() -> str:
 
 
 def _large() -> str:
-    job, chance, rows = Job(*LARGE, microbatches=4), random.Random(1), []  # noqa: S311
+    job, chance, rows = Job(*LARGE, microbatches=4), random.Random(1), []
     for kind in ("host", "gone", "gpu-error"):
         for count in (1, 3):
             faults = draw_faults(job, kind, count, chance)
@@ -71,7 +71,7 @@ def _judge(kind: str, seed: int) -> str:
     from tracekit.analysis.hang import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
 
-    chance = random.Random(f"{kind} {seed}")  # noqa: S311
+    chance = random.Random(f"{kind} {seed}")
     job = Job(*chance.choice(SMALL))
     faults: list[Fault] = draw_faults(job, kind, chance.choice([1, 1, 2]), chance)
     outcome = run(job, faults)

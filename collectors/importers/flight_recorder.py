@@ -26,7 +26,7 @@ from tracekit.text import printable, short
 
 #: Finished operations kept per rank, the newest ones: they show where the calls of a rank part from those of others.
 FINISHED_KEPT = 512
-#: Dumps whose newest operations lie further apart are hardly of one hang.
+#: Dumps whose newest operations lie further apart are hardly of one hang: no time-out of PyTorch's is longer.
 FAR_APART_S = 1800.0
 #: Characters kept of what a dump says of its host and its process.
 LONGEST_TEXT = 200
@@ -134,6 +134,8 @@ def _take(
         if world > 1:
             worlds[rank] = world
         places = _take_operations(columns, rank, entries, groups)
+        if _last_generation(entries):
+            notes.append(f"{short(name)}: sequences of a group begin anew (a restart); what came before is left out")
         _take_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
         about = dump.get("tracekit") or {}
         if "taken_ns" in about:
@@ -172,7 +174,10 @@ def _take_operations(
     coalesced = _coalesced(entries)
     finished_to_skip = sum(_finished(entry) for entry in entries) - FINISHED_KEPT
     taken = set()
-    for entry in entries:
+    begins = _last_generation(entries)
+    for number, entry in enumerate(entries):
+        if number < begins.get(int(entry["pg_id"]), 0):
+            continue
         name = entry["profiling_name"]
         named, description = _group_name(entry)
         group = groups.get(named)
@@ -198,6 +203,21 @@ def _take_operations(
             taken.add((group_id, sequence))
         columns.operations.append(_row(columns, rank, group, sequence, name, p2p, finished, entry))
     return places
+
+
+def _last_generation(entries: list[dict[str, Any]]) -> dict[int, int]:
+    """Group number -> the first entry of its last generation: after a restart within the process, numbers of groups are
+    used again and their sequences begin anew, so that they fall.
+    """
+    last: dict[int, int] = {}
+    begins: dict[int, int] = {}
+    for number, entry in enumerate(entries):
+        if not entry.get("is_p2p", False):
+            group, sequence = int(entry["pg_id"]), int(entry["collective_seq_id"])
+            if sequence < last.get(group, 0):
+                begins[group] = number
+            last[group] = sequence
+    return begins
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
 #: How long the launchers of other nodes may take longer than the first, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
 #: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
-STANDBY = "tracekit.hang_standby"
+STANDBY = "tracekit.commands.hang_standby"
 Analyse = Callable[[Trace], Findings | Unanalysed]
 
 
@@ -182,9 +182,11 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
 def _store_hangs(options: CollectOptions, watcher: HangWatcher) -> None:
     """Keep the reports beside the job; one that cannot be is in its folder all the same."""
     for folder in watcher.found:
-        report, lines = read_report(folder)
+        found = read_report(folder)
+        if found is None:
+            continue
         try:
-            Store(options.store or default_store()).add_hang(str(options.name), lines, report)
+            Store(options.store or default_store()).add_hang(str(options.name), found.lines, found.report)
         except TracekitError as error:
             say(f"tracekit: the report is not in the store: {printable(str(error))}")
 

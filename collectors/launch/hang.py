@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -179,9 +179,9 @@ class HangWatcher:
         end = self.now() + AFTERWARDS_S
         while not (folder / "report.json").exists() and self.explainer.alive() and self.now() < end:
             time.sleep(0.05)
-        report, text = read_report(folder)
-        if report["culprits"]:
-            self._keep(folder, text, _LEFT)
+        found = read_report(folder)
+        if found is not None and found.report["culprits"]:
+            self._keep(folder, found.lines, _LEFT)
 
     def _follow(self) -> None:
         now = self.now()
@@ -239,12 +239,17 @@ class HangWatcher:
     def _conclude(self, folder: Path) -> bool:
         """Say what was found: a hang, a long phase, or that nobody waits. Whether the command is to end."""
         self._folder = None
-        report, text = read_report(folder)
+        found = read_report(folder)
         moves = self._attempt is not None and read_pulses(self._attempt) != self._pulses
         if moves and not self._departed:  # it was slow
             return False
         idle_s = self.now() - self._moved
-        outcome = self._judge(report, idle_s)
+        if found is None:
+            self._patience_until = self.now() + self.hang_after_s
+            where = printable(str(self._kept(folder)))
+            say(f"tracekit: no operation for {idle_s:.0f} s; the answers could not be analysed, they are in {where}")
+            return False
+        report, outcome = found.report, self._judge(found.report, idle_s)
         if outcome is not _Outcome.HANG:
             self._patience_until = self.now() + self.hang_after_s
             busy = [f"rank {one['rank']} is in a {one['phase']}" for one in report["culprits"][:3]]
@@ -252,7 +257,7 @@ class HangWatcher:
             say(f"tracekit: no operation for {idle_s:.0f} s, which is no hang: {printable(whom)}")
             return False
         self._said = True
-        self._keep(folder, text, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
+        self._keep(folder, found.lines, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
         if self.stop:
             say("tracekit: stopping the command (--on-hang stop)")
         return self.stop
@@ -264,23 +269,36 @@ class HangWatcher:
         patient = report["culprits"] and len(busy) == len(report["culprits"])
         return _Outcome.LONG_PHASE if patient and idle_s < LONG_PHASE * self.hang_after_s else _Outcome.HANG
 
-    def _keep(self, folder: Path, text: list[str], why: str) -> None:
+    def _keep(self, folder: Path, lines: Sequence[str], why: str) -> None:
         """Put the report where the user finds it, and print its first lines."""
+        kept = self._kept(folder)
+        self.found.append(kept)
+        say(f"tracekit: {why}; report: {printable(str(kept / 'report.txt'))}")
+        for line in lines[:_LINES]:
+            say(printable(line))
+
+    def _kept(self, folder: Path) -> Path:
+        """A copy of the folder beside the trace; itself where that cannot be."""
         kept = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:
             shutil.copytree(folder, kept)
         except OSError:
-            kept = folder
-        self.found.append(kept)
-        say(f"tracekit: {why}; report: {printable(str(kept / 'report.txt'))}")
-        for line in text[:_LINES]:
-            say(printable(line))
+            return folder
+        return kept
 
 
-def read_report(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The report in a folder, as plain data and as lines."""
+@dataclass(frozen=True, slots=True)
+class HangText:
+    """A report as plain data (docs/hang.md) and as a terminal shows it."""
+
+    report: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def read_report(folder: Path) -> HangText | None:
+    """The report in a folder; None where none was made."""
     try:
-        report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        return report, (folder / "report.txt").read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return {"hang": True, "culprits": []}, ["the dumps could not be analysed"]
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        return HangText(report, tuple((folder / "report.txt").read_text(encoding="utf-8").splitlines()))
+    except FileNotFoundError:
+        return None

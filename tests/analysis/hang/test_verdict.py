@@ -135,7 +135,7 @@ def test_nobody_waits_in_a_job_whose_operations_are_all_finished(tmp_path):
 @pytest.mark.parametrize("seed", range(4))
 def test_exactly_the_broken_ranks_are_named_in_any_layout(tmp_path, kind, seed):
     """Drawn layouts, versions and places; groups cut at three members; clocks of hosts apart by up to 0.3 s."""
-    chance = random.Random(seed)  # noqa: S311  draws cases
+    chance = random.Random(seed)
     sizes = chance.choice([(2, 2, 2), (4, 2, 2), (2, 4, 2), (2, 2, 4)])
     faults = draw_faults(Job(*sizes), kind, 1, chance)
     report, struck = verdict(

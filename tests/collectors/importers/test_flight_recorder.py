@@ -1,9 +1,11 @@
 """Dumps of flight recorders: what is read, what is evidence, what is refused."""
 
+import contextlib
 import json
 import pickle
 import struct
 
+import numpy as np
 import pytest
 
 from benchmarks.hangsim import Fault, Job, dumps, run, write
@@ -174,3 +176,40 @@ def test_dumps_of_two_jobs_are_refused(tmp_path):
     write(tmp_path, {8: content((4, 2, 2))[8]})
     with pytest.raises(FormatError, match="dumps of different jobs"):
         read_flight_records(tmp_path)
+
+
+def test_two_attempts_or_clocks_far_apart_are_noted(tmp_path):
+    """Rank 3's newest operation is an hour older than those of the others."""
+    dumped = content()
+    for entry in dumped[3]["entries"]:
+        entry["time_created_ns"] -= 3_600_000_000_000
+    (note,) = read(tmp_path, dumped).notes
+    assert "rank 3" in note
+    assert "dumps of two attempts, or of hosts whose clocks differ" in note
+
+
+def test_a_group_number_that_is_used_again_after_a_restart_begins_anew(tmp_path):
+    """The history of rank 2 holds a first life of its groups, which counted higher: it is left out, with a note."""
+    dumped = content()
+    expected = read(tmp_path / "one life", dumped).operations
+    entry = dumped[2]["entries"][0]
+    first_life = [{**entry, "collective_seq_id": entry["collective_seq_id"] + at, "record_id": at} for at in (500, 501)]
+    dumped[2]["entries"] = [*first_life, *dumped[2]["entries"]]
+    found = read(tmp_path / "two lives", dumped)
+    assert found.operations.equals(expected)
+    assert "sequences of a group begin anew" in found.notes[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_damage_of_a_pickle_gets_past_the_reader(tmp_path, seed):
+    """Bytes of a real pickle changed at random: read, or a problem of that rank; never an error of another kind."""
+    chance = np.random.default_rng(seed)
+    write(tmp_path, content())
+    whole = (tmp_path / "nccl_trace_rank_3").read_bytes()
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for at in chance.integers(0, len(whole), 3):
+            damaged[at] = chance.integers(0, 256)
+        (tmp_path / "nccl_trace_rank_3").write_bytes(damaged)
+        with contextlib.suppress(flight_recorder_file.UnreadableError):
+            flight_recorder_file.read_dump(tmp_path / "nccl_trace_rank_3")

@@ -35,11 +35,13 @@ class Explainer:
         self.started += 1
 
     def explain(self, folder, *_):
+        if self.report is None:
+            return
         (folder / "report.txt").write_text("HANG  rank 1\n")
         (folder / "report.json").write_text(json.dumps(self.report))
 
     def alive(self):
-        return True
+        return self.report is not None
 
     def close(self):
         pass
@@ -145,6 +147,15 @@ def test_a_watch_that_fails_says_so_once_and_the_command_goes_on(watcher, clock,
     pulse(tmp_path, 0, 5)
     assert not stand_still(watcher, clock, 60.0)
     assert capsys.readouterr().err.count("watching for hangs has ended") == 1
+
+
+def test_answers_that_cannot_be_analysed_are_said_to_be_there_and_end_nothing(
+    watcher, clock, explainer, tmp_path, capsys
+):
+    watcher.stop, explainer.report = True, None
+    pulse(tmp_path, 0, 5)
+    assert not stand_still(watcher, clock, 30.0)
+    assert "could not be analysed, they are in" in capsys.readouterr().err
 
 
 def leaves(attempt, rank, taken_ns, **about):

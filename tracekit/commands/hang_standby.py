@@ -14,8 +14,8 @@ from pathlib import Path
 from tracekit.analysis.hang import find_hang
 from tracekit.collectors.importers.flight_recorder import read_flight_records
 from tracekit.collectors.launch.hang_answers import gather
-from tracekit.hang_command import to_dict, write_report
-from tracekit.hang_terminal import report_lines
+from tracekit.commands.hang import to_dict, write_report
+from tracekit.terminal.hang import report_lines
 
 
 def main() -> None:
