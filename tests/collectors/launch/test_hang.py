@@ -187,6 +187,18 @@ def test_who_left_first_without_an_error_is_named_where_others_failed_behind_it(
     assert (found, written) == (named is not None, named or [])
 
 
+def test_where_a_rank_left_and_others_fail_nobody_waits_for_the_limit(watcher, clock, tmp_path):
+    for rank in (0, 1):
+        pulse(tmp_path, rank, 5)
+    watcher.tick()
+    leaves(tmp_path / "attempt-000", 1, 5)
+    leaves(tmp_path / "attempt-000", 0, 7, error="Connection closed by peer")
+    watcher._departures.ended_ns[os.getpid()] = 9
+    clock.now = 1.0
+    watcher.tick()
+    assert requests(tmp_path) == ["hang-001"]
+
+
 def test_a_rank_that_exits_without_a_word_is_named_instead_of_those_that_fail(tmp_path):
     """A real job: gloo makes the other rank fail, and what starts the ranks sees only that."""
     process = collect(tmp_path, ranks("_exit", "1"), "--hang-after", "30").process
