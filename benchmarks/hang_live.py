@@ -126,7 +126,8 @@ def _section(runs: list[Run]) -> str:
     words = (
         f"Real jobs on this machine: torchrun, gloo, {RANKS} ranks, `--hang-after {HANG_AFTER_S}`. Right: this rank and"
         " class, nobody else; for slow (a rank takes 4 times as long, 2 s in each forward) and checkpoint (30 s, with"
-        f" `--hang-after 20`) no alarm. {len(runs)} runs; of {len(hangs)} hangs {_share(hangs)} are right and"
+        f" `--hang-after 20`) no alarm. {len(runs)} runs; of {len(hangs)} hangs"
+        f" {sum(run.right for run in hangs)} are right and"
         f" {sum(run.in_time for run in hangs)} reported within the limit and 5 s. Delay: from the first wait to the"
         f" report, less the limit, s. Load of the 2 cores {loads[0]:.0f} to {loads[-1]:.0f}, median"
         f" {loads[len(loads) // 2]:.0f}."
