@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import table
+from tracekit.analysis.gpu.culprit import Culprit
 from tracekit.gpu_job import load_gpu
 
 RANKS, FILE_BYTES = 8, 161_000_000
@@ -126,7 +127,7 @@ def _found(cause: str, trouble: Trouble) -> list[str]:
 _SMALLEST_LOSS = 0.02
 
 
-def _culprit(job: Job):  # noqa: ANN202 - tracekit's
+def _culprit(job: Job) -> Culprit | None:
     with tempfile.TemporaryDirectory() as folder:
         job.run().write(Path(folder))
         return load_gpu(folder).whatif().culprit

@@ -54,7 +54,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     host = _with_pauses(
         _host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in (pauses, steps)])), pauses
     )
-    first = min(float(frame["start"].min() or 0.0) for frame in (gpu, host) if frame.height)  # type: ignore[arg-type]
+    first = float(min(frame["start"].to_numpy().min() for frame in (gpu, host) if frame.height))
     window = _windows(gpu, host, first)
     gpu = gpu.with_columns(pl.col("start") - first)
     host = host.with_columns(pl.col("start") - first)
