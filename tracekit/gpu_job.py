@@ -66,7 +66,7 @@ class GpuJob:
         """
         tell = progress or (lambda _: None)
         tell("matching collectives")
-        waits = measure_waits(self.matches, self.clocks, self.recording.gpu_ops["step"])
+        waits = measure_waits(self.matches, self.clocks)
         tell("building the op graph")
         replay = self.ops.replay
         report = self.ops.whatif(fix=fix, keep=keep, by=by, progress=tell)

@@ -101,7 +101,7 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     running: set[subprocess.Popen[bytes]] = set()
 
     def read_apart(file: Path) -> list[RankColumns]:
-        command = [sys.executable, "-c", _READ_ONE, file]
+        command = [sys.executable, "-c", _READ_ONE, str(file)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603  our own code, no shell
         running.add(process)
         output, _ = process.communicate()
