@@ -150,12 +150,12 @@ class Moments:
     def write(self, folder: Path, times: Sequence[float]) -> None:
         """Files as the profiler would have written them."""
         shifts = _shifts(self.ops, times)
+        own = {id(op.event): (times[op.at] - op.start, times[op.at + 1] - op.end) for op in self.ops}
         for rank, document in enumerate(self.documents):
             events = []
             for event in document["traceEvents"]:
-                moved = _moved(event, shifts.get((rank, _track(event))))
-                if moved is not None:
-                    events.append(moved)
+                shift = own.get(id(event)) or _shift(event, shifts.get((rank, _track(event))))
+                events.append(_moved(event, *shift))
             text = json.dumps({**document, "traceEvents": events}, separators=(",", ":"))
             (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(text.encode(), 1))
 
@@ -381,13 +381,18 @@ def _shifts(ops: Sequence[_Op], times: Sequence[float]) -> dict[tuple[int, Any],
     return {track: tuple(np.array(sorted(some)).T) for track, some in points.items()}  # type: ignore[misc]
 
 
-def _moved(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None) -> dict[str, Any] | None:
-    """The event at its new time: it begins with the first moment in it, and ends with the last."""
-    begin, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
+def _shift(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None) -> tuple[float, float]:
+    """How much later an event that is no op begins and ends: with the first moment in it, and with the last."""
     if shift is None:
-        return dict(event)
+        return 0.0, 0.0
+    begin, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
     recorded, later = shift
     first = min(int(np.searchsorted(recorded, begin)), len(recorded) - 1)
     last = max(int(np.searchsorted(recorded, end, side="right")) - 1, 0)
-    moved = begin + later[first], end + later[max(first, last)]
-    return {**event, "ts": round(float(moved[0]), 3), "dur": round(max(0.0, float(moved[1] - moved[0])), 3)}
+    return float(later[first]), float(later[max(first, last)])
+
+
+def _moved(event: Mapping[str, Any], begin: float, end: float) -> dict[str, Any]:
+    """The event that begins and ends so much later."""
+    start, last = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
+    return {**event, "ts": round(start + begin, 3), "dur": round(max(0.0, last + end - start - begin), 3)}
