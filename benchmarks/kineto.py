@@ -4,7 +4,8 @@ python -m benchmarks kineto
 
 In: the simulator of `kinetosim.py`, which knows no tracekit. For speed its output is repeated until a file per rank is
 as large as real ones are. For verdicts, jobs with one trouble each are compared with the same jobs without it: the rank
-and the cause must be right, and the price is what the job really lost.
+and the cause must be right, and the price is what the job really lost. `kinetoinject.py`, which
+knows no tracekit either, puts delays into real traces where there are any.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+from benchmarks.core import REFERENCE
+from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import table
+from tracekit.analysis.gpu.culprit import Culprit, find_culprit, saved_by_rank
+from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.gpu_job import load_gpu
 
 RANKS, FILE_BYTES = 8, 161_000_000
@@ -31,11 +38,16 @@ TROUBLES = {
     "host-bound, a pause in the backward": Trouble(1, pause_us=1500),
     "uneven-work": Trouble(1, extra_kernels=16),
 }
+REAL = ("torchrec_resnet18_2", "torchrec_sst_2b", "amd_ddp4")
+#: How often what ranks took is dealt among them.
+DEALS = 2
+SHARE_OF_STEP = 0.05
+DELAYS = (("pause", 0.3), ("pause", 0.8), ("calls", 0.0), ("kernels", 0.0))
 
 
 def section() -> str:
     """The section of RESULTS.md."""
-    return "\n\n".join(["## Traces of torch.profiler", _speed(), _verdicts()])
+    return "\n\n".join(["## Traces of torch.profiler", _speed(), _verdicts(), _injected()])
 
 
 def _speed() -> str:
@@ -90,6 +102,48 @@ def _verdicts() -> str:
     return f"Simulated jobs of 2, 4 and 8 ranks, GPU-bound and host-bound.\n\n{table(head, rows)}"
 
 
+def _injected() -> str:
+    sets = [name for name in REAL if (REFERENCE / "kineto" / name).is_dir()]
+    head = ["traces", "delays", "that cost the job half of it", "rank named", "price within 10 %", "healthy jobs named"]
+    rows = [_injected_into(name) for name in sets]
+    intro = (
+        "Delays of 5 % of a step put into real traces whose ranks were made exchangeable: a pause early or late\n"
+        "in the step, all calls later, all kernels longer, on each rank. The price is by how much that of the rank\n"
+        "grew, against how much longer the job became."
+    )
+    return f"{intro}\n\n{table(head, rows)}" if rows else ""
+
+
+def _injected_into(name: str) -> list[str]:
+    job = Moments.read(REFERENCE / "kineto" / name)
+    delays = felt = named = right = healthy = 0
+    for seed in range(FIRST_SEED, FIRST_SEED + DEALS):
+        base = job.exchangeable(seed)
+        before, prices = _whatif_of(base, ())
+        healthy += before is not None
+        for rank, (kind, place) in product(range(len(job.documents)), DELAYS):
+            delay = Delay(rank, kind, SHARE_OF_STEP * job.step_us, place)
+            lost = base.took_us(base.times([delay])) - base.took_us(base.times())
+            delays += 1
+            if lost < 0.5 * delay.us * job.steps:
+                continue
+            felt += 1
+            culprit, after = _whatif_of(base, [delay])
+            named += culprit is not None and culprit.rank == rank
+            right += abs((after[rank] - prices[rank]) * 1e6 - lost) <= 0.1 * lost
+    return [name, str(delays), str(felt), f"{named} of {felt}", f"{right} of {felt}", f"{healthy} of {DEALS}"]
+
+
+def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[Culprit | None, Mapping[int, float]]:
+    """The culprit, and what each rank costs, seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        job.write(Path(folder), job.times(delays))
+        loaded = load_gpu(folder)
+    waits = measure_waits(loaded.matches, loaded.clocks)
+    pace = PaceOfPeers(loaded.ops.graph, loaded.ops.replay)
+    return find_culprit(pace, loaded.op_trace.trace.ops, waits), saved_by_rank(pace, waits)
+
+
 def _jobs() -> Iterator[Job]:
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         for ranks in (2, 4, 8):
@@ -126,7 +180,7 @@ def _found(cause: str, trouble: Trouble) -> list[str]:
 _SMALLEST_LOSS = 0.02
 
 
-def _culprit(job: Job):  # noqa: ANN202 - tracekit's
+def _culprit(job: Job) -> Culprit | None:
     with tempfile.TemporaryDirectory() as folder:
         job.run().write(Path(folder))
         return load_gpu(folder).whatif().culprit

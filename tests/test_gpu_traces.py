@@ -1,5 +1,6 @@
 """`tracekit whatif` on traces of torch.profiler, as people use it."""
 
+import gzip
 import json
 import re
 import runpy
@@ -13,6 +14,7 @@ import tracekit
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, write
 from tracekit.op_trace import read_op_trace
+from tracekit.store import Store
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
 
@@ -80,6 +82,58 @@ def test_a_gpu_job_can_be_kept_as_an_op_trace(tmp_path):
     job.op_trace.trace.write_parquet(tmp_path / "ops.parquet")
     again = tracekit.OpJob(read_op_trace(tmp_path / "ops.parquet")).whatif()
     assert again.slowdown == pytest.approx(job.whatif().replayed.slowdown)
+
+
+def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
+    store = tmp_path / "jobs.store"
+    ran = run("import", SAMPLE, "--store", store)
+    assert "Imported gpu_slow_input" in ran.out
+    (job,) = Store(store).job_list().to_dicts()
+    assert (job["cause_kinds"][0], job["cause_places"][0]) == ("late-input", "rank 2")
+    stored = json.loads(Store(store).report("gpu_slow_input", job["number"]))
+    assert stored["verdict"] == tracekit.load_gpu(SAMPLE).whatif().to_dict()["verdict"]
+    assert json.loads(run("whatif", "--store", store, "--json").out)["slowdown"] == pytest.approx(stored["slowdown"])
+
+
+def test_files_named_one_by_one_are_one_job_of_the_store(tmp_path):
+    run("import", *sorted(SAMPLE.iterdir()), "--store", tmp_path / "jobs.store", "--name", "four")
+    assert Store(tmp_path / "jobs.store").job_list()["world_size"].to_list() == [4]
+
+
+def test_a_bad_folder_beside_a_good_one_stores_nothing(tmp_path):
+    write(tmp_path / "bad" / "t.json", document([event("cpu_op", "aten::mm", 0, 5)]))
+    ran = run("import", SAMPLE, tmp_path / "bad", "--store", tmp_path / "jobs.store")
+    assert ran.code == 2
+    assert "holds no GPU ops" in ran.err
+    assert not (tmp_path / "jobs.store").exists()
+
+
+def test_the_timeline_has_three_replays_of_every_rank_and_arrows_along_the_critical_path(tmp_path):
+    job, path = tracekit.load_gpu(SAMPLE), tmp_path / "timeline.json.gz"
+    slices = job.export(path)
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert set(names.values()) == {f"{replay}: rank {rank}" for replay in ("recorded", "replayed", "ideal")
+                                   for rank in range(4)}  # fmt: skip
+    drawn = [one for one in events if one["ph"] == "X"]
+    assert len(drawn) == slices == 3 * job.trace.ops.height
+    recorded = sorted(one["ts"] for one in drawn if names[one["pid"]].startswith("recorded"))
+    assert recorded == pytest.approx(sorted(job.trace.ops["start"] * 1e6), abs=1e-3)
+    # Every arrow leaves where its op ends, and goes to one that begins no earlier, or meets it.
+    leaves, arrives = ({one["id"]: one["ts"] for one in events if one["ph"] == phase} for phase in ("s", "f"))
+    assert leaves.keys() == arrives.keys()
+    assert all(arrives[number] >= at - 1e-3 for number, at in leaves.items())
+    assert max(arrives.values()) <= max(one["ts"] + one["dur"] for one in drawn) + 1e-3
+
+
+def test_a_timeline_can_show_one_step_and_is_replaced_but_not_read_back(tmp_path):
+    path = tmp_path / "timeline.json.gz"
+    whole, one = (run("export", SAMPLE, "-o", path, *options) for options in ((), ("--steps", "6")))
+    assert int(re.search("([0-9,]+) slices", one.out)[1].replace(",", "")) < int(
+        re.search("([0-9,]+) slices", whole.out)[1].replace(",", "")
+    )
+    assert "a timeline of an op trace, which is not read back" in run("whatif", path).err
+    assert "has none of these steps" in run("export", SAMPLE, "-o", path, "--steps", "99").err
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Jobs of any kind, by what their trace is: a pipeline's (`Job`) or ops of any shape (`OpJob`).
+"""Jobs of any kind, by what their trace is: a pipeline's (`Job`), of GPUs (`GpuJob`), or of any shape (`OpJob`).
 
 In: a file or a store. Out: the job, loaded and ready for questions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tracekit.job import Job, PathLike, load
 from tracekit.op_trace import OpTrace, is_op_trace
 
 if TYPE_CHECKING:
+    from tracekit.gpu_job import GpuJob
     from tracekit.op_job import OpJob
     from tracekit.store.window import AnyTrace
 
@@ -34,16 +36,30 @@ def load_any(
     importer: str | None = None,
     unit: str | None = None,
     method: Method | str = Method.TRACEKIT,
-) -> Job | OpJob:
+) -> Job | OpJob | GpuJob:
     """Read a trace of any kind. Parameters and errors as for `load`; SelectionError for what an op trace has not."""
-    if importer is not None or not is_op_trace(path):
+    of_gpus = importer is None and are_gpu_traces((path,))
+    if importer is not None or not (of_gpus or is_op_trace(path)):
         return load(path, layout=layout, importer=importer, unit=unit, method=method)
-    from tracekit.op_job import load_ops
-
+    what = "is of torch.profiler (docs/kineto.md)" if of_gpus else "is an op trace (docs/op-trace.md)"
     for option, value in (("--layout", layout), ("--unit", unit)):
         if value is not None:
-            raise SelectionError(f"{option} is for pipeline traces; {path} is an op trace (docs/op-trace.md)")
+            raise SelectionError(f"{option} is for pipeline traces; {path} {what}")
+    if of_gpus:
+        from tracekit.gpu_job import load_gpu
+
+        return load_gpu(path)
+    from tracekit.op_job import load_ops
+
     return load_ops(path)
+
+
+def are_gpu_traces(paths: Sequence[Path]) -> bool:
+    """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
+    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
+    from tracekit.collectors.importers.registry import is_known
+
+    return not any(map(is_known, paths)) and any(map(looks_like_kineto, paths))
 
 
 def load_any_from_store(

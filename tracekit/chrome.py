@@ -26,6 +26,8 @@ from tracekit.model import KINDS, OpKind, Worker
 #: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
 MARK = "tracekit_timeline"
 VERSION = 1
+#: Key of `otherData` that says that the slices are ops of any shape (`op_chrome.py`), which are not read back.
+OPS_MARK = "ops"
 #: The timeline that is read back.
 RECORDED = "recorded"
 #: More slices than this make a browser stall.

@@ -76,16 +76,16 @@ class Findings:
     def figures(self) -> dict[str, Any]:
         """`FIGURES`, taken out of the report."""
         found = self._content
-        # The report on an op trace has neither verdict nor causes; it states what stragglers cost instead.
-        verdict = found.get("verdict") or {
-            "lost_gpu_hours": found["wasted_gpu_hours"],
-            "lost_gpu_hours_per_day": found["wasted_gpu_hours_per_day"],
-        }
-        causes = found.get("causes") or []
+        # The report on an op trace has no such verdict; it states what stragglers cost instead.
+        verdict = found.get("verdict") or {}
+        if "lost_gpu_hours" not in verdict:
+            verdict = {f"lost_{name}": found[f"wasted_{name}"] for name in ("gpu_hours", "gpu_hours_per_day")}
+        times = found["recording_time_s"] if "recording_time_s" in found else found["step_time_s"]
+        causes = [*(found.get("causes") or []), *_causes_of_culprit(found)]
         return {
             **{name: found[name] for name in ("slowdown", "waste", "straggling")},
             "trustworthy": found["trust"]["trustworthy"],
-            **{f"{name}_s": found["step_time_s"][name] for name in ("recorded", "original", "ideal")},
+            **{f"{name}_s": times[name] for name in ("recorded", "original", "ideal")},
             **{name: verdict[name] for name in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
             "cause_kinds": [cause["kind"] for cause in causes],
             "cause_places": [cause["where_text"] for cause in causes],
@@ -108,6 +108,19 @@ class Findings:
         cells = [(worker["dp_rank"], worker["pp_rank"]) for worker in where.get("workers") or ()]
         hosts = {self._host_of_worker.get(cell) for cell in cells}
         return hosts.pop() if len(hosts) == 1 else None
+
+
+def _causes_of_culprit(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The causes that the report on a GPU recording names, as others write theirs."""
+    culprit = (report.get("verdict") or {}).get("culprit") or {}
+    return [
+        {
+            "kind": cause["cause"],
+            "where_text": f"rank {culprit['rank']}",
+            "where": {"host": culprit["host"]},
+        }
+        for cause in culprit.get("causes", ())
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,14 @@ from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.trust import unexplained
 from tracekit.analysis.gpu.waits import measure_waits
+from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.collectors.importers.kineto.reader import read_kineto
+from tracekit.errors import TraceError
+from tracekit.findings import Findings, Unanalysed
 from tracekit.gpu_recording import GpuRecording
 from tracekit.gpu_report import GpuReport
 from tracekit.op_job import OpJob
+from tracekit.op_trace import OpTrace
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,27 @@ class GpuJob:
         """The job as a graph of ops, ready to be replayed."""
         return OpJob(self.op_trace.trace)
 
+    @property
+    def trace(self) -> OpTrace:
+        """The op trace that a store keeps of the recording."""
+        return self.op_trace.trace
+
+    @property
+    def graph(self) -> FoldedGraph:
+        """The job's op graph. Raises TraceError."""
+        return self.ops.graph
+
+    def export(self, path: str | os.PathLike[str], *, steps: Sequence[int] | None = None) -> int:
+        """Write the recorded, replayed and ideal timeline, as `OpJob.export` does; `steps`: of the training loop."""
+        return self.ops.export(path, steps=steps)
+
+    def findings(self, progress: Callable[[str], None] | None = None) -> Findings | Unanalysed:
+        """What a store keeps of the analysis; why there is none where the recording cannot be replayed."""
+        try:
+            return Findings(self.whatif(progress=progress).to_json())
+        except TraceError as error:
+            return Unanalysed(str(error))
+
     def whatif(
         self,
         *,
@@ -66,7 +91,7 @@ class GpuJob:
         """
         tell = progress or (lambda _: None)
         tell("matching collectives")
-        waits = measure_waits(self.matches, self.clocks, self.recording.gpu_ops["step"])
+        waits = measure_waits(self.matches, self.clocks)
         tell("building the op graph")
         replay = self.ops.replay
         report = self.ops.whatif(fix=fix, keep=keep, by=by, progress=tell)

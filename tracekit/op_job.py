@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
@@ -17,13 +20,16 @@ from tracekit.analysis.graph.labels import label_values
 from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
-from tracekit.errors import StoreError, TraceError
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
+from tracekit.errors import SelectionError, StoreError, TraceError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.op_report import OpReport
 from tracekit.op_trace import OpTrace, read_op_trace
 from tracekit.questions import ByLabel, Question, answer, by_labels
 from tracekit.text import short
+
+if TYPE_CHECKING:
+    from tracekit.op_chrome import OpTimeline
 
 #: Labels by which a report attributes without being asked, as far as the job has them with more than one value.
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
@@ -112,6 +118,52 @@ class OpJob:
         """By what the critical path is told: classes of comparable ops, or kinds where those are numbers."""
         numbers = self.trace.ops["peer"].dtype.is_integer() if "peer" in self.trace.ops.columns else False
         return "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
+
+    def export(self, path: str | os.PathLike[str], *, steps: Sequence[int] | None = None) -> int:
+        """Write the recorded, replayed and ideal timeline for ui.perfetto.dev, as .json.gz; returns how many slices.
+
+        Replayed is without launch delays. `steps`: only these, by the label `profiler_step` where ops have it. Raises
+        SelectionError where the job has none of them, or there were too many slices for a browser, and OutputError.
+        """
+        from tracekit.chrome import MOST_SLICES
+        from tracekit.op_chrome import OpTimeline, write_op_chrome
+
+        ops, kept = self.trace.ops, np.ones(self.trace.ops.height, np.bool_)
+        if steps is not None:
+            label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
+            kept = kept & (label is not None and ops[label].is_in(list(steps)).fill_null(value=False).to_numpy())
+            if not kept.any():
+                raise SelectionError(f"{short(self.trace.name)} has none of these steps")
+        if (slices := 3 * int(kept.sum())) > MOST_SLICES:
+            raise SelectionError(f"{slices:,} slices are too many for a browser ({MOST_SLICES:,}); choose some --steps")
+        timelines = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
+                     self._timeline("ideal", IDEAL)]  # fmt: skip
+        place = np.cumsum(kept) - 1
+        return write_op_chrome(
+            path,
+            self.trace.name,
+            ops.filter(kept),
+            [
+                OpTimeline(one.name, one.start[kept], one.duration[kept],
+                           place[one.critical_path[kept[one.critical_path]]])
+                for one in timelines
+            ],
+        )  # fmt: skip
+
+    def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
+        """When each op ran in a replay, and the critical path; `recorded` as it was recorded."""
+        from tracekit.op_chrome import OpTimeline
+
+        graph, path = self.graph, critical_path(self.replay, scenario)
+        start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
+        if scenario is not RECORDED:
+            for block, timeline in zip(graph.blocks, self.replay.timelines(scenario), strict=True):
+                start[block.op], end[block.op] = timeline.start, timeline.end
+        on_path = np.empty(len(path.row), np.int64)
+        for number, block in enumerate(graph.blocks):
+            here = path.block == number
+            on_path[here] = block.op[path.row[here], path.lane[here]]
+        return OpTimeline(name, start, end - start, on_path)
 
     def findings(self, progress: Callable[[str], None] | None = None) -> Findings | Unanalysed:
         """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""

@@ -2,9 +2,13 @@
 
 In: a replay of a GPU op trace and the waits. Out: a `Culprit`, or None where no rank stands out.
 
-A rank is named when these agree: it alone delays collectives more than the others together; with what it does at the
-pace of its peers, the recording is shorter by more than noise; and no other rank would give back half as much. Of two
-ranks, where no third says which of them is usual, it must be so in nearly every step: healthy ranks are late in turn.
+A rank is named when these agree: others wait for it; with what it does at the pace of its peers, the recording is
+shorter by more than noise; and no other rank would give back half as much. Of two ranks, where no third says which of
+them is usual, it must be so in most steps: healthy ranks are late in turn.
+
+Noise is measured where it can be: no rank is named for less than what the same change makes worse on another one, where
+it can only be noise. The rest are choices: SMALLEST_SHARE is what is worth somebody's time, _NEXT what is one culprit
+and not two.
 """
 
 from __future__ import annotations
@@ -25,8 +29,6 @@ from tracekit.gpu_recording import KernelClass
 SMALLEST_SHARE = 0.005
 #: No other rank may give back more than this share of what the named one does.
 _NEXT = 0.5
-#: Of two ranks, one must delay collectives most in this share of the steps.
-STEADY = 0.75
 #: No more ranks than these are replayed at the pace of the others.
 _MOST_RANKS = 64
 #: A cause is told where it is at least this share of the dearest one.
@@ -75,34 +77,39 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
     if len(waits.ranks) < 2 or not waits.sole_delay.sum() > 0:
         return None
     recorded_s = pace.recorded_s
-    saved = _saved(pace, waits, recorded_s)
-    at = int(waits.sole_delay.argmax())
-    rank = waits.ranks[at]
-    mine = saved.get(rank, 0.0)
+    saved = saved_by_rank(pace, waits)
+    rank = max(saved, key=lambda one: saved[one])
+    at = waits.ranks.index(rank)
     others = [seconds for one, seconds in saved.items() if one != rank]
-    least = SMALLEST_SHARE * recorded_s * (2 if len(waits.ranks) == 2 else 1)
-    if len(waits.ranks) > 2:
-        # A rank that is not late changes nothing by going at the pace of most others: what it changes is noise.
-        least = max(least, *(-seconds for seconds in others))
-    steady = len(waits.ranks) > 2 or waits.led.count(rank) >= STEADY * len(waits.led)
-    alone = 2 * waits.sole_delay[at] >= waits.sole_delay.sum() and waits.sole_delay[at] >= least
-    if not (alone and steady) or mine < least or max(others) > _NEXT * mine:
+    two = len(waits.ranks) == 2
+    least = max(SMALLEST_SHARE * recorded_s * (2 if two else 1), *(-seconds for seconds in others if not two), 0.0)
+    if saved[rank] < least or max(others) > _NEXT * saved[rank] or not waits.sole_delay[at] > 0:
+        return None
+    if two and _usual_saving(pace, rank, recorded_s) < least:
         return None
     return Culprit(
         rank=rank,
-        saved_s=mine,
+        saved_s=saved[rank],
         sole_delay_s=float(waits.sole_delay[at]),
         waited_s=float(waits.waited_for[:, at].sum()),
         causes=_causes(pace, ops, rank, recorded_s),
     )
 
 
-def _saved(pace: PaceOfPeers, waits: Waits, recorded_s: float) -> Mapping[int, float]:
-    """What the recording loses with each rank at the pace of the others; of many ranks, those that delay most."""
+def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:
+    """Seconds that the recording loses with each rank at the pace of the others. Of many, those that delay most."""
     order = np.argsort(-waits.sole_delay, kind="stable")[:_MOST_RANKS]
     ranks = [waits.ranks[at] for at in order.tolist()]
     times = pace.times([pace.costs(rank) for rank in ranks])
-    return dict(zip(ranks, (recorded_s - times).tolist(), strict=True))
+    return dict(zip(ranks, (pace.recorded_s - times).tolist(), strict=True))
+
+
+def _usual_saving(pace: PaceOfPeers, rank: int, recorded_s: float) -> float:
+    """What the recording would lose with a rank at the pace of the others if each step were its median one, seconds."""
+    numbers = np.unique(pace.steps)
+    marked = numbers[numbers >= 0] if numbers[-1] >= 0 else numbers
+    times = pace.times([pace.costs(rank, pace.steps == one) for one in marked])
+    return float(np.median(recorded_s - times)) * len(times)
 
 
 def _causes(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, recorded_s: float) -> tuple[CauseFound, ...]:

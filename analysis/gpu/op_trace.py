@@ -23,6 +23,7 @@ import polars as pl
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 from tracekit.gpu_recording import Activity, CallRole, GpuRecording, KernelClass
 from tracekit.op_trace import OpTrace
 
@@ -31,10 +32,9 @@ from tracekit.op_trace import OpTrace
 _EARLY_SHARE = 0.01
 #: Calls that wait for the whole device.
 _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
-#: A thread that did nothing that was recorded for this long, and went on so soon after a GPU op ended, waited for it
-#: (seconds): not every call that waits is recorded. Beside a GPU that is mostly idle, chance is rare; beside a busy
-#: one, the host's time decides nothing.
-_LONG_GAP_S, _SOON_S = 1e-3, 50e-6
+#: A thread that did nothing that was recorded for this long may have waited for the GPU (seconds): not every call that
+#: waits is recorded.
+_LONG_GAP_S = 1e-3
 
 
 _SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
@@ -54,7 +54,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     host = _with_pauses(
         _host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in (pauses, steps)])), pauses
     )
-    first = min(float(frame["start"].min() or 0.0) for frame in (gpu, host) if frame.height)  # type: ignore[arg-type]
+    first = float(min(frame["start"].to_numpy().min() for frame in (gpu, host) if frame.height))
     window = _windows(gpu, host, first)
     gpu = gpu.with_columns(pl.col("start") - first)
     host = host.with_columns(pl.col("start") - first)
@@ -205,9 +205,13 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
         if len(mine):
             first = mine[start[mine].argmin()]
             begun[first] = min(begun[first], mark)
-    freed = _last_gpu_end(rank, busy, gpu)
-    blocked = (busy - begun >= _LONG_GAP_S) & (busy - freed <= _SOON_S)
-    done = np.maximum(start, _last_gpu_end(rank, end, gpu))
+    freed, before = _last_gpu_end(rank, busy, gpu)
+    _, earlier = _last_gpu_end(rank, begun, gpu)
+    blocked = busy - begun >= _LONG_GAP_S
+    blocked[blocked] = waits_beyond_chance(
+        *(values[blocked] for values in (busy - begun, busy - freed, before - earlier, _places(calls)))
+    )
+    done = np.maximum(start, _last_gpu_end(rank, end, gpu)[0])
     return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
 
 
@@ -279,16 +283,30 @@ def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Int
     return found
 
 
-def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> Floats:
-    """When the last GPU op of the rank that had ended by a time did so, [times]; -inf for none."""
-    ends = np.full(len(rank), -np.inf)
+def _places(calls: pl.DataFrame) -> Ints:
+    """A number for each place in a step's calls, the same in all steps and on all ranks.
+
+    Operators say nothing here: times of whole microseconds leave open whether a call begins inside one.
+    """
+    thread = ["rank", "thread"]
+    pair = ["name", "before"]
+    numbered = calls.with_columns(before=pl.col("name").shift(1).over(thread)).with_columns(
+        position=pl.int_range(pl.len()).over([*thread, "step", *pair])
+    )
+    return numbered.select(pl.struct(*pair, "position").rank("dense")).to_series().to_numpy().astype(np.int64)
+
+
+def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> tuple[Floats, Ints]:
+    """When the last GPU op of the rank that had ended by a time did so, -inf for none, and how many had, [times]."""
+    ends, counts = np.full(len(rank), -np.inf), np.zeros(len(rank), np.int64)
     of_gpu, all_ends = gpu["rank"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
     for one in np.unique(rank):
         mine = rank == one
         ended = np.sort(all_ends[of_gpu == one])
         at = np.searchsorted(ended, until[mine], side="right") - 1
         ends[mine] = np.where(at >= 0, ended[at], -np.inf) if len(ended) else -np.inf
-    return ends
+        counts[mine] = at + 1
+    return ends, counts
 
 
 def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFrame:

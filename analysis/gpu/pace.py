@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.labels import LabelledGraph
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
@@ -38,10 +38,16 @@ class PaceOfPeers:
         return cost
 
     @cached_property
+    def steps(self) -> Int32s:
+        """A number for the step of the training loop of each op, -1 for none, [ops]."""
+        labels = self.graph.ops.labels
+        none = np.zeros(len(self.graph.ops.peer), np.int32)
+        return labels["profiler_step"].codes if "profiler_step" in labels else none
+
+    @cached_property
     def _class(self) -> Ints:
         """Comparable ops of one step of the training loop share a number, [ops]: steps differ for all ranks at once."""
-        ops = self.graph.ops
-        step = ops.labels["profiler_step"].codes if "profiler_step" in ops.labels else np.zeros(len(ops.peer), np.int32)
+        ops, step = self.graph.ops, self.steps
         _, number = np.unique(ops.peer.astype(np.int64) * (int(step.max()) + 2) + step + 1, return_inverse=True)
         return np.asarray(number, np.int64)
 
@@ -77,7 +83,7 @@ class PaceOfPeers:
         times: Floats = self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)
         return times
 
-    @property
+    @cached_property
     def recorded_s(self) -> float:
         """How long it takes as it was."""
         return float(self.times([self._cost])[0])

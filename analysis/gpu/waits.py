@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.matching import Matches
@@ -30,8 +29,7 @@ class Waits:
     """Seconds over all matched collectives, [ranks].
 
     `wait`: last start - own start. `sole_delay`: last start - second-last start, credited to the last. `last`: how
-    often a rank was. `by_group`: who waited for whom. `led`: the rank whose sole delay is the largest in each marked
-    step with collectives, in order of steps, -1 where none has any.
+    often a rank was. `by_group`: who waited for whom.
     """
 
     ranks: tuple[int, ...]
@@ -39,7 +37,6 @@ class Waits:
     sole_delay: Floats
     last: Ints
     by_group: tuple[WaitsOfGroup, ...]
-    led: tuple[int, ...]
 
     @property
     def waited_for(self) -> Floats:
@@ -48,8 +45,8 @@ class Waits:
         return np.asarray(sum((group.waited for group in self.by_group), none))
 
 
-def measure_waits(matches: Matches, clocks: ClockOffsets, steps: pl.Series) -> Waits:
-    """Who waited for whom, by corrected clocks. `steps`: of each GPU op of the recording, null for none."""
+def measure_waits(matches: Matches, clocks: ClockOffsets) -> Waits:
+    """Who waited for whom, by corrected clocks."""
     ranks = clocks.ranks
     count, instances = len(ranks), matches.matched
     start = matches.start - clocks.of(matches.rank)
@@ -73,23 +70,4 @@ def measure_waits(matches: Matches, clocks: ClockOffsets, steps: pl.Series) -> W
         sole_delay=np.bincount(last, weights=sole, minlength=count).astype(np.float64),
         last=np.bincount(last, minlength=count),
         by_group=tuple(waits_of),
-        led=_led(ranks, last, sole, _steps_of(matches, steps)),
     )
-
-
-def _steps_of(matches: Matches, steps: pl.Series) -> Ints:
-    """The step of each instance, -1 for none."""
-    of_member = steps.gather(matches.row).cast(pl.Int64).fill_null(-1).to_numpy()
-    found = np.full(matches.matched, -1, np.int64)
-    np.maximum.at(found, matches.instance, of_member)
-    return found
-
-
-def _led(ranks: tuple[int, ...], last: Ints, sole: Floats, step: Ints) -> tuple[int, ...]:
-    """The rank with the largest sole delay in each step."""
-    led = []
-    for one in np.unique(step[step >= 0]).tolist():
-        here = step == one
-        total = np.bincount(last[here], weights=sole[here], minlength=len(ranks))
-        led.append(ranks[int(total.argmax())] if total.max() > 0 else -1)
-    return tuple(led)

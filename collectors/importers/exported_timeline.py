@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.chrome import END, MARK, RECORDED, VERSION
+from tracekit.chrome import END, MARK, OPS_MARK, RECORDED, VERSION
 from tracekit.collectors.importers.formats import refuse_unit
 from tracekit.errors import FormatError, LayoutError
 from tracekit.model import Layout, Unit
@@ -181,6 +181,8 @@ def _header(text: str, path: Path) -> _Header:
             raise FormatError(
                 f"{path}: {MARK} is {content.get(MARK)!r}, this tracekit reads version {VERSION}; export it again"
             )
+        if content.get(OPS_MARK):
+            raise FormatError(f"{path}: a timeline of an op trace, which is not read back; give the trace itself")
         workers = pl.DataFrame(
             content["workers"], schema=dict.fromkeys(("dp_rank", "pp_rank", "rank"), pl.Int64), orient="row"
         )

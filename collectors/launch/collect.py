@@ -6,11 +6,12 @@ recording; segments that could not be merged are kept and named.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,8 +35,8 @@ from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import AttemptRecording, attempts, read_attempt, write_manifest
-from tracekit.collectors.runtime.wire_format import RuntimeOptions
-from tracekit.errors import TracekitError
+from tracekit.collectors.runtime.wire_format import RuntimeOptions, attempt_directory
+from tracekit.errors import OutputError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import say
 from tracekit.store import Incoming, Store, default_store
@@ -61,6 +62,7 @@ class CollectOptions:
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
     `hang_after_s`: without progress for so long, report who holds the job up (0: never), and end the command if
     `stop_on_hang`.
+    `profiler`: where torch.profiler is to write traces of `profiler_steps` steps, None for nowhere.
     `analyse`: what the store is to know of the trace beside it.
     """
 
@@ -77,6 +79,8 @@ class CollectOptions:
     nccl: int | None = None
     hang_after_s: float = 0.0
     stop_on_hang: bool = False
+    profiler: Path | None = None
+    profiler_steps: int = 3
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     analyse: Analyse | None = None
 
@@ -108,7 +112,10 @@ class CollectedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CollectSummary:
-    """What came of a run. `segments`: the kept segments, None where they were merged and removed."""
+    """What came of a run. `segments`: the kept segments, None where they were merged and removed.
+
+    `profiles`: what is to be said about the traces of torch.profiler, where they were asked for.
+    """
 
     exit_code: int
     wall_s: float
@@ -116,6 +123,7 @@ class CollectSummary:
     segments: str | None
     merged_elsewhere: bool
     problem: str | None
+    profiles: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -135,6 +143,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         every=options.every,
         overhead_block=OVERHEAD_BLOCK if options.overhead else 0,
         hang_after_s=options.hang_after_s,
+        profiler_folder="" if options.profiler is None else str(options.profiler.absolute()),
+        profiler_steps=0 if options.profiler is None else options.profiler_steps,
     )
     _check_targets(options)
     directory = options.segments or Path(tempfile.mkdtemp(prefix="tracekit-"))
@@ -212,6 +222,8 @@ def _check_targets(options: CollectOptions) -> None:
         check_writable(options.out, TRACE_FILE)
     if options.keep_in_store:
         Store(options.store or default_store()).check_new(options.name)
+    if options.profiler is not None and options.profiler.is_dir() and any(options.profiler.iterdir()):
+        raise OutputError(f"{options.profiler}: holds other files; choose an empty or new folder for --profiler")
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -240,8 +252,27 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     if not keep:
         shutil.rmtree(directory, ignore_errors=True)
     return CollectSummary(
-        launched.exit_code, launched.wall_s, tuple(collected), str(directory) if keep else None, False, problem
+        launched.exit_code,
+        launched.wall_s,
+        tuple(collected),
+        str(directory) if keep else None,
+        merged_elsewhere=False,
+        problem=problem,
+        profiles=tuple(_profile_lines(options, collected)),
     )
+
+
+def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt]) -> Iterator[str]:
+    """How many ranks left a trace of torch.profiler, and how to look at it."""
+    if options.profiler is None:
+        return
+    for one in collected:
+        folder = attempt_directory(options.profiler, one.attempt)
+        files = len(list(folder.glob("rank*_trace.json.gz")))
+        if files < one.world_size:
+            yield f"WARNING: torch.profiler wrote the traces of {files} of {one.world_size} ranks into {folder}"
+        if files:
+            yield f"traces of torch.profiler, {files} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
 
 
 def _await_other_launchers(directory: Path) -> None:

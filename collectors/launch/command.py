@@ -89,6 +89,17 @@ class NcclMask(click.ParamType[int]):
     show_default=True,
     help="What else to do then: nothing, or end the command.",
 )
+@click.option(
+    "--profiler",
+    type=_PATH,
+    is_flag=False,
+    flag_value=Path("tracekit-profile"),
+    metavar="FOLDER",
+    help="Let torch.profiler record a few steps on every rank, too, a file each [default: ./tracekit-profile].",
+)
+@click.option(
+    "--profiler-steps", type=click.IntRange(1, 100), default=3, show_default=True, help="How many steps it records."
+)
 @click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
@@ -111,6 +122,8 @@ def collect_command(
     nccl: int | None,
     hang_after: float | None,
     on_hang: str,
+    profiler: Path | None,
+    profiler_steps: int,
     overhead: bool,
     as_json: bool,
 ) -> int:
@@ -139,6 +152,8 @@ def collect_command(
                 nccl=nccl,
                 hang_after_s=hang_after or 0.0,
                 stop_on_hang=on_hang == "stop",
+                profiler=profiler,
+                profiler_steps=profiler_steps,
                 layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
                 analyse=analyse,
             )
@@ -157,6 +172,7 @@ def summary_lines(summary: CollectSummary) -> list[str]:
     lines = [line for one in summary.attempts for line in _attempt_lines(one, len(summary.attempts) > 1)]
     if summary.merged_elsewhere:
         lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
+    lines += summary.profiles
     if summary.problem:
         lines.append(f"no trace: {summary.problem}")
     if summary.segments and not summary.merged_elsewhere:

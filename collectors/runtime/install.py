@@ -42,6 +42,8 @@ def install_hooks(session: Session) -> None:
         _later(session, name, host.install_distributed_checkpoint, lacks="the ops of distributed checkpoints")
     _later(session, "megatron.core.timers", host.install_megatron_timers, lacks="what Megatron's timers time")
     session.step_listeners.append(_once(host.describe_megatron))
+    if session.options.profiler_steps:
+        session.install("torch.profiler", _install_profiler, session, lacks="the trace of torch.profiler")
     session.install("NCCL's profiler", follow_steps, session, lacks="the steps of NCCL's events")
     if dist.is_available() and dist.is_initialized():
         collectives = CollectiveHooks(session)
@@ -51,6 +53,12 @@ def install_hooks(session: Session) -> None:
         _later(session, _FSDP, fsdp, lacks="what computes on a GPU wait for FSDP2's parameters")
         watch_mesh = functools.partial(_watch_mesh, session)
         _later(session, "torch.distributed.device_mesh", watch_mesh, lacks="the layout that device meshes tell")
+
+
+def _install_profiler(session: Session) -> None:
+    from tracekit.collectors.runtime.profiler import record_steps  # imports torch.profiler
+
+    record_steps(session)
 
 
 def _device_software() -> str | None:

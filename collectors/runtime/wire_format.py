@@ -77,7 +77,8 @@ class RuntimeOptions:
     """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open.
 
     `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
-    without progress for so long the launcher asks where the ranks stand; 0: it does not.
+    without progress for so long the launcher asks where the ranks stand; 0: it does not. `profiler_steps`: how many
+    steps torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none.
     """
 
     first_step: int = 1
@@ -88,6 +89,8 @@ class RuntimeOptions:
     records_per_segment: int = 1 << 17
     gpu_sample_s: float = 2.0
     hang_after_s: float = 0.0
+    profiler_folder: str = ""
+    profiler_steps: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the environment."""

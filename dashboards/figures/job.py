@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import plotly.graph_objects as go
 
 from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.ui.theme import Theme
+
+#: Ranks that fit into one figure.
+_MOST_RANKS = 32
+
+
+def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
+    """What the GPU of each rank did, as bars: `by_rank` of the report on a recording; the costliest where many."""
+    shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
+    drawn = figure(theme, height=110 + 24 * len(shown), x="seconds")
+    parts = (
+        ("computing", "compute_s", theme.ideal),
+        ("exposed communication", "exposed_communication_s", theme.recorded),
+        ("idle", "idle_s", theme.original),
+    )
+    for name, key, color in parts:
+        drawn.add_bar(
+            y=[f"rank {row['rank']}" for row in shown],
+            x=[row[key] for row in shown],
+            name=name,
+            orientation="h",
+            marker={"color": color},
+            hovertemplate=f"%{{y}}, {name}: %{{x:.4g}} s<extra></extra>",
+        )
+    drawn.update_layout(barmode="stack", showlegend=True, legend={"orientation": "h", "y": 1.15})
+    drawn.update_xaxes(rangemode="tozero")
+    return drawn
 
 
 def step_times(recorded_s: float, original_s: float, ideal_s: float, theme: Theme) -> go.Figure:

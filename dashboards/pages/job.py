@@ -11,6 +11,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import step_times
+from tracekit.dashboards.pages.gpu_parts import gpu_content
 from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.components import figure_panel, href, note, panel, term
 from tracekit.dashboards.ui.context import viewer
@@ -212,4 +213,10 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     )
 
 
-job_page(__name__, "/job", "Job", build, build_ops=op_content)
+def build_ops(stored: Stored) -> list[Component]:
+    """The page of an op trace: of GPUs, or of any other job."""
+    of_gpus = stored.op_report is not None and "recording_time_s" in stored.op_report
+    return gpu_content(stored) if of_gpus else op_content(stored)
+
+
+job_page(__name__, "/job", "Job", build, build_ops=build_ops)

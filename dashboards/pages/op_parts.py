@@ -26,21 +26,26 @@ def op_content(stored: Stored) -> list[Component]:
     """The page of one op trace."""
     report = stored.op_report
     assert report is not None
-    tables = [_by_label(labels, shares) for labels, shares in report["by_label"].items()]
+    tables = [by_label(labels, shares) for labels, shares in report["by_label"].items()]
     return [
         _verdict(report),
         html.Div(
             [html.Div(_step_times(report), className="half"), html.Div(_about(stored, report), className="half")],
             className="row",
         ),
-        _critical_path(report),
+        critical_path(report, report["step_time_s"]["recorded"], "Critical path of the recorded step"),
         *tables,
     ]
 
 
 def _verdict(report: dict[str, Any]) -> Component:
+    return panel("Verdict", html.P(op_headline(report).sentence, className="verdict"), *trust_lines(report))
+
+
+def trust_lines(report: dict[str, Any]) -> list[Component]:
+    """Why not to trust the numbers, if so, and how well the replay fits the recording."""
     trust = report["trust"]
-    lines: list[Any] = [html.P(op_headline(report).sentence, className="verdict")]
+    lines: list[Component] = []
     if not trust["trustworthy"]:
         why = "; ".join(map(short, trust["reasons"]))
         lines.append(html.P(f"Do not trust S and what follows from it: {why}", className="warning"))
@@ -55,7 +60,7 @@ def _verdict(report: dict[str, Any]) -> Component:
             className="note",
         )
     )
-    return panel("Verdict", *lines)
+    return lines
 
 
 def _share(value: float | None) -> str:
@@ -85,10 +90,11 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     return panel("About this job", html.Table(html.Tbody(body), className="plain"))
 
 
-def _critical_path(report: dict[str, Any]) -> Component:
-    """Of what, and of whom, the recorded step consists."""
-    path, recorded = report["critical_path"], report["step_time_s"]["recorded"]
-    parts = [(short(row["peer"]), row["recorded_s"]) for row in path["by_peer"][:MOST_ROWS]]
+def critical_path(report: dict[str, Any], recorded: float, title: str) -> Component:
+    """Of what, and of whom, the recorded step consists; `recorded`: its seconds."""
+    path = report["critical_path"]
+    label = next(name for name in ("peer", "kind") if f"by_{name}" in path)
+    parts = [(short(row[label]), row["recorded_s"]) for row in path[f"by_{label}"][:MOST_ROWS]]
     parts.append(("launch delays", path["delay_s"]))
     parts += [(f"rank {row['rank']}", row["recorded_s"]) for row in path["by_rank"][:MOST_ROWS]]
     table = pl.DataFrame(
@@ -98,10 +104,10 @@ def _critical_path(report: dict[str, Any]) -> Component:
             "share": [f"{value / recorded:.1%}" for _, value in parts],
         }
     )
-    return panel("Critical path of the recorded step", html.Div(plain_table(table), className="table-scroll"))
+    return panel(title, html.Div(plain_table(table), className="table-scroll"))
 
 
-def _by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
+def by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
     """S by a label, costliest first."""
     table = pl.DataFrame(
         {

@@ -73,7 +73,9 @@ def headline(report: Report) -> Headline:
 
 
 def op_headline(report: Report) -> Headline:
-    """The verdict on an op trace, whose report names no cause."""
+    """The verdict on an op trace, whose report names no cause, or on a recording of GPUs, whose report names a rank."""
+    if "recording_time_s" in report:
+        return _gpu_headline(report)
     if report["slowdown"] is None:
         return Headline("no verdict", "No verdict: without stragglers the job would take no time.", Tone.UNSURE)
     figure, trusted = f"S = {report['slowdown']:.3f}", report["trust"]["trustworthy"]
@@ -85,6 +87,15 @@ def op_headline(report: Report) -> Headline:
     lost = f"{seconds(times['original'] - times['ideal'])} of every {seconds(times['original'])} step"
     said = f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
     return Headline(f"straggling, {figure}", said, Tone.BAD)
+
+
+def _gpu_headline(report: Report) -> Headline:
+    culprit, said = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
+    if not report["trust"]["trustworthy"]:
+        return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {said}", Tone.UNSURE)
+    if culprit is None:
+        return Headline("no slow rank", said, Tone.GOOD)
+    return Headline(f"slow rank {culprit['rank']}", said, Tone.BAD)
 
 
 def _sentence(text: str) -> str:

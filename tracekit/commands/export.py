@@ -13,7 +13,7 @@ from tracekit.commands.arguments import parse_steps
 from tracekit.commands.options import PATH, load, trace_source
 from tracekit.errors import OutputError, SelectionError
 from tracekit.stderr import progress
-from tracekit.text import printable, short
+from tracekit.text import printable
 
 
 @click.command("export")
@@ -32,7 +32,10 @@ def export_command(
     out: Path,
     steps: str | None,
 ) -> None:
-    """Write the recorded, original and ideal timeline for ui.perfetto.dev; or the trace itself as .parquet."""
+    """Write the recorded, original and ideal timeline for ui.perfetto.dev; or the trace itself as .parquet.
+
+    Of traces of torch.profiler, --steps are those of the training loop.
+    """
     from tracekit.atomic_write import check_writable
     from tracekit.chrome import TIMELINE_FILE
     from tracekit.job import Job
@@ -53,7 +56,10 @@ def export_command(
             click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
             return
         if not isinstance(loaded, Job):
-            raise SelectionError(f"{short(loaded.trace.name)} is an op trace, of which there is no timeline yet")
+            tell("replaying and writing")
+            slices = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
+            click.echo(f"Wrote {printable(str(out))}: {slices:,} slices. Open it in https://ui.perfetto.dev")
+            return
         tell("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
     chosen = f"{exported.steps} of {exported.steps_in_job} steps"

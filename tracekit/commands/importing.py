@@ -19,6 +19,7 @@ from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
+    from tracekit.gpu_job import GpuJob
     from tracekit.job import Job
     from tracekit.op_job import OpJob
 
@@ -48,7 +49,8 @@ def import_command(
     no_analysis: bool,
 ) -> None:
     """Put traces and their reports into a store: all of them, or none where one is bad."""
-    from tracekit.any_job import load_any
+    from tracekit.any_job import are_gpu_traces, load_any
+    from tracekit.gpu_job import load_gpu
     from tracekit.job import Job
     from tracekit.store import Incoming, Store, default_store
 
@@ -60,16 +62,19 @@ def import_command(
         return
     if not traces:
         raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
-    if name is not None and len(traces) > 1:
+    # Several files of torch.profiler are one job, a folder each is one.
+    together = importer is None and not any(path.is_dir() for path in traces) and are_gpu_traces(traces)
+    jobs = [traces] if together else [(path,) for path in traces]
+    if name is not None and len(jobs) > 1:
         raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
     opened = Store(store or default_store())
     opened.check_new(None)
     incoming = []
     with progress() as tell:
-        for path in traces:
+        for path, *more in jobs:
             tell(f"reading {short(path.name)}")
             with hushed_panics():
-                job = load_any(path, layout=layout, importer=importer, unit=unit)
+                job = load_gpu(path, *more) if more else load_any(path, layout=layout, importer=importer, unit=unit)
             if not isinstance(job, Job):
                 _ = job.graph  # its ops are checked where the graph is made of them
             job_name, source = job.trace.name if name is None else name, printable(str(path))
@@ -82,7 +87,7 @@ def import_command(
     click.echo(f"Next: tracekit whatif {printable(options)}")
 
 
-def _findings(job: Job | OpJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
+def _findings(job: Job | OpJob | GpuJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
     """What the analysis finds, or why nothing, said on stderr too: the trace is kept all the same."""
     from tracekit.findings import Unanalysed
 

@@ -18,6 +18,7 @@ from tracekit.text import printable, short
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tracekit.gpu_job import GpuJob
     from tracekit.job import Job
     from tracekit.op_job import OpJob
 
@@ -53,7 +54,7 @@ def load(
     name: str | None,
     window: int | None,
     method: str = "tracekit",
-) -> Job | OpJob:
+) -> Job | OpJob | GpuJob:
     """The job the options name; without any, the newest in the default store, and say so."""
     from tracekit.any_job import load_any, load_any_from_store
 

@@ -84,7 +84,9 @@ def whatif_command(
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
+    from tracekit.any_job import are_gpu_traces
     from tracekit.job import Job
+    from tracekit.op_job import OpJob
 
     condition = None if fail_on is None else Condition(fail_on)
     # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
@@ -96,7 +98,7 @@ def whatif_command(
         "--parquet": parquet_file,
         "--fail-on": fail_on,
     }
-    if traces and _are_gpu_traces(traces):
+    if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
         _refuse(of_pipelines, f"{traces[0]} is of torch.profiler (docs/kineto.md)")
         return _whatif_of_gpus(traces, fix, keep, by, kernel_classes, as_json=as_json)
@@ -116,6 +118,7 @@ def whatif_command(
         if not isinstance(loaded, Job):
             name = short(loaded.trace.name) if trace is None else trace
             _refuse(of_pipelines, f"{name} is an op trace (docs/op-trace.md)")
+            assert isinstance(loaded, OpJob)  # traces of GPUs were dealt with above
             return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
@@ -163,14 +166,6 @@ def _whatif_of_ops(
     else:
         print_op_report(report, console())
     return 0
-
-
-def _are_gpu_traces(traces: tuple[Path, ...]) -> bool:
-    """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
-    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
-    from tracekit.collectors.importers.registry import is_known
-
-    return not any(map(is_known, traces)) and any(map(looks_like_kineto, traces))
 
 
 def _whatif_of_gpus(

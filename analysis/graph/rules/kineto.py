@@ -8,7 +8,9 @@ asked to; elsewhere they are inferred from what frameworks do, and their edges s
   on another stream before it;
 - where a stream is made to wait outside a collective's call, the thread's next op waits for the latest collective that
   had ended by then;
-- a call that synchronises waits for what was launched before it.
+- a call that synchronises waits for what was launched before it;
+- a GPU op that starts long after all of this, and right behind the end of an op on another stream, waits for that one
+  where steps and ranks agree on it too often for chance.
 
 An inferred edge that the recorded times contradict is left out.
 """
@@ -22,12 +24,15 @@ import polars as pl
 from tracekit.analysis.graph.rules.explicit import NO_EDGES
 from tracekit.analysis.graph.rules.streams import stream_edges
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 
 #: Columns that only this rule reads; none is a label.
 COLUMNS = (
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at",
 )  # fmt: skip
+#: A GPU op that starts so long after all that it is known to wait for waited for something else (seconds).
+_LATE_S = 100e-6
 #: How much earlier than its cause's end an op may be recorded, by noise of the clocks (seconds).
 SLACK_S = 10e-6
 
@@ -47,6 +52,7 @@ def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
         rules.inferred(rules.synchronised()),
     ]
     edges = pl.concat(parts).unique(["before", "after"], keep="first", maintain_order=True)
+    edges = pl.concat([edges, rules.inferred(rules.late_starts(edges))])
     return pl.concat([edges, rules.beginnings(edges)])
 
 
@@ -157,12 +163,39 @@ class _Rules:
         collective = self._latest_ended(self.gpu[self.aside[self.gpu]], following)
         return collective[collective >= 0], following[collective >= 0]
 
-    def _latest_ended(self, among: Ints, rows: Ints) -> Ints:
+    def late_starts(self, edges: pl.DataFrame) -> tuple[Ints, Ints]:
+        """The op whose end GPU ops waited for that start later than `edges` explain."""
+        ready = np.full(len(self.start), -np.inf)
+        np.maximum.at(ready, edges["after"].to_numpy(), self.end[edges["before"].to_numpy()])
+        gap = self.start - ready
+        late = self.gpu[np.isfinite(gap[self.gpu]) & (gap[self.gpu] >= _LATE_S)]
+        found = self._latest_ended(self.gpu, late, slack=0.0)
+        earlier = (found >= 0) & (self.start[found] < self.start[late])
+        late, found = late[earlier], found[earlier]
+        same = self.ops["peer"] if "peer" in self.ops.columns else self.ops["name"]
+        waits = waits_beyond_chance(
+            gap[late],
+            self.start[late] - self.end[found],
+            self._ended_between(ready[late], self.start[late], self.rank[late]),
+            same.rank("dense").to_numpy().astype(np.int64)[late],
+        )
+        return found[waits], late[waits]
+
+    def _ended_between(self, begin: Floats, end: Floats, rank: Ints) -> Ints:
+        """How many GPU ops of the rank ended between two times."""
+        counts = np.zeros(len(rank), np.int64)
+        for one in np.unique(rank):
+            mine, ends = rank == one, np.sort(self.end[self.gpu[self.rank[self.gpu] == one]])
+            until = np.searchsorted(ends, end[mine], side="right")
+            counts[mine] = until - np.searchsorted(ends, begin[mine], side="right")
+        return counts
+
+    def _latest_ended(self, among: Ints, rows: Ints, slack: float = SLACK_S) -> Ints:
         """Of `among`, what ended last on the same rank before each of `rows` began; -1 for none."""
         scale = _scale(self.end)
         keys = _keys(self.rank[among], np.zeros(len(among), np.int64), self.end[among], scale)
         order = np.argsort(keys, kind="stable")
-        wanted = _keys(self.rank[rows], np.zeros(len(rows), np.int64), self.start[rows] + SLACK_S, scale)
+        wanted = _keys(self.rank[rows], np.zeros(len(rows), np.int64), self.start[rows] + slack, scale)
         at = np.searchsorted(keys[order], wanted, side="right") - 1
         if not len(among):
             return np.full(len(rows), -1, np.int64)

@@ -84,8 +84,7 @@ def _origin_ns(one: RankColumns) -> int:
 
 
 def _first_us(one: RankColumns) -> float:
-    firsts = [frame["start"].min() for frame in (one.gpu, one.calls) if frame.height]
-    return min(float(first) for first in firsts if isinstance(first, (int, float)))
+    return float(min(frame["start"].to_numpy().min() for frame in (one.gpu, one.calls) if frame.height))
 
 
 def _on_axis(frame: pl.DataFrame, rank: int, late_us: float) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -118,6 +118,10 @@ class ColumnBuilder:
         self._frames: dict[str, list[pl.DataFrame]] = {name: [] for name in _SCHEMAS}
         self._base_us: int | None = None
         self._negative = self._absurd = self._others = 0
+        self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
+            "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
+            "syncs": self._syncs,
+        }  # fmt: skip
 
     def add(self, events: Iterable[Event]) -> None:
         """Keep what matters of a batch."""
@@ -133,8 +137,10 @@ class ColumnBuilder:
             kept, times = self._timed([event for event in found if event.ph == "X"])
             if not kept:
                 continue
-            columns = getattr(self, f"_{table}")(kept, category or "")
-            frame = pl.DataFrame(times | columns, schema=_SCHEMAS[table])
+            columns = times | self._described_by[table](kept)
+            if table == "gpu":
+                columns["activity"] = [_ACTIVITIES[(category or "").lower()]] * len(kept)
+            frame = pl.DataFrame(columns, schema=_SCHEMAS[table])
             if table == "calls":
                 frame = frame.filter((pl.col("role") >= 0) | (pl.col("correlation") != NO_ID))
             self._frames[table].append(frame)
@@ -173,12 +179,10 @@ class ColumnBuilder:
         part = [pid // FUSED_PID if type(pid) is int and pid >= FUSED_PID else 0 for pid in pids]
         return events, {"part": part, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)}
 
-    def _gpu(self, events: list[Event], category: str) -> dict[str, Any]:
+    def _gpu(self, events: list[Event]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
-        number = list(Activity).index(_GPU_CATEGORIES[category.lower()])
         return {
             "name": self._codes([event.name or "" for event in events]),
-            "activity": [number] * len(events),
             "device": _integers([one.device for one in args], [event.pid for event in events]),
             "stream": _integers([one.stream for one in args], [event.tid for event in events]),
             "correlation": _integers([one.correlation for one in args]),
@@ -186,27 +190,23 @@ class ColumnBuilder:
             "collective": [self._collective(one) for one in args],
         }
 
-    def _calls(self, events: list[Event], category: str) -> dict[str, Any]:
+    def _calls(self, events: list[Event]) -> dict[str, Any]:
         names = [event.name or "" for event in events]
         roles = {name: _role(name) for name in set(names)}
-        return self._host(events, category) | {
+        return self._host(events) | {
             "correlation": _integers([(event.args or _NO_ARGS).correlation for event in events]),
             "role": [roles[name] for name in names],
         }
 
-    def _operators(self, events: list[Event], category: str) -> dict[str, Any]:
-        columns = self._host(events, category)
-        return columns | {
+    def _operators(self, events: list[Event]) -> dict[str, Any]:
+        return self._host(events) | {
             "collective": [
                 self._collective(event.args or _NO_ARGS) if event.name == COLLECTIVE_OPERATOR else NO_ID
                 for event in events
             ]
         }
 
-    def _annotations(self, events: list[Event], category: str) -> dict[str, Any]:
-        return self._host(events, category)
-
-    def _syncs(self, events: list[Event], category: str) -> dict[str, Any]:  # noqa: ARG002 one signature for all
+    def _syncs(self, events: list[Event]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         return {
             "name": self._codes([event.name or "" for event in events]),
@@ -216,7 +216,7 @@ class ColumnBuilder:
             "waits_for_record": _integers([one.wait_on_record for one in args]),
         }
 
-    def _host(self, events: list[Event], category: str) -> dict[str, Any]:  # noqa: ARG002 one signature for all
+    def _host(self, events: list[Event]) -> dict[str, Any]:
         """The thread and the name of events of the host."""
         threads = self._threads
         tids = [event.tid for event in events]
@@ -250,6 +250,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "annotations": HOST_COLUMNS,
     "syncs": SYNC_COLUMNS,
 }
+_ACTIVITIES = {category: list(Activity).index(activity) for category, activity in _GPU_CATEGORIES.items()}
 _TABLES = {
     **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
     **dict.fromkeys(_CALL_CATEGORIES, "calls"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import subprocess
 import sys
 import zlib
@@ -21,8 +20,9 @@ from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
+from tracekit.collectors.importers.kineto.packing import packed, unpacked
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
-from tracekit.errors import FormatError, TracekitError
+from tracekit.errors import FormatError
 from tracekit.gpu_recording import GpuRecording
 
 SUFFIXES = (".json", ".json.gz")
@@ -101,17 +101,14 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     running: set[subprocess.Popen[bytes]] = set()
 
     def read_apart(file: Path) -> list[RankColumns]:
-        process = subprocess.Popen([sys.executable, "-c", _READ_ONE, file], stdout=subprocess.PIPE)  # noqa: S603 - our own code
+        command = [sys.executable, "-c", _READ_ONE, str(file)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603  our own code, no shell
         running.add(process)
         output, _ = process.communicate()
         running.discard(process)
         if process.returncode:
             raise FormatError(f"{file}: reading it was killed ({process.returncode}); read fewer files at a time")
-        found = pickle.loads(output)  # noqa: S301 - what our own process wrote
-        if isinstance(found, TracekitError):
-            raise found
-        ranks: list[RankColumns] = found
-        return ranks
+        return unpacked(output)
 
     with ThreadPoolExecutor(min(processes, len(files))) as pool:
         futures = [pool.submit(read_apart, file) for file in files]
@@ -125,13 +122,12 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
 
 
 def send_file() -> None:
-    """In a process of its own: the ranks of the file that the arguments name, or the error, pickled on stdout."""
-    found: list[RankColumns] | TracekitError
+    """In a process of its own: the ranks of the file that the arguments name, or the error, packed, on stdout."""
     try:
-        found = read_file(Path(sys.argv[1]))
-    except TracekitError as error:
-        found = error
-    pickle.dump(found, sys.stdout.buffer, protocol=5)
+        found = packed(read_file(Path(sys.argv[1])))
+    except FormatError as error:
+        found = packed(error)
+    sys.stdout.buffer.write(found)
 
 
 _READ_ONE = "from tracekit.collectors.importers.kineto.reader import send_file; send_file()"

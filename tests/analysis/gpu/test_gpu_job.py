@@ -98,6 +98,40 @@ def test_an_inferred_event_that_the_times_contradict_is_left_out(tmp_path):
     assert all(why != 4 for *_, why in edges(load_ranks(tmp_path, {0: events})))
 
 
+def step_behind_a_collective(at, ready):
+    """A product, an all-reduce that ends at 900, a copy right behind it though launched at 22; the host waits."""
+    number = int(at)
+    events = [
+        event("user_annotation", f"ProfilerStep#{number // 3000}", 0, 2900),
+        launch(0, number + 1), kernel(GEMM, 10, ready - 10, correlation=number + 1),
+        launch(12, number + 2), all_reduce(ready, 900 - ready, correlation=number + 2),
+        launch(22, number + 3), kernel("copy_kernel", 902, 8, correlation=number + 3),
+        event("cuda_runtime", "cudaDeviceSynchronize", 30, 890, correlation=number + 4),
+    ]  # fmt: skip
+    return [{**one, "ts": one["ts"] + at} for one in events]
+
+
+def test_a_wait_that_no_call_tells_of_is_seen_in_all_steps_and_ranks_together(tmp_path):
+    ranks = {rank: [one for n in range(3) for one in step_behind_a_collective(3000 * n, 400 + 200 * rank)]
+             for rank in (0, 1)}  # fmt: skip
+    assert (all_reduce(0, 1)["name"], "copy_kernel", 4) in edges(load_ranks(tmp_path, ranks))
+
+
+def test_one_late_start_behind_something_else_may_be_chance(tmp_path):
+    assert (all_reduce(0, 1)["name"], "copy_kernel", 4) not in edges(
+        load_ranks(tmp_path, {0: step_behind_a_collective(0, 400)})
+    )
+
+
+def test_of_two_ranks_one_bad_step_names_nobody(tmp_path):
+    """Rank 1's product takes 200 us more: in one of three steps, or in all."""
+    for folder, late in (("once", (0, 1, 0)), ("always", (1, 1, 1))):
+        ranks = {rank: [one for n in range(3) for one in step_behind_a_collective(3000 * n, 400 + 200 * rank * late[n])]
+                 for rank in (0, 1)}  # fmt: skip
+        culprit = load_ranks(tmp_path / folder, ranks).whatif().culprit
+        assert (culprit and culprit.rank) == (1 if folder == "always" else None)
+
+
 def test_host_work_ends_where_it_calls_and_waiting_for_the_gpu_is_none(tmp_path):
     """The call that synchronises returns at 150, 10 us after the product: 10 us are host time, not 143."""
     events = [

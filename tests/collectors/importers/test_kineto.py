@@ -137,12 +137,21 @@ def test_blocks_of_any_size_give_the_same_events(tmp_path, monkeypatch):
 
 def test_files_read_in_processes_of_their_own_give_the_same(tmp_path, monkeypatch):
     for rank in range(2):
-        write(tmp_path / f"rank{rank}.json", document(EVENTS, rank))
+        write(tmp_path / f"rank{rank}.json", document(EVENTS, rank, traceName="host_1.2.pt.trace.json", huge=2**70))
     alone = read_kineto([tmp_path], processes=1)
     monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
     together = read_kineto([tmp_path], processes=2)
     assert together.gpu_ops.equals(alone.gpu_ops)
     assert together.calls.equals(alone.calls)
+    assert together.hosts == alone.hosts == {0: "host", 1: "host"}
+
+
+def test_what_is_wrong_with_a_file_that_another_process_read_is_said_as_if_read_here(tmp_path, monkeypatch):
+    monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
+    write(tmp_path / "rank0.json", document(EVENTS, 0))
+    (tmp_path / "rank1.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"rank1\.json: no JSON with traceEvents"):
+        read_kineto([tmp_path / "rank0.json", tmp_path / "rank1.json"], processes=2)
 
 
 def test_groups_come_from_the_head_of_the_file_where_arguments_are_cut_short(tmp_path):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.dashboards.page_text import Pages, found, sent
 from tests.handmade import slow_trace
+from tests.test_gpu_traces import SAMPLE
 from tests.test_op_trace import DP, OPS
+from tracekit.gpu_job import load_gpu
 from tracekit.job import Job
 from tracekit.op_job import OpJob
 from tracekit.op_trace import OpTrace
@@ -16,6 +20,7 @@ from tracekit.store import Incoming, Store
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     """A pipeline, an op trace, and an op trace that was stored without an analysis."""
+    gpus = load_gpu(SAMPLE)
     ops, pipeline = OpTrace(OPS, "two ranks", groups=DP), slow_trace((3, 8), name="pipeline")
     store = Store(tmp_path_factory.mktemp("ops") / "jobs.store")
     store.add(
@@ -23,6 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
             Incoming(pipeline, "pipeline", "p.parquet", Job(pipeline).findings()),
             Incoming(ops, "two ranks", "ops.parquet", OpJob(ops).findings()),
             Incoming(ops, "bare ops", "ops.parquet"),
+            Incoming(gpus.trace, "gpus", "gpu_slow_input", gpus.findings()),
         ]
     )
     return Pages(store.path)
@@ -32,6 +38,18 @@ def test_the_fleet_lists_an_op_trace_with_its_verdict(pages: Pages) -> None:
     (row,) = (row for grid in found(pages.page("/"), "AgGrid") for row in grid.rowData if row["name"] == "two ranks")
     assert (row["slowdown"], row["gpus"], row["trust"]) == (pytest.approx(6.5 / 3), 2, "yes")
     assert "bare ops" in sent(pages.page("/"))
+
+
+def test_the_page_of_a_gpu_recording_says_who_why_and_who_waits_for_whom(pages: Pages) -> None:
+    text = pages.text("/job", job="gpus")
+    assert re.search("Rank 2 on simulated holds the others up: they wait", text)
+    assert "late-input: " in text
+    assert "4 of 4 ranks, " in text
+    said = [sent(table) for table in found(pages.page("/job", job="gpus"), "Table")]
+    assert any("sole delay" in one and "of it exposed" in one for one in said)
+    assert any("waits for rank" in one for one in said)
+    assert any("matrix-product" in one for one in said)
+    assert "slow rank 2" in text
 
 
 def test_its_page_shows_verdict_critical_path_and_labels(pages: Pages) -> None:

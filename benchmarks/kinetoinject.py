@@ -1,0 +1,398 @@
+"""Delays put into real traces of torch.profiler: what happened is known, and everything else is as it was recorded.
+
+It knows no tracekit. In: a folder of traces of one job. Out: the same traces with one rank delayed, and how much longer
+the job takes. Every call and every GPU op is two moments, its start and its end. A moment comes after others: the call
+before it on its thread, its launch, the op before it on its stream, the kernels it was seen to wait for, and for the
+end of a collective the starts of all members. It keeps its distance to the latest of these, which it waited for; to
+the others it keeps only what such a step takes at least. A delay of one moment moves all that come after it.
+
+Ranks of a real job are not alike. `Moments.exchangeable` deals what the ranks took for the same call or kernel among
+them at random: the noise stays real, and no rank is slower than the others for any reason but chance.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_HOST = ("cpu_op", "user_annotation")
+_COMMUNICATION = re.compile("nccl|rccl", re.IGNORECASE)
+_SYNCHRONISES = re.compile(r"Synchronize|^(cuda|hip)(Malloc|Free)|Memcpy")
+#: Times of events are read once the GPU has passed them; the call that waited for that is not recorded.
+_AFTER_EVENTS = re.compile(r"EventElapsedTime")
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+#: An op that starts so soon after one of another stream ended, and long after all else it waits for, waited for that.
+_SOON_US, _LONG_US = 30.0, 100.0
+#: What ranks do takes about as long on all of them; beyond this ratio to the median it is a trouble of the real job.
+_OUTLIER, _LEAST_OUTLIER_US = 3.0, 500.0
+
+
+@dataclass(slots=True, eq=False)
+class _Op:
+    """A call or a GPU op. `track`: its thread or stream. `key`: the same for what is comparable on other ranks."""
+
+    event: dict[str, Any]
+    rank: int
+    track: Any
+    start: float
+    end: float
+    gpu: bool
+    step: int = -1
+    launch: _Op | None = None
+    key: tuple[Any, ...] = ()
+    at: int = -1  # of its start among the moments; its end is the next
+
+    @property
+    def communicates(self) -> bool:
+        return self.gpu and _COMMUNICATION.search(self.event["name"]) is not None
+
+
+@dataclass(frozen=True)
+class Delay:
+    """`us` more per step on a rank: spread over its calls or its kernels, or as one pause before a call."""
+
+    rank: int
+    kind: str  # pause, calls or kernels
+    us: float
+    place: float = 0.5  #: of a pause: which part of the step's calls come before it
+
+
+@dataclass
+class Moments:
+    """A job as moments that come after each other."""
+
+    documents: list[dict[str, Any]]
+    ops: list[_Op]
+    ahead: Mapping[int, float]
+    after: list[list[tuple[int, float]]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> Moments:
+        """The traces of a folder, one per rank in the order of names."""
+        documents = [_document(path) for path in sorted(folder.glob("*.json.gz"))]
+        by_rank = [_ops(document["traceEvents"], rank) for rank, document in enumerate(documents)]
+        instances = _collectives([[op for op in ops if op.communicates] for ops in by_rank])
+        ahead = _ahead(instances, len(by_rank))
+        for ops, off in zip(by_rank, ahead.values(), strict=True):
+            early = [op.start - op.launch.start for op in ops if op.launch is not None]
+            skew = max(0.0, -float(np.quantile(early, 0.01))) if early else 0.0
+            for op in ops:
+                shift = off if op.gpu else off + skew
+                op.start, op.end = op.start - shift, op.end - shift
+        found = cls(documents, [op for ops in by_rank for op in ops], ahead)
+        found._join(by_rank, instances)
+        return found
+
+    @property
+    def step_us(self) -> float:
+        """How long a step takes, by the annotations of the ranks."""
+        return median(
+            event["dur"] for document in self.documents for event in document["traceEvents"]
+            if event.get("cat") == "user_annotation" and _STEP.match(event.get("name", ""))
+        )  # fmt: skip
+
+    @property
+    def steps(self) -> int:
+        """How many marked steps there are."""
+        return len({op.step for op in self.ops if op.step >= 0})
+
+    def times(self, delays: Sequence[Delay] = ()) -> list[float]:
+        """When each moment is, with these delays."""
+        more = self._more(delays)
+        times = [0.0] * len(self.after)
+        for at in self.order:
+            before = self.after[at]
+            first = max(times[one] + lag for one, lag in before) if before else self._recorded(at)
+            times[at] = first + more.get(at, 0.0)
+        return times
+
+    def took_us(self, times: Sequence[float]) -> float:
+        """From the first moment to the last."""
+        return max(times) - min(times)
+
+    def exchangeable(self, seed: int) -> Moments:
+        """The same job with what the ranks took for the same thing dealt among them."""
+        draw = np.random.default_rng(seed)
+        ranks = len(self.documents)
+        alike: defaultdict[tuple[Any, ...], list[_Op]] = defaultdict(list)
+        for op in self.ops:
+            if op.step >= 0 and not op.communicates:
+                alike[op.key].append(op)
+        after = [list(before) for before in self.after]
+        for ops in alike.values():
+            # What a kernel takes, or how long the thread worked before it called: where all ranks have it.
+            moments = [op.at + 1 if op.gpu else op.at for op in ops]
+            own = [self._own(op, moment) for op, moment in zip(ops, moments, strict=True)]
+            if len({op.rank for op in ops}) < ranks or len(ops) != ranks or None in own:
+                continue
+            lags = [after[moment][number or 0][1] for moment, number in zip(moments, own, strict=True)]
+            usual = median(lags)
+            lags = [usual if lag > max(_OUTLIER * usual, usual + _LEAST_OUTLIER_US) else lag for lag in lags]
+            draw.shuffle(lags)
+            for moment, number, lag in zip(moments, own, lags, strict=True):
+                after[moment][number or 0] = (after[moment][number or 0][0], lag)
+        return Moments(self.documents, self.ops, self.ahead, after, self.order)
+
+    def write(self, folder: Path, times: Sequence[float]) -> None:
+        """Files as the profiler would have written them."""
+        shifts = _shifts(self.ops, times)
+        own = {id(op.event): (times[op.at] - op.start, times[op.at + 1] - op.end) for op in self.ops}
+        for rank, document in enumerate(self.documents):
+            events = []
+            for event in document["traceEvents"]:
+                shift = own.get(id(event)) or _shift(event, shifts.get((rank, _track(event))))
+                events.append(_moved(event, *shift))
+            text = json.dumps({**document, "traceEvents": events}, separators=(",", ":"))
+            (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(text.encode(), 1))
+
+    def _recorded(self, at: int) -> float:
+        op = self.ops[at // 2]
+        return op.end if at % 2 else op.start
+
+    def _own(self, op: _Op, moment: int) -> int | None:
+        """Which of the moments before it says what the op itself took."""
+        if op.gpu:
+            return 0
+        # The latest one, if it is of the thread: otherwise the call waited for something else.
+        latest = max(
+            range(len(self.after[moment])), key=lambda at: self._recorded(self.after[moment][at][0]), default=None
+        )
+        return latest if latest is not None and not self.ops[self.after[moment][latest][0] // 2].gpu else None
+
+    def _more(self, delays: Sequence[Delay]) -> dict[int, float]:
+        """How much later than otherwise each moment is."""
+        more: defaultdict[int, float] = defaultdict(float)
+        for delay in delays:
+            mine = [op for op in self.ops if op.rank == delay.rank and op.step >= 0]
+            for step in {op.step for op in mine}:
+                calls = sorted((op for op in mine if not op.gpu and op.step == step), key=lambda op: op.start)
+                kernels = [op for op in mine if op.gpu and op.step == step and not op.communicates]
+                if delay.kind == "pause":
+                    more[calls[int(delay.place * (len(calls) - 1))].at] += delay.us
+                elif delay.kind == "calls":
+                    for op in calls:
+                        more[op.at] += delay.us / len(calls)
+                else:
+                    whole = sum(op.end - op.start for op in kernels)
+                    for op in kernels:
+                        more[op.at + 1] += delay.us * (op.end - op.start) / whole
+        return more
+
+    def _join(self, by_rank: Sequence[Sequence[_Op]], instances: Sequence[Sequence[_Op]]) -> None:
+        """What each moment comes after."""
+        for number, op in enumerate(self.ops):
+            op.at = 2 * number
+        causes: list[list[int]] = [[] for _ in range(2 * len(self.ops))]
+        for ops in by_rank:
+            for after, before in _causes(ops):
+                causes[after].append(before)
+        least = self._least(causes)
+        for at, before in enumerate(causes):
+            now = self._recorded(at)
+            latest = max((self._recorded(one) for one in before), default=0.0)
+            self.after.append([
+                (one, now - self._recorded(one) if self._recorded(one) >= latest else
+                 min(now - self._recorded(one), least[self._kind(one, at)]))
+                for one in before
+            ])  # fmt: skip
+        for members in instances:
+            last = max(op.start for op in members)
+            for op in members:
+                if op.end >= last:
+                    self.after[op.at + 1] = [(other.at, op.end - last) for other in members]
+        graph = {at: [one for one, _ in before] for at, before in enumerate(self.after)}
+        self.order = list(TopologicalSorter(graph).static_order())
+
+    def _kind(self, before: int, after: int) -> tuple[Any, ...]:
+        """Of the step from one moment to another."""
+        first, second = self.ops[before // 2], self.ops[after // 2]
+        name = second.event["name"] if first is second else ""
+        return first.gpu, second.gpu, before % 2, after % 2, name
+
+    def _least(self, causes: Sequence[Sequence[int]]) -> dict[tuple[Any, ...], float]:
+        """How long each kind of step takes at least: the tenth percentile where nothing else was waited for."""
+        seen: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for at, before in enumerate(causes):
+            if before:
+                latest = max(before, key=self._recorded)
+                seen[self._kind(latest, at)].append(self._recorded(at) - self._recorded(latest))
+        found: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+        found.update({kind: float(np.quantile(lags, 0.1)) for kind, lags in seen.items()})
+        return found
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Without what no reader needs."""
+    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    wanted = {*_GPU, *_CALLS, *_HOST}
+    document["traceEvents"] = [one for one in document["traceEvents"] if one.get("cat") in wanted and one["ph"] == "X"]
+    return document
+
+
+def _track(event: Mapping[str, Any]) -> Any:
+    """The thread or stream of an event."""
+    if event["cat"] in _GPU:
+        return ("gpu", event["args"].get("device"), event["args"].get("stream"))
+    return ("host", event["tid"])
+
+
+def _ops(events: Sequence[dict[str, Any]], rank: int) -> list[_Op]:
+    """The calls and GPU ops of a rank, by start, with launches, steps and keys."""
+    ops = [
+        _Op(event, rank, _track(event), float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)),
+            gpu=event["cat"] in _GPU)
+        for event in events if event["cat"] in (*_GPU, *_CALLS)
+    ]  # fmt: skip
+    ops.sort(key=lambda op: (op.start, op.end))
+    calls = {op.event["args"].get("correlation"): op for op in ops if not op.gpu}
+    steps = sorted(
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]), int(found[1]))
+        for event in events if event["cat"] == "user_annotation" and (found := _STEP.match(event["name"]))
+    )  # fmt: skip
+    main = next((("host", event["tid"]) for event in events if _STEP.match(event["name"])), None)
+    load = Counter(op.track for op in ops)
+    busiest = sorted(load, key=lambda track: (track != main, -load[track]))
+    counts: defaultdict[tuple[Any, ...], int] = defaultdict(int)
+    for op in ops:
+        op.launch = calls.get(op.event["args"].get("correlation")) if op.gpu else None
+        at = (op.launch or op).start if op.launch or not op.gpu else -1.0
+        op.step = next((number for begin, end, number in steps if begin <= at <= end), -1)
+        same = (op.gpu, busiest.index(op.track), op.event["name"], op.step)
+        op.key = (*same, counts[same])
+        counts[same] += 1
+    return ops
+
+
+def _causes(ops: Sequence[_Op]) -> Iterator[tuple[int, int]]:
+    """(moment, moment before it) of one rank."""
+    threads = [op for op in ops if not op.gpu]
+    yield from _host_causes(threads)
+    on_gpu = [op for op in ops if op.gpu]
+    ends = sorted(on_gpu, key=lambda op: op.end)
+    times = [op.end for op in ends]
+    for call in threads:
+        yield call.at + 1, call.at
+        if _AFTER_EVENTS.search(call.event["name"]) and (last := bisect_right(times, call.start)):
+            yield call.at, ends[last - 1].at + 1
+        if _SYNCHRONISES.search(call.event["name"]):
+            last = bisect_right(times, call.end) - 1
+            if last >= 0 and ends[last].end > call.start:
+                yield call.at + 1, ends[last].at + 1
+    previous: dict[Any, _Op] = {}
+    launched: dict[Any, _Op] = {}
+    by_launch = sorted(on_gpu, key=lambda op: op.launch.start if op.launch else -1.0)
+    producers = {}
+    for op in by_launch:
+        if op.launch is None:
+            continue
+        if op.communicates:
+            producers[id(op)] = launched.get(op.launch.track)
+        else:
+            launched[op.launch.track] = op
+    for op in on_gpu:
+        yield op.at + 1, op.at
+        known = []
+        if op.launch is not None:
+            known.append((op.launch.start, op.launch.at))
+        if (before := previous.get(op.track)) is not None and before.end <= op.start + 5:
+            known.append((before.end, before.at + 1))
+        if (made := producers.get(id(op))) is not None and made.end <= op.start + 5:
+            known.append((made.end, made.at + 1))
+        last = bisect_right(times, op.start) - 1
+        ready = max((time for time, _ in known), default=-1e18)
+        if last >= 0 and op.start - times[last] < _SOON_US and ready < times[last] - _LONG_US:
+            known.append((times[last], ends[last].at + 1))
+        previous[op.track] = op
+        yield from ((op.at, one) for _, one in known)
+
+
+def _host_causes(calls: Sequence[_Op]) -> Iterator[tuple[int, int]]:
+    """Calls of one thread follow each other; a thread that did nothing for long may go on after another one's call."""
+    by_end: defaultdict[Any, list[_Op]] = defaultdict(list)
+    for call in sorted(calls, key=lambda op: op.end):
+        by_end[call.track].append(call)
+    ends = {track: [op.end for op in some] for track, some in by_end.items()}
+    last: dict[Any, _Op] = {}
+    for call in calls:
+        before = last.get(call.track)
+        since = before.end if before is not None else -1e18
+        if before is not None:
+            yield call.at, before.at + 1
+        for track in ends.keys() - {call.track} if call.start - since > _LONG_US else ():
+            at = bisect_right(ends[track], call.start) - 1
+            if at >= 0 and ends[track][at] > since:
+                yield call.at, by_end[track][at].at + 1
+        last[call.track] = call
+
+
+def _collectives(kernels: Sequence[Sequence[_Op]]) -> list[list[_Op]]:
+    """Kernels in order, each rank shifted against the one with most: most alike, then ends that are closest."""
+
+    def looks(op: _Op) -> tuple[Any, ...]:
+        args = op.event["args"]
+        return op.event["name"].split("(")[0], args.get("Collective name"), args.get("In msg nelems"), args.get("dtype")
+
+    reference = max(kernels, key=len)
+    found: list[list[_Op | None]] = [[None] * len(kernels) for _ in reference]
+    for rank, mine in enumerate(kernels):
+
+        def quality(shift: int, mine: Sequence[_Op] = mine) -> tuple[int, float]:
+            pairs = [(one, reference[at + shift]) for at, one in enumerate(mine) if 0 <= at + shift < len(reference)]
+            same = [abs(one.end - other.end) for one, other in pairs if looks(one) == looks(other)]
+            return len(same), -median(same) if same else 0.0
+
+        best = max(range(-3, len(reference) - len(mine) + 4), key=quality)
+        for at, one in enumerate(mine):
+            if 0 <= at + best < len(reference) and looks(one) == looks(reference[at + best]):
+                found[at + best][rank] = one
+    return [[op for op in members if op is not None] for members in found if None not in members]
+
+
+def _ahead(instances: Sequence[Sequence[_Op]], ranks: int) -> dict[int, float]:
+    """How far the clock of each rank is ahead: the median of how much later it saw collectives end."""
+    off: defaultdict[int, list[float]] = defaultdict(list)
+    for members in instances:
+        middle = median(op.end for op in members)
+        for op in members:
+            off[op.rank].append(op.end - middle)
+    return {rank: median(off[rank]) if off[rank] else 0.0 for rank in range(ranks)}
+
+
+def _shifts(ops: Sequence[_Op], times: Sequence[float]) -> dict[tuple[int, Any], tuple[np.ndarray, np.ndarray]]:
+    """For each track: times that were recorded, and how much later they are now; ascending."""
+    points: defaultdict[tuple[int, Any], list[tuple[float, float]]] = defaultdict(list)
+    for op in ops:
+        recorded = float(op.event["ts"]), float(op.event["ts"]) + float(op.event.get("dur", 0))
+        points[op.rank, op.track] += [(recorded[0], times[op.at] - op.start), (recorded[1], times[op.at + 1] - op.end)]
+    return {track: tuple(np.array(sorted(some)).T) for track, some in points.items()}  # type: ignore[misc]
+
+
+def _shift(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None) -> tuple[float, float]:
+    """How much later an event that is no op begins and ends: with the first moment in it, and with the last."""
+    if shift is None:
+        return 0.0, 0.0
+    begin, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
+    recorded, later = shift
+    first = min(int(np.searchsorted(recorded, begin)), len(recorded) - 1)
+    last = max(int(np.searchsorted(recorded, end, side="right")) - 1, 0)
+    return float(later[first]), float(later[max(first, last)])
+
+
+def _moved(event: Mapping[str, Any], begin: float, end: float) -> dict[str, Any]:
+    """The event that begins and ends so much later."""
+    start, last = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
+    return {**event, "ts": round(start + begin, 3), "dur": round(max(0.0, last + end - start - begin), 3)}

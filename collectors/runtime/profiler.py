@@ -1,0 +1,83 @@
+"""Lets torch.profiler record a few steps of this rank, where `tracekit collect --profiler` asked for it.
+
+In: the session's steps. Out: one trace per rank, `rank<N>_trace.json.gz`, which appears once it is whole. The profiler
+starts a step before the first one that it keeps, for starting takes time that belongs to no step.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from tracekit.collectors.runtime.session import Session
+from tracekit.collectors.runtime.wire_format import attempt_directory
+
+#: What a file is called while it is written: no reader takes it for a trace.
+_UNFINISHED = ".part.gz"
+
+
+def record_steps(session: Session) -> None:
+    """Record `profiler_steps` steps from `first_step` on, or as many as there are."""
+    recording = _Recording(session)
+    session.step_entered.append(recording.step_begins)
+    session.before_the_end.append(recording.finish)
+
+
+class _Recording:
+    """The one recording of this rank: none yet, under way (`profiler`), or done."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.profiler, self.done = session, None, False
+
+    profiler: Any
+
+    def step_begins(self) -> None:
+        """A step of the training loop begins."""
+        first, step = self.session.options.first_step, self.session.step
+        if self.profiler is not None:
+            if step >= first + self.session.options.profiler_steps:
+                self.finish()
+            else:
+                self.profiler.step()
+        elif not self.done and step >= first - 1:
+            self._start(step, first)
+
+    def finish(self) -> None:
+        """Stop and write what was recorded; once."""
+        profiler, self.profiler = self.profiler, None
+        if profiler is None:
+            return
+        self.done = True
+        profiler.stop()
+        options = self.session.options
+        folder = attempt_directory(Path(options.profiler_folder), self.session.attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank{self.session.rank}_trace.json.gz"
+        unfinished = path.with_name(path.name + _UNFINISHED)
+        profiler.export_chrome_trace(str(unfinished))
+        unfinished.replace(path)
+
+    def _start(self, step: int, first: int) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+
+        def action(number: int) -> ProfilerAction:
+            return ProfilerAction.RECORD if number >= first else ProfilerAction.WARMUP
+
+        profiler = profile(activities=activities, schedule=action, **_switches())
+        # Steps are called what the training loop's are.
+        profiler.step_num, profiler.current_action = step, action(step)
+        profiler.start()
+        self.profiler = profiler
+
+
+def _switches() -> dict[str, Any]:
+    """Which stream waits for which is recorded only where it is asked for; older versions of torch cannot."""
+    try:
+        return {"experimental_config": torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)}  # noqa: SLF001  documented under this name
+    except (AttributeError, TypeError):
+        return {}

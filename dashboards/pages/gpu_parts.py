@@ -1,0 +1,140 @@
+"""What the page Job shows of a job that torch.profiler recorded: who holds the others up, and what GPUs did.
+
+In: a stored job with the report that docs/kineto.md describes. Out: components.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.figures.job import rank_times
+from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, trust_lines
+from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table
+from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import op_headline
+from tracekit.text import seconds, short
+
+
+def gpu_content(stored: Stored) -> list[Component]:
+    """The page of one recording."""
+    report = stored.op_report
+    assert report is not None
+    tables = [by_label(labels, shares) for labels, shares in report["by_label"].items() if labels != "rank"]
+    return [
+        _verdict(report),
+        html.Div(
+            [html.Div(_ranks(report), className="half"), html.Div(_about(stored, report), className="half")],
+            className="row",
+        ),
+        _breakdown(report),
+        html.Div(
+            [html.Div(_waits(report), className="half"), html.Div(_kernels(report), className="half")], className="row"
+        ),
+        critical_path(report, report["recording_time_s"]["recorded"], "Critical path of the recording"),
+        *tables,
+    ]
+
+
+def _verdict(report: dict[str, Any]) -> Component:
+    culprit = report["verdict"]["culprit"] or {"causes": []}
+    causes = [
+        html.Li(f"{one['cause']}: {one['evidence']} (saves {seconds(one['saved_s'])})") for one in culprit["causes"]
+    ]
+    said = html.P(op_headline(report).sentence, className="verdict")
+    return panel("Verdict", said, *([html.Ul(causes)] if causes else []), *trust_lines(report))
+
+
+def _ranks(report: dict[str, Any]) -> Component:
+    ranks = report["by_rank"]
+    return figure_panel(
+        "What each GPU did",
+        rank_times(ranks, viewer().theme),
+        label="Time of each rank's GPU that was computing, exposed communication, or idle",
+        table=pl.DataFrame(ranks, infer_schema_length=None),
+    )
+
+
+def _breakdown(report: dict[str, Any]) -> Component:
+    """Costliest ranks first."""
+    rows = sorted(report["by_rank"], key=lambda row: -row["sole_delay_s"])[:MOST_ROWS]
+    times = {
+        "S alone": [_ratio(row["slowdown"]) for row in rows],
+        **{title: [seconds(row[key]) for row in rows] for title, key in _COLUMNS.items()},
+    }
+    table = pl.DataFrame({"rank": [f"{row['rank']}" for row in rows], **times})
+    return panel("By rank", html.Div(plain_table(table), className="table-scroll"), *_rest(report["by_rank"]))
+
+
+_COLUMNS = {
+    "sole delay": "sole_delay_s",
+    "waits": "wait_s",
+    "compute": "compute_s",
+    "communication": "communication_s",
+    "of it exposed": "exposed_communication_s",
+    "copies": "memory_s",
+    "idle": "idle_s",
+    "of": "span_s",
+}
+
+
+def _rest(rows: list[Any]) -> list[Component]:
+    more = len(rows) - MOST_ROWS
+    return [note(f"{more:,} more: `tracekit whatif --json` lists all.")] if more > 0 else []
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _waits(report: dict[str, Any]) -> Component:
+    """Who waits for whom, longest first."""
+    every = report["wait_for"]
+    rows = sorted(every, key=lambda row: -row["wait_s"])[:MOST_ROWS]
+    table = pl.DataFrame(
+        {
+            "rank": [f"{row['rank']}" for row in rows],
+            "waits for rank": [f"{row['for_rank']}" for row in rows],
+            "in collectives": [seconds(row["wait_s"]) for row in rows],
+            "of the group": [short(row["group"]) for row in rows],
+        }
+    )
+    body = html.Div(plain_table(table), className="table-scroll") if rows else note("Nobody waits for anybody.")
+    return panel("Who waits for whom", body, *_rest(every))
+
+
+def _kernels(report: dict[str, Any]) -> Component:
+    """Time by class of kernels; the longest that no class knows behind them."""
+    classes, unknown = report["kernel_classes"], report["unknown_kernels"][:5]
+    total = sum(row["seconds"] for row in classes) or 1.0
+    names = [row["kernel_class"] for row in classes] + [f"other: {short(row['name'])[:60]}" for row in unknown]
+    rows = [*classes, *unknown]
+    table = pl.DataFrame(
+        {
+            "kernels": names,
+            "ops": [f"{row['ops']:,}" for row in rows],
+            "time": [seconds(row["seconds"]) for row in rows],
+            "share": [f"{row['seconds'] / total:.1%}" for row in rows],
+        }
+    )
+    return panel("Kernels, over all ranks", html.Div(plain_table(table), className="table-scroll"))
+
+
+def _about(stored: Stored, report: dict[str, Any]) -> Component:
+    job, matches = report["job"], report["collectives"]
+    rows = {
+        "Kind": "recording of torch.profiler: the pages about pipelines do not apply",
+        "Traced": f"{job['ranks']:,} of {job['world_size'] or job['ranks']:,} ranks, {job['steps']:,} steps,"
+        f" {job['gpu_ops']:,} GPU ops",
+        "GPU": short(job["gpu"] or "not recorded"),
+        "Collectives": f"{matches['matched']:,} matched, {matches['unmatched']:,} kernels not",
+        "Launched before": f"{job['gpu_ops_without_launch']:,} GPU ops",
+        "Imported": viewer().moment(stored.imported_at),
+        "Source": short(stored.source),
+    }
+    body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
+    return panel("About this job", html.Table(html.Tbody(body), className="plain"))
