@@ -135,17 +135,19 @@ def _coordinates(where: Where) -> str:
 
 def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
     """What the best fix of a cause gives back, or why that is not promised."""
-    of_cause = [fix for fix in fixes if fix.cause is cause.kind and not fix.bound]
+    of_cause = [fix for fix in fixes if fix.cause is cause.kind]
+    of_cause = [fix for fix in of_cause if not fix.bound] or of_cause
     here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
     promised = [fix for fix in here if fix.withheld is None]
     if not promised:
         return f"{here[0].title}: no saving promised, {here[0].withheld}" if here else None
     best = promised[0]
-    error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 else ""
+    error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 and not best.bound else ""
     assumes = f"; assumes {best.assumes}" if best.assumes else ""
     return (
-        f"{best.title}: saves {seconds(best.saved_s)}{error} a step ({seconds(evidence.recorded_s)} ->"
-        f" {seconds(best.new_step_s)}), {best.saved_gpu_hours_per_day:,.3g} GPU-hours a day{assumes}"
+        f"{best.title}: saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
+        f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
+        f" {best.saved_gpu_hours_per_day:,.3g} GPU-hours a day{assumes}"
     )
 
 

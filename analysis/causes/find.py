@@ -40,6 +40,7 @@ from tracekit.analysis.causes.rules_pauses import Checkpoints, ProcessPauses, Py
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.transfers import Bools
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, slow_by_one_rank, undecided
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
@@ -165,14 +166,20 @@ def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
 
 def _saved_when_acting_s(evidence: Evidence, cause: Cause) -> float | None:
     """What goes with the cause in the steps in which it acts, seconds; None where that is all of them."""
-    if cause.time is None or cause.without_s is None:
+    acts = acting(evidence, cause)
+    if acts is None or cause.without_s is None:
+        return None
+    return float((evidence.unchanged - cause.without_s)[acts].mean())
+
+
+def acting(evidence: Evidence, cause: Cause) -> Bools | None:
+    """The steps in which a cause acts, [steps]; None where that is all of them, or means nothing."""
+    if cause.time is None:
         return None
     steps = np.asarray(evidence.replay.graph.steps)
     since = cause.time.since_step
-    acts = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
-    if not acts.any() or acts.all():
-        return None
-    return float((evidence.unchanged - cause.without_s)[acts].mean())
+    acts: Bools = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
+    return None if not acts.any() or acts.all() else acts
 
 
 def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
@@ -192,6 +199,7 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         next_check=candidate.next_check or rule.next_check,
         suggested_fix=candidate.suggested_fix or rule.suggested_fix,
         time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
+        bound=candidate.bound,
         change=candidate.change,
     )
 

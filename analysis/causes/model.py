@@ -133,7 +133,8 @@ class Candidate:
     `effect`: what it does, as a phrase with its size in it ("computes 80 % slower than its peers").
     `change`: the job without the cause, None where the trace is at fault, not the job. `series`: the cause's strength
     over the steps, 1 = none, [steps], where it has one; `time`: when it acts, by default what the series shows.
-    `title`, `next_check`, `suggested_fix`: in place of the rule's, where the job tells more.
+    `title`, `next_check`, `suggested_fix`: in place of the rule's, where the job tells more. `bound`: it costs at most
+    what the replay says.
     """
 
     kind: CauseKind
@@ -147,6 +148,7 @@ class Candidate:
     title: str | None = None
     next_check: str | None = None
     suggested_fix: str | None = None
+    bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Cause:
     seconds that go when this cause alone goes; `alone_s`: those it costs when all other named causes are gone. The two
     differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the steps, None where that means
     nothing. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None where that is all of them.
-    `change`: the job without the cause; `without_s`: its step times, [steps].
+    `change`: the job without the cause; `without_s`: its step times, [steps]. `bound`: it costs at most `saved_s`.
     """
 
     kind: CauseKind
@@ -174,6 +176,7 @@ class Cause:
     suggested_fix: str
     time: TimePattern | None = None
     saved_when_acting_s: float | None = None
+    bound: bool = False
     change: Change | None = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
 

@@ -129,6 +129,7 @@ class SlowOptimizer(Rule):
             confidence_from(figures),
             change,
             nan_mean(series, (0, 2)),
+            bound=not evidence.distances_seen,
         )
 
 
@@ -156,6 +157,10 @@ class HostBound(Rule):
         hit = lost > max(
             HOST_FACTOR * float(lower_median(lost.ravel(), 0)), HOST_BOUND_SHARE * evidence.unchanged_s / 2
         )
+        stopped = np.zeros_like(hit) if evidence.pauses is None else evidence.pauses.stopped
+        if hit.any() and not (hit & ~stopped).any():
+            return  # a process that is stopped again and again launches late, too: one trouble, one cause
+        hit &= ~stopped
         if not hit.any() or 2 * hit.sum() > hit.size:
             change: Change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
             effect = f"launch delays and host work between ops take {share:.0%} of the step"
@@ -179,7 +184,7 @@ def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
     """
     for grid in (evidence.first_forwards, evidence.first_gathers):
         if not grid.empty:
-            yield grid, np.nan_to_num(grid.gather(evidence.replay.durations.launch_delay))
+            yield grid, np.nan_to_num(grid.gather(evidence.launch_delays))
 
 
 def _own_delay(evidence: Evidence) -> Floats:
@@ -189,7 +194,7 @@ def _own_delay(evidence: Evidence) -> Floats:
     """
     if not evidence.data_loads.empty:
         return np.zeros((1, 1, 1, 1))
-    delays = evidence.replay.durations.launch_delay
+    delays = evidence.launch_delays
     forwards, backwards = (median(grid.gather(delays), (2,)) for grid in (evidence.forwards, evidence.backwards))
     later = np.nan_to_num(np.concatenate([forwards[:, 1:], backwards], axis=1))
     longest: Floats = later.max(axis=1, initial=0.0)
@@ -197,8 +202,8 @@ def _own_delay(evidence: Evidence) -> Floats:
 
 
 def _launch_share(evidence: Evidence) -> float:
-    """Launch delays over the step, without those that count as waiting for data."""
-    share = evidence.delay_share
+    """Launch delays over the step, without those that count as waiting for data or as pauses of processes."""
+    share = evidence.delay_share - evidence.pause_share
     if evidence.data_loads.empty and not evidence.first_forwards.empty:
         waits = sum(delay.max(axis=(0, 1, 3)) for _, delay in _beginnings(evidence))
         share -= float(np.mean(waits)) / evidence.attribution.original_s
@@ -215,12 +220,10 @@ def _host_work_share(evidence: Evidence) -> float:
 
 def _lost_s(evidence: Evidence) -> Floats:
     """Launch delays of computing ops and host work, without waiting for data, seconds [stages, steps, dp_ranks]."""
-    delay = np.nan_to_num(evidence.computing.gather(evidence.replay.durations.launch_delay))
+    delay = np.nan_to_num(evidence.computing.gather(evidence.launch_delays))
     lost: Floats = np.maximum(delay, 0.0).sum(axis=1)
     if evidence.data_loads.empty and not evidence.first_forwards.empty:
-        lost -= np.maximum(
-            np.nan_to_num(evidence.first_forwards.gather(evidence.replay.durations.launch_delay)[:, 0]), 0.0
-        )
+        lost -= np.maximum(np.nan_to_num(evidence.first_forwards.gather(evidence.launch_delays)[:, 0]), 0.0)
     if not evidence.host_work.empty:
         lost += np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
     return lost

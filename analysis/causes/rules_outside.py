@@ -13,7 +13,7 @@ from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Link, W
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_usual, hiccups, links_as_usual
+from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_usual, links_as_usual, shared_anyway_s
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, SMALLEST_RING_FACTOR
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.text import seconds
@@ -22,12 +22,11 @@ from tracekit.text import seconds
 SMALLEST_NIC_FACTOR = 1.5
 #: Waiting for somebody unseen that takes this share of the step is worth a word.
 SMALLEST_LATENESS_SHARE = 0.02
-#: Up to this share of all transfers may be hiccups.
-LARGEST_HICCUP_SHARE = 0.3
 FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3
-#: Waiting behind the job's own collectives that takes this share of the step is worth a word.
-SMALLEST_SHARED_SHARE = 0.02
+#: Waiting behind the job's own collectives, which nobody caused and no fix ends, is worth a word from this share of
+#: the step on, from which every cause has to be found.
+SMALLEST_SHARED_SHARE = 0.05
 #: No collective between workers is quicker, seconds.
 SMALLEST_TRANSFER_S = 1e-6
 #: Network time protocols keep clocks closer than this, seconds: a larger offset is worth a word.
@@ -207,8 +206,8 @@ class Congestion(Rule):
         hosts = evidence.hosts
         if len(set(hosts.values())) == 1 and len(hosts) == len(evidence.dp_ranks) * evidence.stages:
             return  # nothing passes a network: what holds up copies within a host is its cores or memory
-        found = hiccups(evidence.traffic)
-        if found.count < FEWEST_HICCUPS or found.count > LARGEST_HICCUP_SHARE * found.of:
+        found = evidence.hiccups
+        if not found.rare:
             return
         figures = (
             Figure("long transfers", found.count, FEWEST_HICCUPS),
@@ -243,8 +242,9 @@ class SharedCard(Rule):
             return
         traffic = evidence.traffic
         usual = np.fmax(traffic.link_s[:, None, None], traffic.usual_s)
-        alone = np.maximum(traffic.seconds - traffic.shared_s, usual)
-        long = (traffic.shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
+        shared_s = shared_anyway_s(traffic, evidence.hiccups)
+        alone = np.maximum(traffic.seconds - shared_s, usual)
+        long = (shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
         if not long.any():
             return
         with np.errstate(invalid="ignore", divide="ignore"):

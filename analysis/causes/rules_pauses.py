@@ -11,13 +11,14 @@ import numpy as np
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, median, safe
+from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import Worker
 from tracekit.text import seconds
 
@@ -164,7 +165,7 @@ class ProcessPauses(Rule):
         if pauses.stopped.any():
             yield self._stopped(evidence, pauses)
         count = pauses.forwards + pauses.backwards
-        if count < FEWEST_UNRECORDED or not pauses.own_length or pauses.spare_backwards:
+        if not pauses.of_processes:
             return
         lengths = pauses.seconds[pauses.seconds > 0]
         figures = (
@@ -176,8 +177,11 @@ class ProcessPauses(Rule):
             f"{count:,} computes pause by about {seconds(figures[1].value)} ({pauses.forwards:,} forwards,"
             f" {pauses.backwards:,} backwards)"
         )
+        changes: list[Change] = [Scale(evidence.table, factor)]
+        if evidence.paused_starts is not None:
+            changes.append(evidence.paused_starts.change(~pauses.stopped))
         # No word about when: pauses come by chance.
-        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Scale(evidence.table, factor))
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Together(tuple(changes)))
 
     def _stopped(self, evidence: Evidence, pauses: Pauses) -> Candidate:
         """The workers whose processes are stopped again and again."""
@@ -191,12 +195,12 @@ class ProcessPauses(Rule):
             Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE),
             Figure("usual pause", float(np.median(beyond[mine][beyond[mine] > 0.2 * beyond.max()])), 0.0, "s"),
         )
-        own, delays = evidence.replay.durations.own, evidence.replay.durations.launch_delay
         changes: list[Change] = [Scale(evidence.table, factor)]
-        for ops in (evidence.optimizers, evidence.data_loads, evidence.host_work):
+        for ops in (evidence.data_loads, evidence.host_work):
             if not ops.empty:
-                changes.append(Scale(ops, _as_peers(ops.gather(own), hit)))
-        changes.append(ScaleDelays(evidence.computing, _as_peers(evidence.computing.gather(delays), hit)))
+                changes.append(Scale(ops, as_peers(ops.gather(evidence.replay.durations.own), hit)))
+        if evidence.paused_starts is not None:
+            changes.append(evidence.paused_starts.change(hit))
         return Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
@@ -206,17 +210,6 @@ class ProcessPauses(Rule):
             Together(tuple(changes)),
             title="The process of a worker is stopped again and again",
         )
-
-
-def _as_peers(seconds: Floats, hit: np.ndarray) -> Floats:
-    """The factor that takes the ops of the workers in `hit` [stages, dp_ranks] down to what their peers usually take.
-
-    `seconds`: [stages, ops, steps, dp_ranks].
-    """
-    peers = np.fmax(lower_median(median(seconds, (2,)), axis=-1), 0.0)[:, :, None, None]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        factor = np.where(hit[:, None, None, :] & (seconds > peers), peers / seconds, 1.0)
-    return np.where(np.isfinite(factor), factor, 1.0)
 
 
 class Checkpoints(Rule):

@@ -9,7 +9,7 @@ is waiting, and would go with the straggler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -77,6 +77,7 @@ class CostOverlay:
     delay: list[ChangedRows]
     stalled_s: Floats
     overlap_s: Floats
+    kept: list[np.ndarray] | None = None
     keeps_delays: bool = True
 
     @classmethod
@@ -85,9 +86,10 @@ class CostOverlay:
         none = np.zeros(len(replay.graph.steps))
         return cls(
             [ChangedRows(matrix) for matrix in replay.durations.own],
-            [ChangedRows(matrix) for matrix in replay.durations.launch_delay],
+            [ChangedRows(matrix) for matrix in replay.kept_delay or replay.durations.launch_delay],
             none if replay.stalled_s is None else replay.stalled_s,
             none if replay.overlap_s is None else replay.overlap_s,
+            None if replay.kept_delay is None else [np.asarray(matrix.any(axis=1)) for matrix in replay.kept_delay],
         )
 
     def scale_own(self, parts: Iterable[Part]) -> None:
@@ -103,7 +105,8 @@ class CostOverlay:
     def costs(self, number: int, template: Template) -> Costs:
         """The costs of a block for its replay, with the launch delays that are the host's."""
         own, delay = self.own[number], self.delay[number]
-        delayed = np.where(_keeps_delay(template) & self.keeps_delays, np.arange(template.rows), -1)
+        kept = keeps_delay(template) if self.kept is None else self.kept[number]
+        delayed = np.where(kept & self.keeps_delays, np.arange(template.rows), -1)
         constant = np.zeros(template.rows)
         return Costs(own.base, own.source(), constant, delay.matrix(), delayed, own.changed())
 
@@ -189,7 +192,15 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
     return replay.step_times_at(costs) + overlay.stalled_s - overlay.overlap_s
 
 
-def _keeps_delay(template: Template) -> np.ndarray:
+def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:
+    """The matrices, one [rows, lanes] per block, with some of their values multiplied."""
+    changed = [ChangedRows(matrix) for matrix in matrices]
+    for part in _changed(parts):
+        changed[part.block].scale(part)
+    return tuple(rows.matrix() for rows in changed)
+
+
+def keeps_delay(template: Template) -> np.ndarray:
     """Whose launch delays are the host's, [rows]: of collectives, those that wait for nothing but host work."""
     collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
     for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])

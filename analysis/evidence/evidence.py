@@ -13,10 +13,13 @@ import numpy as np
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
-from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
+from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.lockstep import Lockstep
-from tracekit.analysis.evidence.pauses import Pauses, find_pauses
+from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
+from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
+from tracekit.analysis.evidence.pauses import Pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_own_delays
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
@@ -36,14 +39,19 @@ class Evidence:
     trace: Trace
     replay: JobReplay
     attribution: Attribution
+    computes: Computes
+    paused_starts: PausedStarts | None = None
 
     @classmethod
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
         """Gather evidence on a job."""
         own = with_own_delays(replay, trace.step_starts)
+        computes = Computes(own)
+        paused = find_paused_starts(own, computes.pauses)
+        own = with_paused_starts(own, paused)
         stalled = 0.0 if own.stalled_s is None else own.stalled_s
         busy_s = step_times_with(own, ()) - stalled  # a stall lies between two steps and is part of neither
-        return cls(trace, with_overlap(own, trace.step_starts, busy_s), attribution)
+        return cls(trace, with_overlap(own, trace.step_starts, busy_s), attribution, computes, paused)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -76,6 +84,14 @@ class Evidence:
         """Mean step with what the job stalls between steps, seconds."""
         return max(self.attribution.recorded_s, self.unchanged_s)
 
+    @property
+    def distances_seen(self) -> bool:
+        """Whether the trace shows how much of the end of a step the beginning of the next one hides.
+
+        Starts relative to each step do not, unless workers begin late for having ended the step before late.
+        """
+        return bool(self.trace.step_starts) or self.replay.overlap_s is not None
+
     @cached_property
     def delay_share(self) -> float:
         """What launch delays of a step's own add to it, as a share; below 0 where ops overlap that the graph orders."""
@@ -91,22 +107,35 @@ class Evidence:
         kept = step_times_with(self.replay, changes)
         return float((kept - step_times_with(self.replay, (*changes, NoDelays()))).mean())
 
+    @property
+    def launch_delays(self) -> tuple[Floats, ...]:
+        """Launch delays without what pauses of processes make of them, seconds, one [rows, lanes] matrix per block."""
+        paused = self.paused_starts
+        return self.replay.durations.launch_delay if paused is None else paused.delays_left
+
     @cached_property
+    def pause_share(self) -> float:
+        """What late starts by pauses add to the step, as a share."""
+        if self.paused_starts is None:
+            return 0.0
+        everywhere = np.ones((self.stages, len(self.dp_ranks)), np.bool_)
+        without_s = float(step_times_with(self.replay, (self.paused_starts.change(everywhere),)).mean())
+        return (self.unchanged_s - without_s) / self.attribution.original_s
+
+    @property
     def table(self) -> ComputeTable:
         """The computes of the job."""
-        return ComputeTable.of(self.replay)
+        return self.computes.table
 
-    @cached_property
+    @property
     def profile(self) -> ComputeProfile | None:
         """What makes computes differ; None where the job lacks forwards or backwards."""
-        return None if self.table.empty else profile_computes(self.table)
+        return self.computes.profile
 
-    @cached_property
+    @property
     def pauses(self) -> Pauses | None:
         """Pauses in computes; None where the job lacks forwards or backwards."""
-        if self.profile is None:
-            return None
-        return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)
+        return self.computes.pauses
 
     @cached_property
     def lockstep(self) -> Lockstep | None:
@@ -122,6 +151,11 @@ class Evidence:
     def traffic(self) -> Traffic:
         """What the network does."""
         return Traffic.of(self)
+
+    @cached_property
+    def hiccups(self) -> Hiccups:
+        """What hangs on the network now and then."""
+        return hiccups(self.traffic)
 
     @cached_property
     def collectives(self) -> OpGrid:

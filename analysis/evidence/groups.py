@@ -47,7 +47,8 @@ def slow_groups(evidence: Evidence) -> tuple[list[SlowGroup], Bools]:
 def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
     """DP ranks that are slow on all stages, by one factor and at the same time: so many that it is their kind."""
     whole: Bools = np.asarray(slow.all(axis=0))
-    if evidence.stages == 1 and len(set(_hosts_of(evidence, slow & whole))) == 1:
+    hosts = set(_hosts_of(evidence, slow & whole))
+    if evidence.stages == 1 and len(hosts) == 1 and None not in hosts:
         return  # one host says more
     if whole.sum() < 2 and (evidence.stages == 1 or not whole.any()):
         return

@@ -18,44 +18,107 @@ from tracekit.analysis.evidence.transfers import (
     SlowCard,
     Traffic,
 )
-from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.analysis.numeric.robust import lower_median, median, nan_mean
 
 #: A card that four workers share makes a transfer four times as long; one half as long again hangs.
 HICCUP_FACTOR = 6.0
 #: Beside transfers that hang, those this much longer than usual in the same step met the same trouble.
 BESIDE_FACTOR = 2.5
+#: Up to this share of all transfers may hang.
+LARGEST_HICCUP_SHARE = 0.3
+#: A link on which this share more of the transfers are long than on other DP ranks is held up by the DP rank's own.
+HELD_UP_SHARE = 0.1
 
 
 def links_as_usual(traffic: Traffic, links: Bools) -> Change:
-    """The transfers of `links` [slots, steps, dp_ranks] as fast as those of the usual link, and no wait behind them.
+    """The transfers of `links` [slots, steps, dp_ranks] as fast as those of the usual link, and no wait behind them."""
+    return Scale(traffic.evidence.transfers, _of_links(traffic, links))
 
-    What shares a card with them waits where they pass one after the other; what goes the other way ends with them
-    where both are one call.
+
+def _of_links(traffic: Traffic, links: Bools) -> Floats:
+    """The factor of each transfer as in `links_as_usual`."""
+    where = links[:, None] | _waiting_behind(traffic, links)
+    level = np.where(links, traffic.factor * traffic.usual_s, np.inf)[:, None]
+    return _to_usual(traffic.seconds, traffic.usual_s, where, level)
+
+
+def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1.0) -> Change:
+    """Collectives over DP ranks times `factor`, [stages, ops, steps], and what waits for them on the same cards.
+
+    `transfers`: factors of transfers that another repair brings about.
     """
     evidence = traffic.evidence
+    rings: Change = Scale(evidence.collectives, factor[..., None])
+    if not traffic.seconds.size:
+        return rings
+    left = np.maximum(
+        traffic.seconds - traffic.shared_with(1 - factor), np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        waited = np.where(_wait(traffic) & (left < traffic.seconds), left / traffic.seconds, 1.0)
+    return Together((rings, Scale(evidence.transfers, np.minimum(waited, transfers))))
+
+
+def _wait(traffic: Traffic) -> Bools:
+    """Which transfers are so long that they wait, [slots, ops, steps, dp_ranks]."""
+    wait: Bools = traffic.seconds > BESIDE_FACTOR * np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
+    return wait
+
+
+def shared_anyway_s(traffic: Traffic, found: Hiccups) -> Floats:
+    """For how long transfers share cards with collectives that neither hang nor pass a slow card, as `shared_s`."""
+    factor = found.rings if found.rare else np.ones(traffic.rings.shape)
+    for card in traffic.cards:
+        factor = factor * _card_rings(traffic, card)
+    return traffic.shared_s - traffic.shared_with(1 - factor)
+
+
+def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
+    """Which transfers wait behind those of `links` [slots, steps, dp_ranks], [slots, ops, steps, dp_ranks].
+
+    What shares a card with them waits where they pass one after the other; what goes the other way ends with them
+    where both are one call. What waits holds up others in its turn, all along the pipeline: there a link is held up
+    whose transfers are long more often than those of the same link on other DP ranks.
+    """
     anywhere: Bools = np.any(links, axis=1)
-    waits = traffic.beside(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
-    long = traffic.seconds > BESIDE_FACTOR * traffic.usual_s
+    near = traffic.beside(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
     steps: Bools = np.any(links, axis=(0, 2))
-    where = links[:, None] | (waits[:, None, None, :] & steps[:, None] & long)
-    return Scale(evidence.transfers, _to_usual(traffic.seconds, traffic.usual_s, where))
+    long = traffic.seconds > BESIDE_FACTOR * traffic.usual_s
+    often = nan_mean(np.where(np.isfinite(traffic.seconds), long, np.nan)[:, :, steps], (1, 2))
+    far = traffic.connected(near) & (often > lower_median(often, axis=1)[:, None] + HELD_UP_SHARE)
+    far &= ~traffic.slow_anyway
+    waiting: Bools = (near | far)[:, None, None, :] & steps[:, None] & long
+    return waiting
 
 
 def card_as_usual(traffic: Traffic, card: SlowCard) -> Change:
     """All that passes a card as fast as elsewhere: transfers, collectives of its stages, gradients of the embedding."""
     evidence = traffic.evidence
-    changes: list[Change] = [links_as_usual(traffic, card.flows[:, None, :] & card.steps[:, None])]
-    rings = _through(card, traffic.rings)
-    if rings.any():
-        factor = _to_usual(traffic.rings, traffic.usual_ring_s[:, :, None], rings)
-        changes.append(Scale(evidence.collectives, factor[..., None]))
+    links = _of_links(traffic, card.flows[:, None, :] & card.steps[:, None])
+    rings = _card_rings(traffic, card)
+    changes: list[Change] = [
+        rings_faster(traffic, rings, links) if (rings < 1).any() else Scale(evidence.transfers, links)
+    ]
     exchanges = _exchanged(traffic, card)
     if exchanges.any():
-        factor = _to_usual(traffic.exchanges, _usual_exchange_s(traffic, card), exchanges)
+        level = _level(traffic.exchanges, card, 1)
+        factor = _to_usual(traffic.exchanges, _usual_exchange_s(traffic, card), exchanges, level)
         changes.append(Scale(evidence.embedding_exchanges, factor[None]))
     return Together(tuple(changes))
+
+
+def _card_rings(traffic: Traffic, card: SlowCard) -> Floats:
+    """The factor that takes the collectives that pass a slow card down to the usual, [stages, ops, steps]."""
+    through = _through(card, traffic.rings)
+    if not through.any():
+        return np.ones(traffic.rings.shape)
+    return _to_usual(traffic.rings, traffic.usual_ring_s[:, :, None], through, _level(traffic.rings, card, 2))
+
+
+def _level(seconds: Floats, card: SlowCard, axis: int) -> Floats:
+    """What collectives take while a card is slow, usually: the median over those steps, `axis`, which stays as 1."""
+    return np.expand_dims(median(np.compress(card.steps, seconds, axis=axis), (axis,)), axis)
 
 
 def _through(card: SlowCard, rings: Floats) -> Bools:
@@ -93,14 +156,21 @@ def _usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
 class Hiccups:
     """Transfers and collectives that hang: how many of how many, the longest over its usual, the change without them.
 
-    `lost_s`: seconds beyond the usual, [steps].
+    `lost_s`: seconds beyond the usual, [steps]; `rings`: the factor that takes collectives down to the usual, [stages,
+    ops, steps].
     """
 
     count: int
     of: int
     longest: float
     lost_s: Floats
+    rings: Floats
     change: Change
+
+    @property
+    def rare(self) -> bool:
+        """Whether some transfers hang and most do not."""
+        return 0 < self.count <= LARGEST_HICCUP_SHARE * self.of
 
 
 def hiccups(traffic: Traffic) -> Hiccups:
@@ -112,58 +182,68 @@ def hiccups(traffic: Traffic) -> Hiccups:
     for card in traffic.cards:
         links |= card.flows[:, None, :] & card.steps[:, None]
         mine, exchanged = _through(card, traffic.rings), _exchanged(traffic, card)
-        ring_s[mine] = np.fmax(ring_s, traffic.rings)[mine]
-        exchange_s[exchanged] = traffic.exchanges[exchanged]
+        ring_s[mine] = np.fmax(ring_s, _level(traffic.rings, card, 2))[mine]
+        exchange_s[exchanged] = np.fmax(exchange_s, _level(traffic.exchanges, card, 1))[exchanged]
     link_s = np.fmax(traffic.link_s[:, None], np.where(links, traffic.factor * traffic.usual_s, 0.0))
     link_s = np.fmax(link_s, max(traffic.usual_s, LINK_SPREADS / HICCUP_FACTOR * traffic.spread_s))
     # What the same transfer takes in most steps comes of the schedule, not by chance.
     transfer_s = np.fmax(link_s[:, None], median(traffic.seconds, (2,))[:, :, None]) + traffic.shared_s
-    return _hanging(
-        len(evidence.replay.graph.steps),
-        [
-            _Sent(evidence.transfers, traffic.seconds, transfer_s),
-            _Sent(evidence.collectives, traffic.rings[..., None], ring_s[..., None]),
-            _Sent(evidence.embedding_exchanges, traffic.exchanges[None], exchange_s[None]),
-        ],
+    sent = (
+        _Sent(traffic.seconds, transfer_s),
+        _Sent(traffic.rings[..., None], ring_s[..., None]),
+        _Sent(traffic.exchanges[None], exchange_s[None]),
+    )
+    hit = np.logical_or.reduce([part.hangs.any(axis=(0, 1, 3)) for part in sent])
+    transfers, rings, exchanges = (part.calm(hit) for part in sent)
+    changes = [rings_faster(traffic, rings[..., 0], transfers)]
+    if (exchanges < 1).any():
+        changes.append(Scale(evidence.embedding_exchanges, exchanges))
+    return Hiccups(
+        count=sum(int(part.hangs.sum()) for part in sent),
+        of=sum(int(np.isfinite(part.over).sum()) for part in sent),
+        longest=max((float(part.over[part.hangs].max()) for part in sent if part.hangs.any()), default=1),
+        lost_s=np.sum([part.lost_s(hit) for part in sent], axis=0),
+        rings=rings[..., 0],
+        change=Together(tuple(changes)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What some ops took, and usually take, seconds; both broadcast to their grid."""
+    """What some ops took, and usually take, seconds, [slots, ops, steps, dp_ranks or 1]."""
 
-    grid: OpGrid | TransferGrid
     seconds: Floats
     usual: Floats
 
+    @property
+    def over(self) -> Floats:
+        """Times the usual."""
+        return self.seconds / np.maximum(self.usual, NO_TIME_S)
 
-def _hanging(steps: int, sent: list[_Sent]) -> Hiccups:
-    """Those that hang, and what met the same trouble beside them."""
-    over = [part.seconds / np.maximum(part.usual, NO_TIME_S) for part in sent]
-    hang = [part > HICCUP_FACTOR for part in over]
-    hit = np.zeros(steps, np.bool_)
-    for part in hang:
-        hit |= part.any(axis=(0, 1, 3))
-    lost_s = np.zeros(steps)
-    changes: list[Change] = []
-    for met, ratio in zip(sent, over, strict=True):
-        long = (ratio > BESIDE_FACTOR) & hit[:, None]
-        lost_s += np.where(long, met.seconds - met.usual, 0.0).sum(axis=(0, 1, 3))
-        if long.any():
-            changes.append(Scale(met.grid, _to_usual(met.seconds, met.usual, long)))
-    return Hiccups(
-        count=sum(int(part.sum()) for part in hang),
-        of=sum(int(np.isfinite(part).sum()) for part in over),
-        longest=max(
-            (float(ratio[long].max()) for ratio, long in zip(over, hang, strict=True) if long.any()), default=1
-        ),
-        lost_s=lost_s,
-        change=Together(tuple(changes)),
-    )
+    @property
+    def hangs(self) -> Bools:
+        """Those that hang."""
+        return np.greater(self.over, HICCUP_FACTOR)
+
+    def _long(self, hit: Bools) -> Bools:
+        """Those that hang, and what met the same trouble beside them, in the steps `hit`."""
+        return np.greater(self.over, BESIDE_FACTOR) & hit[:, None]
+
+    def calm(self, hit: Bools) -> Floats:
+        """The factor that takes them down to the usual."""
+        return _to_usual(self.seconds, self.usual, self._long(hit))
+
+    def lost_s(self, hit: Bools) -> Floats:
+        """Seconds beyond the usual, [steps]."""
+        return np.asarray(np.where(self._long(hit), self.seconds - self.usual, 0.0).sum(axis=(0, 1, 3)))
 
 
-def _to_usual(seconds: Floats, usual: Floats | float, where: Bools) -> Floats:
-    """The factor that takes `seconds` down to `usual` where that is wanted, 1 elsewhere."""
+def _to_usual(seconds: Floats, usual: Floats | float, where: Bools, level: Floats | float = np.inf) -> Floats:
+    """The factor that takes `seconds` down to `usual` where that is wanted, 1 elsewhere.
+
+    `level`: what is usual as long as the trouble lasts. What hangs beyond it, hangs as long beyond the usual without.
+    """
+    hangs = seconds > HICCUP_FACTOR * level
     with np.errstate(invalid="ignore", divide="ignore"):
-        factor = np.where(where & (seconds > usual), usual / seconds, 1.0)
+        factor = np.where(where & (seconds > usual), usual / np.where(hangs, level, seconds), 1.0)
     return np.where(np.isfinite(factor), factor, 1.0)

@@ -29,8 +29,14 @@ SMALLEST_PAUSE_SHARE = 0.05
 FEWEST_PAUSES = 3
 #: Pauses of one origin differ in length by less than the inverse of this.
 SMALLEST_OF_USUAL = 0.25
-#: Pauses scatter in length by less than this share of what they would if they were in proportion to the computes.
-OWN_LENGTH_SHARE = 0.5
+#: Pauses of a process grow with the computes that they hit by less than this share of what they would in proportion,
+#: and by so many standard errors less (in one of a thousand jobs by chance).
+OWN_LENGTH_SHARE, PROPORTION_ERRORS = 0.5, 3.0
+#: ... of the length below which half of the lost time lies, over those of a mean (for lengths that scatter by a factor
+#: of e: sqrt(p (1 - p)) / density at p = 0.84); and no sample of a few pauses shows how little they scatter.
+MEDIAN_ERROR, SMALLEST_LENGTH_SPREAD = 1.51, 0.05
+#: Large and small computes tell if the largest is so many times the smallest.
+SMALLEST_CONTRAST = 1.2
 #: With a chance below this, pauses that hit every compute alike would have spared so many backwards.
 SPARED_CHANCE = 0.05
 #: So many pauses, all but a tenth of them on one worker, are that worker's: one in a hundred jobs of two workers has
@@ -69,6 +75,11 @@ class Pauses:
     def backwards(self) -> int:
         """How many backwards were paused."""
         return int((self.seconds[BACKWARD] > 0).sum())
+
+    @property
+    def of_processes(self) -> bool:
+        """Whether single computes pause as processes do, with no regard to what they compute."""
+        return self.forwards + self.backwards >= FEWEST_PAUSES and self.own_length and not self.spare_backwards
 
     @property
     def spare_backwards(self) -> bool:
@@ -116,29 +127,27 @@ def _pauses_in(grid: Floats) -> Pauses:
     sigma = max(_spread(sampled(of_kind)) for of_kind in relative)
     with np.errstate(invalid="ignore"):
         long = relative > 1 + max(SMALLEST_PAUSE_SHARE, PAUSE_SPREADS * sigma)
-    seconds = _without_noise(np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0))
+    beyond = np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0)
+    seconds = _without_noise(beyond, 1.0)
     stopped, usual_s = _stopped(grid, base, shared)
     by_kind = np.nansum(base, axis=(1, 2, 3))
     backward_share = float(by_kind[BACKWARD] / max(by_kind.sum(), 1e-12))
-    found = Pauses(seconds, stopped, usual_s, _own_length(seconds, base), backward_share)
+    found = Pauses(seconds, stopped, usual_s, _own_length(beyond, base), backward_share)
     if found.own_length and not found.spare_backwards:
         stopped = stopped | _where_nearly_all_are(seconds)
     seconds[:, stopped_cells(stopped, grid.shape)] = 0.0
     return replace(found, stopped=stopped)
 
 
-def _without_noise(seconds: Floats) -> Floats:
-    """The same without what is much shorter than the pauses in which most of the time is lost.
+def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
+    """The same without what is much shorter, measured in `of`, than the pauses in which most of the time is lost.
 
     Noise has a tail: a few computes stand out by a little. Beside pauses they cost next to nothing, but scattered over
     forwards and backwards they would pass for them.
     """
-    lengths = np.sort(seconds[seconds > 0])
-    if not len(lengths):
-        return seconds
-    lost = np.cumsum(lengths)
-    usual = lengths[np.searchsorted(lost, lost[-1] / 2)]
-    return np.where(seconds < SMALLEST_OF_USUAL * usual, 0.0, seconds)
+    measured = seconds / of
+    lengths = measured[measured > 0]
+    return np.where(measured < SMALLEST_OF_USUAL * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
 
 
 def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
@@ -154,19 +163,46 @@ def _where_nearly_all_are(seconds: Floats) -> Bools:
     return hit
 
 
-def _own_length(seconds: Floats, base: Floats) -> bool:
-    """Whether pauses are more alike in seconds than in proportion to the computes that they hit."""
+def _own_length(beyond: Floats, base: Floats) -> bool:
+    """Whether pauses are as long in large computes as in small ones, not in proportion to what they hit.
+
+    `beyond`: seconds beyond the usual, of the computes that stand out, 0 elsewhere; `base`: the usual compute. What
+    chance alone could make of pauses in proportion proves nothing: that hypothesis is tested, on all computes that
+    stand out by the same share, by the median pause of large computes over that of small ones.
+    """
+    usual = safe(base)[:, :, :, None, None, :]
+    seconds = _without_noise(beyond, usual)
     at = np.nonzero(seconds > 0)
-    if len(at[0]) < FEWEST_PAUSES:
+    if not len(at[0]):
         return False
-    length, of = np.log(seconds[at]), np.log(base[at[0], at[1], at[2], at[5]])
-    # What is shorter than the largest compute's threshold was seen in small computes only, which would tilt the scale.
-    seen = (
-        length >= np.log(seconds[seconds > 0].min() * np.exp(of.max() - of.min())) if np.ptp(of) else length > -np.inf
-    )
-    seen = seen if seen.sum() >= FEWEST_PAUSES else np.ones(len(length), np.bool_)
-    in_proportion = float((length - of)[seen].var())
-    return bool(in_proportion > 0 and length[seen].var() < OWN_LENGTH_SHARE * in_proportion)
+    length, of = np.log(seconds[at]), np.log(np.broadcast_to(usual, seconds.shape)[at])
+    large = of > (of.min() + of.max()) / 2
+    if large.all() or np.ptp(of) < np.log(SMALLEST_CONTRAST):
+        return False
+    sides = [length[large], length[~large]]
+    # Those in which most of the time is lost: a pause that began before the compute has only its rest in it.
+    centres = [_usual(np.exp(side)) for side in sides]
+    off = np.concatenate([np.abs(side - np.log(centre)) for side, centre in zip(sides, centres, strict=True)])
+    spread = max(MAD_TO_SIGMA * float(np.median(off)), SMALLEST_LENGTH_SPREAD)
+    error = MEDIAN_ERROR * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
+    grows, in_proportion = float(np.log(centres[0] / centres[1])), float(np.median(of[large]) - np.median(of[~large]))
+    least = _student(PROPORTION_ERRORS, len(off) - 2) * error
+    return grows < OWN_LENGTH_SHARE * in_proportion and grows + least < in_proportion
+
+
+def _usual(lengths: Floats) -> float:
+    """The length of which half of the time of pauses is made up by those as short."""
+    ordered = np.sort(lengths)
+    lost = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(lost, lost[-1] / 2)])
+
+
+def _student(normal: float, freedom: int) -> float:
+    """The quantile of Student's distribution that is as rare as `normal` is of a normal one (Cornish-Fisher)."""
+    if freedom < 1:
+        return float("inf")
+    first = (normal**3 + normal) / (4 * freedom)
+    return normal + first + (5 * normal**5 + 16 * normal**3 + 3 * normal) / (96 * freedom**2)
 
 
 def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
 from tracekit.analysis.replay.engine import JobReplay
 
@@ -38,10 +38,7 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
     """
     graph = replay.graph
     begins, ends = _of_workers(replay)
-    starts = np.array([step_starts.get(int(step), np.nan) for step in graph.steps])
-    following = np.diff(graph.steps) == 1
-    # Seconds from the start of the step before, nan where that was not traced.
-    since = np.r_[np.nan, np.where(following, np.diff(starts), np.nan)]
+    since = _distances(graph.steps, step_starts, begins, ends)
     if _contradict(begins, ends, since):
         since = np.full_like(since, np.nan)
     first = np.nanmin(begins, axis=(0, 2))
@@ -69,6 +66,22 @@ def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobR
     )
 
 
+def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, ends: Floats) -> Floats:
+    """Seconds from the start of the step before, nan where that was not traced, [steps].
+
+    Where starts are relative to their step, the least distance that lets every worker end one step before it begins
+    the next: nearly always some worker goes on at once, and how late the others begin shows how late they ended.
+    """
+    following = np.diff(steps) == 1
+    starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
+    apart = np.diff(starts)
+    if not step_starts:
+        gone = ends[:, :-1] - begins[:, 1:]
+        apart = np.where(np.isfinite(gone), gone, -np.inf).max(axis=(0, 2), initial=-np.inf)
+    since: Floats = np.r_[np.nan, np.where(following & np.isfinite(apart), apart, np.nan)]
+    return since
+
+
 def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
     """Whether some step begins, on all workers, before the one before it has ended: such starts were not measured.
 
@@ -87,9 +100,8 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
     A worker that ends late may begin the next step late without harm, while the pipeline fills. So what one worker
     alone does at the end of a step costs less than the step is longer for it.
     """
-    steps = replay.graph.steps
-    starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
-    apart = np.r_[np.where(np.diff(steps) == 1, np.diff(starts), np.nan), np.nan]
+    since = _distances(replay.graph.steps, step_starts, *_of_workers(replay))
+    apart = np.r_[since[1:], np.nan]
     overlap = np.maximum(replayed_s - apart, 0.0)
     if not np.isfinite(overlap).any() or np.nanmean(overlap) < SMALLEST_OVERLAP_SHARE * replayed_s.mean():
         return replay

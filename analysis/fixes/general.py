@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tracekit.analysis.causes.model import Where
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 
@@ -33,7 +34,7 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
             FixKind.COMPRESS_DP,
             f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
             Where(),
-            Scale(evidence.collectives, 1 - transfers * (1 - 1 / COMPRESSION)),
+            rings_faster(evidence.traffic, 1 - evidence.traffic.transfer_share * (1 - 1 / COMPRESSION)),
             details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
         )
     profile = evidence.profile

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
+from tracekit.analysis.causes.find import acting
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
 from tracekit.analysis.evidence.changes import Change, Scale, step_times_with
@@ -145,9 +146,13 @@ class _Pricer:
         saved_s = float(saving.mean())
         scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
         error_s = attribution.trust.replay_error * attribution.recorded_s + CONFIDENCE_ERRORS * scatter
-        reason = self.withheld
+        reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
-            reason = f"the saving of {saved_s:.3g} s is below its error of {error_s:.3g} s"
+            seen = None if plan.cause is None else self._seen(plan.cause, saving)
+            if seen is None:
+                reason = f"the saving of {saved_s:.3g} s is below its error of {error_s:.3g} s"
+            else:
+                bound, details = True, {"assumes": f"as often as in this trace ({seen} steps)", **details}
         return Fix(
             kind=plan.kind,
             title=plan.title,
@@ -156,13 +161,26 @@ class _Pricer:
             saved_s=saved_s,
             saved_gpu_hours_per_day=saved_s / self.evidence.recorded_s * attribution.world_size * 24,
             error_s=error_s,
-            bound=plan.bound,
+            bound=bound,
             withheld=reason,
-            details=plan.details,
+            details=details,
             change=plan.change,
             cause=None if plan.cause is None else plan.cause.kind,
             confidence=None if plan.cause is None else plan.cause.confidence,
         )
+
+    def _seen(self, cause: Cause, saving: Floats) -> int | None:
+        """In how many steps a cause acts that comes too rarely to tell how often; None where its size is open, too.
+
+        What it costs whenever it comes is then known, and what this trace lost to it.
+        """
+        acts = acting(self.evidence, cause)
+        if acts is None or acts.sum() < 2:
+            return None
+        each = saving[acts]
+        error_s = float(each.std(ddof=1)) / np.sqrt(len(each)) * CONFIDENCE_ERRORS
+        least_s = error_s + self.evidence.attribution.trust.replay_error * self.evidence.attribution.recorded_s
+        return int(acts.sum()) if float(each.mean()) > least_s else None
 
 
 def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
@@ -173,7 +191,16 @@ def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
         if cause.kind in _DIRECT:
             kind, title = _DIRECT[cause.kind]
             details = {"assumes": _ASSUMED[kind]} if kind in _ASSUMED else {}
-            yield Plan(kind, title, cause.where, cause.change, step_times=cause.without_s, details=details, cause=cause)
+            yield Plan(
+                kind,
+                title,
+                cause.where,
+                cause.change,
+                step_times=cause.without_s,
+                bound=cause.bound,
+                details=details,
+                cause=cause,
+            )
         elif cause.kind is CauseKind.PYTHON_GC:
             yield _planned_gc(evidence, cause)
     uneven = [cause for cause in causes if cause.kind in _UNEVEN_DATA]

@@ -12,7 +12,7 @@ import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import lower_quantile
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile
 from tracekit.model import OpKind
 
 #: The usual transfer of a link is one of its fastest: with virtual stages nearly all others wait for one of their call.
@@ -60,11 +60,16 @@ def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:
 
 
 def _usual(block: Block, send: Ints, measured: Floats) -> Floats:
-    """The usual transfer of each one's link in its lane, seconds, as `measured` [transfers, lanes]."""
+    """The usual transfer of each one's link in its lane, seconds, as `measured` [transfers, lanes].
+
+    Where all transfers of a link share their calls with slow ones, none of its lane shows how quick they are: those of
+    the same link on other DP ranks do.
+    """
     template = block.template
     link = template.pp_rank[send].astype(np.int64) * 2 + (template.kind[send] == _SENDS[0])
     usual = np.empty_like(measured)
     for number in np.unique(link):
         here = link == number
-        usual[here] = np.maximum(lower_quantile(measured[here], 0, USUAL_SHARE), 0.0)
+        of_lane = np.maximum(lower_quantile(measured[here], 0, USUAL_SHARE), 0.0)
+        usual[here] = np.minimum(of_lane, lower_median(of_lane, 0))
     return usual

@@ -32,7 +32,8 @@ class JobReplay(GraphReplay):
     `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
     of collectives, None where nothing was reconstructed. `left_out_steps`: steps that DP ranks of the job lack.
     `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out, [steps], None where
-    it leaves nothing out; `overlap_s`: those in which the next step has begun.
+    it leaves nothing out; `overlap_s`: those in which the next step has begun. `kept_delay`: the launch delays that a
+    repaired job keeps, one [rows, lanes] matrix per block; None: those of computing ops.
     """
 
     graph: DependencyGraph
@@ -41,6 +42,7 @@ class JobReplay(GraphReplay):
     left_out_steps: tuple[int, ...] = ()
     stalled_s: Floats | None = None
     overlap_s: Floats | None = None
+    kept_delay: tuple[Floats, ...] | None = None
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:

@@ -95,6 +95,7 @@ CASES: dict[str, Case] = {
     "P8-recorded": Case((recipes.recorded_checkpoints,), steps=(15, 30)),
     "P8-late-data": Case((recipes.checkpoints, recipes.late_data), steps=(15, 30)),
     "P9": Case((recipes.process_pauses,)),
+    "P9-anytime": Case((recipes.random_pauses,)),
     "P10": Case((recipes.slow_first_microbatch,)),
     "P11": Case((recipes.slow_nic(6, "sending"),), shapes=PIPELINES),
     "P12": Case((recipes.older_half,), shapes=tuple(shape for shape in ANY if shape[0] >= 4)),

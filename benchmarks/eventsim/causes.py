@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.eventsim.engine import Stops
+from benchmarks.eventsim.engine import Pauses, Stops
 from benchmarks.eventsim.graph import Source
 from benchmarks.eventsim.model import Cell, Job
 from benchmarks.eventsim.world import World, walk
@@ -209,6 +209,23 @@ class ProcessPauses(Cause):
         rng = np.random.default_rng(self.seed)
         for field in (world.forward_s, world.backward_s):
             field[...] += np.where(rng.random(field.shape) < self.rate, self.pause_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPauses(Cause):
+    """Every process pauses for `pause_s` now and then, `rate` times a second, whatever it does: also while it waits."""
+
+    seed: int
+    rate: float = 0.4
+    pause_s: float = 0.06
+
+    def apply(self, world: World) -> None:
+        job = world.job
+        count = round(8 * self.rate * job.shape.steps * (job.shape.microbatches + job.shape.pp) * job.compute.forward_s)
+        for number in range(len(job.shape.cells)):
+            gaps = np.random.default_rng([self.seed, number]).exponential(1 / self.rate, count + 20)
+            begins = np.cumsum(gaps) + self.pause_s * np.arange(len(gaps))
+            world.stops[number] = Pauses(tuple(begins.tolist()), tuple((begins + self.pause_s).tolist()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ episodes of congestion). Out: when each node started and ended.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -32,6 +33,24 @@ class Stops:
 
 
 @dataclass(frozen=True, slots=True)
+class Pauses:
+    """A process that pauses from each of `begins` to that of `ends` (absolute seconds, ascending)."""
+
+    begins: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    def end(self, start: float, seconds: float) -> float:
+        """When work of so many seconds ends that starts then."""
+        now = start
+        for at in range(bisect_right(self.ends, start), len(self.begins)):
+            if self.begins[at] > now + seconds:
+                break
+            seconds -= max(self.begins[at] - now, 0.0)
+            now = self.ends[at]
+        return now + seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """Transfers that start from `begin` to `end` (absolute seconds) move `factor` times as many bytes."""
 
@@ -47,7 +66,7 @@ class StepInput:
     begin: Sequence[float]
     seconds: Sequence[float]
     stretch: Sequence[float]
-    stops: Mapping[int, Stops] = field(default_factory=dict)
+    stops: Mapping[int, Stops | Pauses] = field(default_factory=dict)
     episodes: Sequence[Episode] = ()
 
 

@@ -19,6 +19,7 @@ from benchmarks.eventsim.causes import (
     LateData,
     Part,
     ProcessPauses,
+    RandomPauses,
     SkewedData,
     SlowFirstMicrobatch,
     SlowHostThread,
@@ -164,6 +165,12 @@ def wander(*sds: float) -> Maker:
 def process_pauses(rng: Rng, job: Job) -> Cause:
     del job
     return ProcessPauses(_seed(rng))
+
+
+def random_pauses(rng: Rng, job: Job) -> Cause:
+    """Pauses of one and a half forwards that take a fiftieth of each worker's time."""
+    pause_s = 1.5 * job.compute.forward_s
+    return RandomPauses(_seed(rng), float(rng.uniform(0.015, 0.025)) / pause_s, pause_s)
 
 
 def gc(*, recorded: bool) -> Maker:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.eventsim.engine import Stops
+from benchmarks.eventsim.engine import Pauses, Stops
 from benchmarks.eventsim.graph import Source, launches
 from benchmarks.eventsim.model import Job
 from benchmarks.eventsim.topology import Topology
@@ -58,7 +58,7 @@ class World:
     drift: Floats
     pause_s: Floats
     episodes: list[list[tuple[float, float, float]]]
-    stops: dict[int, Stops] = field(default_factory=dict)
+    stops: dict[int, Stops | Pauses] = field(default_factory=dict)
     hidden: set[Source] = field(default_factory=set)
 
 

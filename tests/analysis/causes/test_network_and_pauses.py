@@ -11,7 +11,6 @@ import pytest
 
 import tracekit
 from benchmarks.eventsim.causes import (
-    Cause,
     Checkpoints,
     GcPauses,
     LateData,
@@ -26,7 +25,6 @@ from benchmarks.eventsim.model import (
     ComputeCost,
     Host,
     Job,
-    Network,
     Noise,
     Posting,
     Recording,
@@ -36,31 +34,8 @@ from benchmarks.eventsim.model import (
 from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic, Traffic, Way
 from benchmarks.eventsim.truth import mean_step_s, without
+from tests.analysis.causes.simulated import FLAT, PIPELINE, costs, job, named, report
 from tracekit.analysis.causes.model import CauseKind
-from tracekit.report import Report
-
-PIPELINE = Shape(dp=2, pp=4, microbatches=8, steps=4)
-FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)
-#: Transfers of a twentieth of a forward, parameters of an eighth of a step.
-BUSY = Network(activation_bytes=100e6, parameter_bytes=6e9)
-QUIET = Noise(op=0.002, worker=0.001, transfer=0.01)
-
-
-def job(*causes: Cause, **changes) -> Job:
-    chosen = {"shape": PIPELINE, "posting": Posting.ANY_DIRECTION, "noise": QUIET, "network": BUSY} | changes
-    return Job(causes=causes, **chosen)
-
-
-def report(of: Job) -> Report:
-    return tracekit.Job(simulate(of).trace).whatif()
-
-
-def named(of: Job) -> list:
-    return [cause for cause in report(of).diagnosis.causes if cause.change is not None]
-
-
-def costs(of: Job, cause: Cause) -> float:
-    return mean_step_s(of) - mean_step_s(without(of, cause))
 
 
 class TestPosting:

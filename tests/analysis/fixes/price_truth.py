@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes import causes_of
+from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import Fix, FixKind, fixes_of
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
@@ -152,7 +153,7 @@ def checked_job(spec: SynthSpec) -> Iterator[Checked]:
     """The fixes of one job against the truth."""
     trace = synthesize(spec)
     replay = JobReplay.from_trace(trace)
-    evidence = Evidence(trace, replay, attribute(replay))
+    evidence = Evidence(trace, replay, attribute(replay), Computes(replay))
     for fix in fixes_of(evidence, causes_of(evidence)):
         truth_s = truth_of(fix, spec, evidence)
         if truth_s is not None:

@@ -15,6 +15,7 @@ from tracekit.analysis.causes import causes_of, find_causes
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.diagnosis import diagnose
 from tracekit.analysis.evidence.changes import CostOverlay, step_times_with
+from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import FixKind, fixes_of, price_fixes
 from tracekit.analysis.fixes.workers import fewest_that_suffice
@@ -39,7 +40,7 @@ SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
 def evidence_of(*causes, **changes):
     trace = synthesize(replace(SPEC, causes=causes, **changes))
     replay = JobReplay.from_trace(trace)
-    return Evidence(trace, replay, attribute(replay))
+    return Evidence(trace, replay, attribute(replay), Computes(replay))
 
 
 def fixes(*causes, **changes):

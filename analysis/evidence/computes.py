@@ -1,0 +1,38 @@
+"""What the computes of a job show: their costs as a table, what makes them differ, and which of them pause.
+
+In: a `JobReplay`. Out: `Computes`, each part worked out once and only if asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.pauses import Pauses, find_pauses
+from tracekit.analysis.replay.engine import JobReplay
+
+
+@dataclass(frozen=True)
+class Computes:
+    """The computes of a job. They do not depend on its launch delays."""
+
+    replay: JobReplay
+
+    @cached_property
+    def table(self) -> ComputeTable:
+        """Their costs."""
+        return ComputeTable.of(self.replay)
+
+    @cached_property
+    def profile(self) -> ComputeProfile | None:
+        """What makes them differ; None where the job lacks forwards or backwards."""
+        return None if self.table.empty else profile_computes(self.table)
+
+    @cached_property
+    def pauses(self) -> Pauses | None:
+        """Their pauses; None where the job lacks forwards or backwards."""
+        if self.profile is None:
+            return None
+        return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)

@@ -1,0 +1,106 @@
+"""What pauses of processes do outside of computes: ops that start late, optimizers that take longer.
+
+In: a `JobReplay` and the `Pauses` of its computes. Out: `PausedStarts`, and a `JobReplay` that keeps these delays.
+
+A process that pauses does so whatever it is about to do. A pause that begins while it waits for a transfer or between
+two ops lengthens no compute: it delays what the process starts next, by what is left of the pause. The replay drops
+the launch delays of communication, because most of them are waiting. These are not: they stay until the pauses go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, keeps_delay, scaled
+from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Bools, Pauses
+from tracekit.analysis.graph.op_grid import OpGrid, op_grid
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.model import OpKind
+
+#: What is left of a pause is no longer than the longest that was seen, but for noise.
+LONGEST_OF_SEEN = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class PausedStarts:
+    """`ops`: every op of the job; `delay_share`: of their launch delays what pauses took, in the shape of its grid.
+
+    `optimizers` and `optimizer_share`: the same for what optimizers took. `delays_left`: launch delays without that,
+    one [rows, lanes] matrix per block.
+    """
+
+    ops: OpGrid
+    delay_share: Floats
+    optimizers: OpGrid
+    optimizer_share: Floats
+    delays_left: tuple[Floats, ...]
+
+    def change(self, workers: Bools) -> Change:
+        """The job without those of `workers`, [stages, dp_ranks]."""
+        here = workers[:, None, None, :]
+        changes: list[Change] = [ScaleDelays(self.ops, 1 - self.delay_share * here)]
+        if not self.optimizers.empty:
+            changes.append(Scale(self.optimizers, 1 - self.optimizer_share * here))
+        return Together(tuple(changes))
+
+
+def find_paused_starts(replay: JobReplay, pauses: Pauses | None) -> PausedStarts | None:
+    """What the pauses seen in computes did elsewhere; None where no computes of the job pause."""
+    if pauses is None or not (pauses.of_processes or pauses.stopped.any()):
+        return None
+    ops, optimizers = op_grid(replay.graph, tuple(OpKind)), op_grid(replay.graph, (OpKind.OPTIMIZER,))
+    delays = replay.durations.launch_delay
+    share = _paused_share(ops.gather(delays), pauses)
+    return PausedStarts(
+        ops,
+        share,
+        optimizers,
+        _paused_share(optimizers.gather(replay.durations.own), pauses),
+        scaled(delays, ops.parts(1 - share)),
+    )
+
+
+def with_paused_starts(replay: JobReplay, paused: PausedStarts | None) -> JobReplay:
+    """The job whose replay keeps the launch delays that pauses made, those of communication too."""
+    if paused is None:
+        return replay
+    kept = []
+    for block, delay, left in zip(replay.graph.blocks, replay.durations.launch_delay, paused.delays_left, strict=True):
+        kept.append(np.where(keeps_delay(block.template)[:, None] | (left < delay), delay, 0.0))
+    return replace(replay, kept_delay=tuple(kept))
+
+
+def _paused_share(seconds: Floats, pauses: Pauses) -> Floats:
+    """Of what ops of a grid take, or start late by, the share that a pause made; 0 for none.
+
+    A worker that is late with an op in most steps is late with it for another reason.
+    """
+    if not seconds.size:
+        return np.zeros(seconds.shape)
+    stopped = 1 - as_peers(seconds, pauses.stopped)
+    if not pauses.of_processes:
+        return stopped
+    lengths = pauses.seconds[pauses.seconds > 0]
+    beyond = seconds - median(seconds, (2,))[:, :, None]
+    off = np.abs(beyond)
+    spread = MAD_TO_SIGMA * np.fmax(median(off, (2, 3))[:, :, None, None], median(off, (2,))[:, :, None])
+    least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * float(np.median(lengths)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where((beyond > least) & (beyond < LONGEST_OF_SEEN * lengths.max()), beyond / seconds, 0.0)
+    share = np.where(np.isfinite(share), share, 0.0)
+    return np.where(pauses.stopped[:, None, None, :], stopped, share)
+
+
+def as_peers(seconds: Floats, workers: Bools) -> Floats:
+    """The factor that takes the ops of `workers` [stages, dp_ranks] down to what their peers usually take.
+
+    `seconds`: [stages, ops, steps, dp_ranks].
+    """
+    peers = np.fmax(lower_median(median(seconds, (2,)), axis=-1), 0.0)[:, :, None, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = np.where(workers[:, None, None, :] & (seconds > peers), peers / seconds, 1.0)
+    return np.where(np.isfinite(factor), factor, 1.0)

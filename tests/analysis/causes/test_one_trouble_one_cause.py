@@ -1,0 +1,183 @@
+"""One trouble that shows in several ways is one cause, and its price has all of them.
+
+Jobs of the simulator that shares no model with the rules; truth: the same job, run again without the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+import tracekit
+from benchmarks.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess
+from benchmarks.eventsim.model import Noise, Posting, Queueing, Schedule, Shape
+from benchmarks.eventsim.run import simulate
+from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic
+from benchmarks.eventsim.truth import mean_step_s
+from benchmarks.verdicts import judged_job
+from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
+from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.causes.model import CauseKind
+from tracekit.analysis.evidence.changes import Scale, step_times_with
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.network_repairs import rings_faster
+from tracekit.analysis.evidence.pauses import _own_length
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.trace import Trace
+
+#: Of the mean step.
+LARGEST_PRICE_ERROR = 0.01
+INTERLEAVED = {"schedule": Schedule.INTERLEAVED, "posting": Posting.BATCHED}
+
+
+def share(of, cause_s: float) -> float:
+    return cause_s / mean_step_s(of)
+
+
+def without_step_starts(trace: Trace) -> Trace:
+    """The same trace, with starts that count from the start of each step alone."""
+    return Trace.from_frame(trace.ops, trace.layout, name=trace.name, metadata=trace.metadata)
+
+
+class TestPauses:
+    @pytest.mark.parametrize("posting", [Posting.BATCHED, Posting.SAME_DIRECTION])
+    def test_pauses_while_a_process_waits_or_launches_count_too(self, posting):
+        cause = RandomPauses(5, rate=0.5, pause_s=0.08)
+        slow = job(cause, posting=posting, shape=Shape(dp=4, pp=4, microbatches=8, steps=8))
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == (CauseKind.PROCESS_PAUSES, "whole job")
+        assert share(slow, found.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
+
+    def test_a_pause_of_an_optimizer_is_one_of_the_process_too(self):
+        cause = RandomPauses(1, rate=0.5, pause_s=0.07)
+        slow = job(cause, shape=Shape(dp=8, pp=1, microbatches=12, steps=15))
+        (found,) = named(slow)
+        assert share(slow, found.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
+
+    @pytest.mark.parametrize(("stage", "length_s"), [(0, 0.06), (2, 0.03)])
+    def test_a_stopped_process_that_launches_and_sends_late_is_neither_late_data_nor_a_slow_host(self, stage, length_s):
+        cause = StoppedProcess((1, stage), 0.2, length_s)
+        slow = job(cause, shape=Shape(dp=4, pp=4, microbatches=8, steps=6), posting=Posting.SAME_DIRECTION)
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == (CauseKind.PROCESS_PAUSES, f"worker (1,{stage})")
+        assert share(slow, found.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
+
+    def test_what_one_of_two_ranks_does_is_no_effect_of_the_place_in_the_step(self):
+        """The process stops in step with the job's microbatches."""
+        assert not judged_job(9_730_000, "P17-stops").wrong
+
+
+class TestLengthOfPauses:
+    """Forwards of 10 ms, backwards of 20 ms, of which some pause."""
+
+    @staticmethod
+    def of_their_own(forward_s: list[float], backward_s: list[float]) -> bool:
+        table = np.zeros((2, 1, 1, len(forward_s) + len(backward_s), 1, 1))
+        table[0, 0, 0, : len(forward_s), 0, 0] = forward_s
+        table[1, 0, 0, -len(backward_s) :, 0, 0] = backward_s
+        return _own_length(table, np.array([0.01, 0.02]).reshape(2, 1, 1, 1))
+
+    def test_as_long_in_forwards_as_in_backwards_is_of_their_own(self):
+        assert self.of_their_own([0.05, 0.051, 0.049], [0.05, 0.052, 0.05, 0.048])
+
+    def test_computes_that_pause_twice_do_not_hide_it(self):
+        assert self.of_their_own([0.05, 0.051, 0.049], [0.05, 0.052, 0.05, 0.048, 0.1])
+
+    def test_twice_as_long_in_backwards_is_in_proportion(self):
+        assert not self.of_their_own([0.05, 0.051, 0.049], [0.1, 0.102, 0.1, 0.098])
+
+    def test_three_pauses_prove_nothing(self):
+        assert not self.of_their_own([0.05], [0.05, 0.05])
+
+    def test_noise_with_a_long_tail_is_never_of_a_length_of_its_own(self):
+        """Exceedances in proportion, exponentially distributed: of 2,000 jobs about two may look otherwise."""
+        rng = np.random.default_rng(0)
+        shares = rng.exponential(1.0, (2000, 80)) + 0.4  # what is beyond eight spreads of noise of 5 %
+        found = sum(self.of_their_own((0.01 * job[:40]).tolist(), (0.02 * job[40:]).tolist()) for job in shares)
+        assert found <= 6  # twice as many in 99 of 100 draws
+
+
+class TestNetwork:
+    @pytest.mark.parametrize("queueing", list(Queueing))
+    def test_links_that_wait_behind_a_slow_one_are_not_slow_themselves(self, queueing):
+        """With four stages and two chunks nearly all calls of the DP rank wait for the slow link in the end."""
+        cause = SlowLink(2, 1, 10.0)
+        shape = Shape(dp=4, pp=4, vpp=2, microbatches=8, steps=4)
+        slow = job(cause, shape=shape, network=replace(BUSY, queueing=queueing), **INTERLEAVED)
+        (found,) = named(slow)
+        assert found.kind is CauseKind.SLOW_LINK
+        assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(2, 1)]
+        assert share(slow, found.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
+
+    def test_congestion_on_a_slow_card_keeps_its_share_of_what_both_cost(self):
+        """A transfer that passes the card while it hangs takes 5 x 12 times as long: each repair leaves the other."""
+        card, congestion = SlowNic(2, 5.0), Congestion(3, 0.04, 12.0)
+        slow = job(card, congestion, shape=Shape(dp=4, pp=4, microbatches=12, steps=10))
+        by_kind = {found.kind: found for found in named(slow)}
+        assert set(by_kind) == {CauseKind.SLOW_NIC, CauseKind.CONGESTION}
+        for cause, kind in ((card, CauseKind.SLOW_NIC), (congestion, CauseKind.CONGESTION)):
+            found, alone = by_kind[kind], job(cause, shape=slow.shape)
+            assert share(slow, found.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=0.02)
+            assert share(slow, found.alone_s) == pytest.approx(share(slow, costs(alone, cause)), abs=0.02)
+
+    def test_faster_collectives_free_what_waits_for_the_same_cards_and_nothing_else(self):
+        """Half of the bytes: at least what halved collectives save, at most what the job without them saves."""
+        shape = Shape(dp=4, pp=4, vpp=2, microbatches=8, steps=4)
+        network = replace(BUSY, queueing=Queueing.FIFO, parameter_bytes=12e9)
+        of = job(network=network, shape=shape, overlap_dp=True, schedule=Schedule.INTERLEAVED)
+        trace = simulate(of).trace
+        replay = JobReplay.from_trace(trace)
+        evidence = Evidence.of(trace, replay, attribute(replay))
+        traffic, half = evidence.traffic, np.full(evidence.traffic.rings.shape, 0.5)
+        assert traffic.shared_s.max() > traffic.usual_s
+        assert traffic.shared_with(half) == pytest.approx(traffic.shared_s / 2)
+        together, alone, gone = (
+            float(step_times_with(evidence.replay, (change,)).mean())
+            for change in (
+                rings_faster(traffic, half),
+                Scale(evidence.collectives, np.array(0.5)),
+                rings_faster(traffic, 0 * half),
+            )
+        )
+        assert gone < together <= alone
+
+
+class TestSteps:
+    def test_a_worker_that_ends_late_and_begins_late_waits_for_no_data(self):
+        """Starts that count from each step do not tell how far steps overlap. How late the worker begins does."""
+        cause = SlowWorkers(frozenset({(1, 2)}), 10.0, part=Part.OPTIMIZER)
+        slow = job(cause, shape=replace(PIPELINE, steps=8))
+        found = tracekit.Job(without_step_starts(simulate(slow).trace)).whatif().diagnosis
+        assert {one.kind for one in found.causes if one.change is not None} <= {CauseKind.SLOW_OPTIMIZER}
+        priced = sum(one.saved_s for one in found.causes)
+        assert share(slow, priced) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
+
+    def test_what_the_next_step_may_hide_is_priced_as_a_bound(self):
+        """Starts that count from the worker's own step do not show whether it begins late."""
+        cause = SlowWorkers(frozenset({(1, 0)}), 10.0, part=Part.OPTIMIZER)
+        slow = job(cause, shape=replace(FLAT, steps=6))
+        trace = simulate(slow).trace
+        ops = trace.ops.with_columns(start=pl.col("start") - pl.col("start").min().over("step", "rank"))
+        found = tracekit.Job(Trace.from_frame(ops, trace.layout, name="own zero", metadata=trace.metadata)).whatif()
+        (fix,) = [fix for fix in found.diagnosis.fixes if fix.cause is CauseKind.SLOW_OPTIMIZER]
+        assert fix.bound
+
+    def test_a_stall_seen_twice_has_a_bound_for_a_price(self):
+        """Twice in twelve steps says what it costs whenever it comes, not how often it comes."""
+        cause = Checkpoints(every=5, phase=2, stall_s=1.0)
+        slow = job(cause, shape=Shape(dp=2, pp=2, microbatches=8, steps=12))
+        (fix,) = [fix for fix in report(slow).diagnosis.fixes if fix.kind == "async-checkpoint"]
+        assert (fix.bound, fix.withheld) == (True, None)
+        assert fix.assumes is not None
+        assert "2 steps" in fix.assumes
+        assert share(slow, fix.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
+
+
+def test_a_group_of_slow_ranks_needs_no_names_of_hosts():
+    slow = job(SlowWorkers(frozenset({(0, 0), (1, 0)}), 1.15), shape=FLAT, noise=Noise(op=0.01, worker=0.002))
+    trace = simulate(slow).trace
+    found = tracekit.Job(replace(trace, metadata={})).whatif().diagnosis
+    assert [(cause.kind, cause.where.dp_ranks) for cause in found.causes] == [(CauseKind.SLOW_RANK_GROUP, (0, 1))]
