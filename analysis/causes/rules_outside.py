@@ -182,6 +182,7 @@ class UnrecordedWorkerLate(Rule):
             Scale(evidence.collectives, traffic.transfer_share[..., None]),
             1 + longest / evidence.unchanged_s,
             title=f"A worker of {group} that was not recorded is late by {seconds(late_s)}",
+            bound=True,  # what the worker also holds up in its own pipeline was not recorded
         )
 
 

@@ -86,10 +86,20 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     steps: Bools = np.any(links, axis=(0, 2))
     long = traffic.seconds > BESIDE_FACTOR * traffic.usual_s
     often = nan_mean(np.where(np.isfinite(traffic.seconds), long, np.nan)[:, :, steps], (1, 2))
-    far = traffic.connected(near) & (often > lower_median(often, axis=1)[:, None] + HELD_UP_SHARE)
-    far &= ~traffic.slow_anyway
+    far = _connected(traffic, near) & (often > lower_median(often, axis=1)[:, None] + HELD_UP_SHARE)
+    for card in traffic.cards:
+        far &= ~card.flows
+    far &= ~np.any(traffic.slow_links, axis=1)
     waiting: Bools = (near | far)[:, None, None, :] & steps[:, None] & long
     return waiting
+
+
+def _connected(traffic: Traffic, links: Bools) -> Bools:
+    """Links that some of `links` [slots, dp_ranks] reach over cards that both ends share, those included."""
+    reached, more = links, traffic.beside(links)
+    while (more & ~reached).any():
+        reached, more = more, traffic.beside(more)
+    return more
 
 
 def card_as_usual(traffic: Traffic, card: SlowCard) -> Change:

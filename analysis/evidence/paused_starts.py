@@ -81,18 +81,20 @@ def _paused_share(seconds: Floats, pauses: Pauses) -> Floats:
     """
     if not seconds.size:
         return np.zeros(seconds.shape)
-    stopped = 1 - as_peers(seconds, pauses.stopped)
+    share = 1 - as_peers(seconds, pauses.stopped)
     if not pauses.of_processes:
-        return stopped
+        return share
     lengths = pauses.seconds[pauses.seconds > 0]
-    beyond = seconds - median(seconds, (2,))[:, :, None]
-    off = np.abs(beyond)
-    spread = MAD_TO_SIGMA * np.fmax(median(off, (2, 3))[:, :, None, None], median(off, (2,))[:, :, None])
-    least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * float(np.median(lengths)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.where((beyond > least) & (beyond < LONGEST_OF_SEEN * lengths.max()), beyond / seconds, 0.0)
-    share = np.where(np.isfinite(share), share, 0.0)
-    return np.where(pauses.stopped[:, None, None, :], stopped, share)
+    usual_s, longest_s = float(np.median(lengths)), LONGEST_OF_SEEN * float(lengths.max())
+    for stage, taken in enumerate(seconds):  # one by one, to keep what is needed meanwhile small
+        beyond = taken - median(taken, (1,))[:, None]
+        off = np.abs(beyond)
+        spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
+        least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * usual_s)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            paused = (taken > 0) & (beyond > least) & (beyond < longest_s) & ~pauses.stopped[stage]
+            share[stage] = np.where(paused, np.minimum(beyond / taken, 1.0), share[stage])
+    return share
 
 
 def as_peers(seconds: Floats, workers: Bools) -> Floats:

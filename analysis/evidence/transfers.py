@@ -146,10 +146,15 @@ class Traffic:
 
         Both pass the same cards, so that what a transfer takes meanwhile comes of the schedule.
         """
-        return self.shared_with(np.ones(self.rings.shape))
+        return self._overlap(np.ones(self.rings.shape))
 
     def shared_with(self, share: Floats) -> Floats:
         """As `shared_s`, where of each collective only `share`, [stages, ops, steps], counts."""
+        if not share.any() or not self.shared_s.any():
+            return np.zeros(self.seconds.shape)
+        return self._overlap(share)
+
+    def _overlap(self, share: Floats) -> Floats:
         evidence, stages = self.evidence, self.evidence.stages
         shared = np.zeros(self.seconds.shape)
         if not self.seconds.size or evidence.collectives.empty:
@@ -279,19 +284,6 @@ class Traffic:
             host = self._hosts_of_flows(side)
             together |= np.isin(host, host[links])
         return together
-
-    def connected(self, links: Bools) -> Bools:
-        """Links that some of `links` [slots, dp_ranks] reach over cards that both ends share, those included."""
-        reached, more = links, self.beside(links)
-        while (more & ~reached).any():
-            reached, more = more, self.beside(more)
-        return more
-
-    @cached_property
-    def slow_anyway(self) -> Bools:
-        """Links that are slow themselves or pass a slow card, [slots, dp_ranks]."""
-        slow: Bools = np.any(self.slow_links, axis=1)
-        return np.asarray(np.logical_or.reduce([slow, *(card.flows for card in self.cards)]))
 
     @cached_property
     def _host_number(self) -> Ints:

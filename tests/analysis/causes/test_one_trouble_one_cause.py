@@ -19,7 +19,7 @@ from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic
 from benchmarks.eventsim.truth import mean_step_s
 from benchmarks.verdicts import judged_job
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
-from tracekit.analysis.attribution.attribution import attribute
+from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
