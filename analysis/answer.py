@@ -36,6 +36,8 @@ _PART = {
     CauseKind.PROCESS_PAUSES: "process",
     CauseKind.UNRECORDED_WORKER_LATE: "unrecorded",
 }
+#: What of a rank can be slow, each once.
+PARTS = tuple(dict.fromkeys(_PART.values()))
 
 
 @dataclass(frozen=True, slots=True)

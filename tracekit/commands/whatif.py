@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import PATH, as_arguments, console, job_source, load
+from tracekit.commands.options import PATH, are_gpu_traces, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
+from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.op_job import OpJob
-
-#: Exit code where a --fail-on condition holds.
-EXIT_CONDITION = 3
 
 
 @click.command("whatif")
@@ -138,7 +136,7 @@ def whatif_command(
     for path in (csv_directory, parquet_file):
         if path is not None:
             click.echo(f"Wrote {printable(str(path))}", err=True)
-    return EXIT_CONDITION if condition is not None and condition.holds(report.attribution) else 0
+    return ExitCode.CONDITION if condition is not None and condition.holds(report.attribution) else ExitCode.DONE
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
