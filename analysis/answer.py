@@ -63,7 +63,8 @@ class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each.
+    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each, with its
+    cost. `causes`: where each of the diagnosis's causes is and what it does, in the same order.
     """
 
     headline: str
@@ -73,6 +74,7 @@ class Answer:
     check: str | None
     fix: str | None
     others: tuple[str, ...]
+    causes: tuple[str, ...]
     trust: str
     culprits: tuple[Culprit, ...]
 
@@ -95,6 +97,7 @@ def answer_of(
         check=None if leading is None else leading.next_check,
         fix=None if leading is None else _fix(evidence, leading, fixes),
         others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
+        causes=tuple(_cause(evidence, cause) for cause in causes),
         trust=_trust(evidence, trust),
         culprits=tuple(_culprits(evidence, causes)),
     )
@@ -114,10 +117,15 @@ def _is_found(cause: Cause) -> bool:
     return cause.kind not in (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 
 
-def _other(evidence: Evidence, cause: Cause) -> str:
-    """One more cause: where, what, what it costs."""
+def _cause(evidence: Evidence, cause: Cause) -> str:
+    """One cause: where, and what it does."""
     place = Names.of(evidence).place(cause.where)
-    sentence = f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+    return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+
+
+def _other(evidence: Evidence, cause: Cause) -> str:
+    """One more cause, with what it costs."""
+    sentence = _cause(evidence, cause)
     return sentence if cause.change is None else f"{sentence} ({cost(cause.saved_s, cause.alone_s)})"
 
 

@@ -15,6 +15,7 @@ import click
 
 from tracekit import __version__
 from tracekit.collectors.launch.command import collect_command
+from tracekit.commands.compare import compare_command
 from tracekit.commands.culprits import culprits_command
 from tracekit.commands.doctor import doctor_command
 from tracekit.commands.export import export_command
@@ -85,6 +86,7 @@ def commands() -> None:
 
 for command in (
     whatif_command,
+    compare_command,
     culprits_command,
     import_command,
     info_command,

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
@@ -20,7 +19,7 @@ from tracekit.analysis.verdict import LossKind
 from tracekit.report import ClockOffset, Report
 from tracekit.terminal.details import print_details
 from tracekit.terminal.maps import step_bars, worker_map
-from tracekit.terminal.tables import by_label, questions
+from tracekit.terminal.tables import by_label, labelled, questions, trust_line
 from tracekit.text import seconds, short
 
 _LOSS_STYLE = "bold white on dark_red"
@@ -88,27 +87,21 @@ def _headline(report: Report) -> Text:
 
 def _answer(report: Report, gpu_hour: float | None) -> RenderableType:
     """What it costs, who, why, what to do first, what that saves, and whether to believe it."""
-    answer, trusted = report.diagnosis.answer, report.trust.trustworthy
+    answer = report.diagnosis.answer
     cost = answer.cost
     if cost is not None and gpu_hour is not None:
         cost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    rows = {"Cost": cost, "Who": answer.who, "Why": answer.why, "Check": answer.check, "Fix": answer.fix}
-    for name, words in rows.items():
-        if words is not None:
-            grid.add_row(name, Text(words))
-    for number, cause in enumerate(answer.others[:_MOST_CAUSES]):
-        grid.add_row("" if number else "Also", Text(cause))
-    mark = ("yes", "green") if trusted else ("NO", "bold red")
-    grid.add_row("Trust", Text.assemble(mark, f": {answer.trust}"))
-    for name, words, style in (
-        ("Clocks", _clocks(report), ""), ("Method", _method(report), ""), ("Missing", _coverage(report), "yellow"),
-    ):  # fmt: skip
-        if words:
-            grid.add_row(name, Text(words, style=style))
-    return grid
+    rows: list[tuple[str, str | Text | None]] = [
+        ("Cost", cost), ("Who", answer.who), ("Why", answer.why), ("Check", answer.check), ("Fix", answer.fix)
+    ]  # fmt: skip
+    rows += [("" if number else "Also", cause) for number, cause in enumerate(answer.others[:_MOST_CAUSES])]
+    rows += [
+        ("Trust", trust_line(report.trust.trustworthy, answer.trust)),
+        ("Clocks", _clocks(report)),
+        ("Method", _method(report)),
+        ("Missing", Text(_coverage(report), style="yellow")),
+    ]
+    return labelled(rows)
 
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[str]:
