@@ -21,6 +21,10 @@ from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.op_job import OpJob
+    from tracekit.report import Report
+
+#: Where FILE stands for stdout.
+STDOUT = Path("-")
 
 
 @click.command("whatif")
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
+@click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
 @click.option("--csv", "csv_directory", type=PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=PATH, metavar="FILE", help="Also write exact S per worker and step.")
 @click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
@@ -70,6 +76,8 @@ def whatif_command(
     full: bool,
     gpu_hour: float | None,
     as_json: bool,
+    markdown: Path | None,
+    redact: bool,
     csv_directory: Path | None,
     parquet_file: Path | None,
     fail_on: str | None,
@@ -95,6 +103,8 @@ def whatif_command(
         "--csv": csv_directory,
         "--parquet": parquet_file,
         "--fail-on": fail_on,
+        "--markdown": markdown,
+        "--redact": redact or None,
     }
     if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
@@ -105,11 +115,7 @@ def whatif_command(
     if len(traces) > 1:
         raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
     trace = traces[0] if traces else None
-    if parquet_file is not None:
-        from tracekit.atomic_write import check_writable
-        from tracekit.report import TABLE_FILE
-
-        check_writable(parquet_file, TABLE_FILE)
+    _check_files(parquet_file, markdown)
     with progress() as tell:
         tell("reading the trace")
         loaded = load(trace, layout, unit, store, job, window, method)
@@ -120,23 +126,51 @@ def whatif_command(
             return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
+        if redact:
+            loaded = Job(loaded.trace.redacted(), loaded.method)
         tell("building the dependency graph")
         report = loaded.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
         report.write_parquet(parquet_file)
+    source = "JOB" if redact else as_arguments(trace, layout, store, job, window)
+    if markdown is not None:
+        _write_markdown(markdown, report, gpu_hour, source)
     if as_json:
         click.echo(report.to_json())
-    else:
+    elif markdown != STDOUT:
         from tracekit.terminal.pipeline import print_report
 
-        source = as_arguments(trace, layout, store, job, window)
         print_report(report, console(), source=source, full=full, gpu_hour=gpu_hour)
-    for path in (csv_directory, parquet_file):
-        if path is not None:
+    for path in (csv_directory, parquet_file, markdown):
+        if path not in (None, STDOUT):
             click.echo(f"Wrote {printable(str(path))}", err=True)
     return ExitCode.CONDITION if condition is not None and condition.holds(report.attribution) else ExitCode.DONE
+
+
+def _check_files(parquet_file: Path | None, markdown: Path | None) -> None:
+    """Raise OutputError, before anything is analysed, for a file that cannot be written."""
+    from tracekit.atomic_write import check_writable
+
+    if parquet_file is not None:
+        from tracekit.report import TABLE_FILE
+
+        check_writable(parquet_file, TABLE_FILE)
+    if markdown not in (None, STDOUT):
+        from tracekit.documents.markdown import MARKDOWN_FILE
+
+        check_writable(markdown, MARKDOWN_FILE)
+
+
+def _write_markdown(path: Path, report: Report, gpu_hour: float | None, source: str) -> None:
+    from tracekit.documents.markdown import markdown, write_markdown
+
+    text = markdown(report, gpu_hour=gpu_hour, source=source)
+    if path == STDOUT:
+        click.echo(text, nl=False)
+    else:
+        write_markdown(path, text)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
