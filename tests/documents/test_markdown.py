@@ -6,10 +6,17 @@ import json
 import re
 from pathlib import Path
 
-from tests.documents.conftest import EVIL, SAMPLES
+import pytest
+
+from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
 from tracekit.documents.markdown import escaped
 from tracekit.exit_codes import ExitCode
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_evil(tmp_path_factory.mktemp("evil"))
 
 
 def tables(text: str) -> list[list[list[str]]]:

@@ -55,6 +55,7 @@ STDOUT = Path("-")
 @click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write one page that needs no network, with figures.")
 @click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
 @click.option("--csv", "csv_directory", type=PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=PATH, metavar="FILE", help="Also write exact S per worker and step.")
@@ -77,6 +78,7 @@ def whatif_command(
     gpu_hour: float | None,
     as_json: bool,
     markdown: Path | None,
+    html: Path | None,
     redact: bool,
     csv_directory: Path | None,
     parquet_file: Path | None,
@@ -104,6 +106,7 @@ def whatif_command(
         "--parquet": parquet_file,
         "--fail-on": fail_on,
         "--markdown": markdown,
+        "--html": html,
         "--redact": redact or None,
     }
     if traces and are_gpu_traces(traces):
@@ -115,7 +118,7 @@ def whatif_command(
     if len(traces) > 1:
         raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
     trace = traces[0] if traces else None
-    _check_files(parquet_file, markdown)
+    _check_files(parquet_file, markdown, html)
     with progress() as tell:
         tell("reading the trace")
         loaded = load(trace, layout, unit, store, job, window, method)
@@ -130,6 +133,11 @@ def whatif_command(
             loaded = Job(loaded.trace.redacted(), loaded.method)
         tell("building the dependency graph")
         report = loaded.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
+        if html is not None:
+            from tracekit.documents.page import page, write_page
+
+            tell("the slowest steps")
+            write_page(html, page(report, loaded.replay, gpu_hour=gpu_hour))
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -143,13 +151,13 @@ def whatif_command(
         from tracekit.terminal.pipeline import print_report
 
         print_report(report, console(), source=source, full=full, gpu_hour=gpu_hour)
-    for path in (csv_directory, parquet_file, markdown):
-        if path not in (None, STDOUT):
+    for path in (csv_directory, parquet_file, markdown, html):
+        if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
     return ExitCode.CONDITION if condition is not None and condition.holds(report.attribution) else ExitCode.DONE
 
 
-def _check_files(parquet_file: Path | None, markdown: Path | None) -> None:
+def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
     """Raise OutputError, before anything is analysed, for a file that cannot be written."""
     from tracekit.atomic_write import check_writable
 
@@ -157,10 +165,14 @@ def _check_files(parquet_file: Path | None, markdown: Path | None) -> None:
         from tracekit.report import TABLE_FILE
 
         check_writable(parquet_file, TABLE_FILE)
-    if markdown not in (None, STDOUT):
+    if markdown is not None and markdown != STDOUT:
         from tracekit.documents.markdown import MARKDOWN_FILE
 
         check_writable(markdown, MARKDOWN_FILE)
+    if html is not None:
+        from tracekit.documents.page import PAGE_FILE
+
+        check_writable(html, PAGE_FILE)
 
 
 def _write_markdown(path: Path, report: Report, gpu_hour: float | None, source: str) -> None:
