@@ -143,14 +143,20 @@ def _coordinates(where: Where) -> str:
     return f"dp {worker.dp_rank}, stage {worker.pp_rank}"
 
 
-def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
-    """What the best fix of a cause gives back, or why that is not promised."""
+def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
+    """The best fix of a cause, of those at its place if there are any; one without a promise only if no other is."""
     of_cause = [fix for fix in fixes if fix.cause is cause.kind and not fix.bound]
     here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
-    promised = [fix for fix in here if fix.withheld is None]
-    if not promised:
-        return f"{here[0].title}: no saving promised, {here[0].withheld}" if here else None
-    best = promised[0]
+    return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
+
+
+def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
+    """What the best fix of a cause gives back, or why that is not promised."""
+    best = best_fix(cause, fixes)
+    if best is None:
+        return None
+    if best.withheld is not None:
+        return f"{best.title}: no saving promised, {best.withheld}"
     error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 else ""
     assumes = f"; assumes {best.assumes}" if best.assumes else ""
     return (

@@ -52,6 +52,7 @@ STDOUT = Path("-")
     help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@click.option("--explain", is_flag=True, help="Say how every number of the first screen came about.")
 @click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
@@ -75,6 +76,7 @@ def whatif_command(
     ignore_steps: str | None,
     method: str,
     full: bool,
+    explain: bool,
     gpu_hour: float | None,
     as_json: bool,
     markdown: Path | None,
@@ -108,6 +110,7 @@ def whatif_command(
         "--markdown": markdown,
         "--html": html,
         "--redact": redact or None,
+        "--explain": explain or None,
     }
     if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
@@ -150,7 +153,7 @@ def whatif_command(
     elif markdown != STDOUT:
         from tracekit.terminal.pipeline import print_report
 
-        print_report(report, console(), source=source, full=full, gpu_hour=gpu_hour)
+        print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
     for path in (csv_directory, parquet_file, markdown, html):
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)

@@ -55,7 +55,7 @@ def worst_steps(report: Report, replay: JobReplay) -> dict[str, Any]:
 
 
 def _worker_count(frame: pl.DataFrame) -> int:
-    return frame.select(pl.struct("dp_rank", "pp_rank").n_unique()).item()
+    return frame.select("dp_rank", "pp_rank").n_unique()
 
 
 def _rows(report: Report, ops_of_worker: int) -> list[Worker]:

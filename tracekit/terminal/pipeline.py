@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.analysis.verdict import LossKind
+from tracekit.explanation import explanations
 from tracekit.report import Report
 from tracekit.report_words import answer_rows, job_sizes
 from tracekit.terminal.details import print_details
@@ -27,12 +28,18 @@ _SMALL_MAP = (6, 32)
 
 
 def print_report(
-    report: Report, console: Console, *, source: str | None = None, full: bool = False, gpu_hour: float | None = None
+    report: Report,
+    console: Console,
+    *,
+    source: str | None = None,
+    full: bool = False,
+    explain: bool = False,
+    gpu_hour: float | None = None,
 ) -> None:
     """Print the answer, and with `full` all that it rests on.
 
-    `source`: the job as arguments of a command, for the commands to type next. `gpu_hour`: the price of a GPU-hour, in
-    any currency.
+    `source`: the job as arguments of a command, for the commands to type next. `explain`: say how each number of the
+    answer came about. `gpu_hour`: the price of a GPU-hour, in any currency.
     """
     console.print(_job(report))
     console.print()
@@ -40,6 +47,10 @@ def print_report(
     console.print()
     console.print(_answer(report, gpu_hour))
     console.print()
+    if explain:
+        console.print(Text("How each number came about", style="bold underline"))
+        console.print(labelled(explanations(report, gpu_hour)))
+        console.print()
     if report.questions_asked:
         console.print(questions(report.questions_asked, report.attribution.original_s))
     for group in report.labels_asked:
