@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
 
     DONE = 0  #: the command did what it was asked
     BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
-    CONDITION = 3  #: a `--fail-on` condition holds, or `store check` found damage
+    CONDITION = 3  #: a `--fail-on` condition holds, `store check` found damage, `doctor` a reason why collecting fails
     HANG = 4  #: `hang` found a hang
     NO_CULPRIT = 5  #: `culprits` names nobody: no rank is to blame, or the report cannot be trusted
     UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown

@@ -40,8 +40,8 @@ def _times(report: Report) -> Iterator[tuple[str, str]]:
     yield (
         "T(ideal)",
         (
-            f"{seconds(found.ideal_s)}, the same replay with every compute at the mean and every transfer at the median of"
-            " its kind"
+            f"{seconds(found.ideal_s)}, the same replay with every compute at the mean and every transfer at the"
+            " median of its kind"
         ),
     )
     yield "T(kept)", f"{seconds(float(found.with_delays.mean()))}, the replay of T(original) with launch delays kept"

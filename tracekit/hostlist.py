@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 #: What a node can be called: a host name, nothing that a shell or Slurm reads otherwise.
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-#: A number longer than this stays part of the name: Slurm counts in 64 bits.
-_NUMBERED = re.compile(r"(.*?)(\d{1,18})")
+#: A name that ends in a number; not one that is nothing else, nor one whose number Slurm cannot count, in 64 bits.
+_NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
 
 
 def is_node_name(name: str) -> bool:
