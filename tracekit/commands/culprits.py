@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tracekit.commands.options import are_gpu_traces, as_arguments, console, load, trace_source
+from tracekit.commands.options import as_arguments, console, load, trace_source
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.hostlist import hostlist, is_node_name
@@ -77,6 +77,8 @@ def culprits_command(
     Exit codes: 0 all culprits have a node, 5 nobody is to blame or the report cannot be trusted (slurm: no output),
     6 the node of a culprit is unknown (slurm: the others).
     """
+    from tracekit.any_job import are_gpu_traces
+
     _check_parts(part)
     with progress() as tell:
         tell("reading the trace")

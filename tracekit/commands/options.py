@@ -82,14 +82,6 @@ def as_arguments(
     return " ".join(f"{name} {value}".strip() for name, value in given.items())
 
 
-def are_gpu_traces(traces: tuple[Path, ...]) -> bool:
-    """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
-    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
-    from tracekit.collectors.importers.registry import is_known
-
-    return not any(map(is_known, traces)) and any(map(looks_like_kineto, traces))
-
-
 def console() -> Console:
     """The terminal, or what stdout is instead. A reader that leaves ends the command with BrokenPipeError."""
     from rich.console import Console

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import PATH, are_gpu_traces, as_arguments, console, job_source, load
+from tracekit.commands.options import PATH, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
