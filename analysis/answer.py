@@ -36,6 +36,8 @@ _PART = {
     CauseKind.PROCESS_PAUSES: "process",
     CauseKind.UNRECORDED_WORKER_LATE: "unrecorded",
 }
+#: What of a rank can be slow, each once.
+PARTS = tuple(dict.fromkeys(_PART.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each.
+    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each, with its
+    cost. `causes`: where each of the diagnosis's causes is and what it does, in the same order.
     """
 
     headline: str
@@ -71,6 +74,7 @@ class Answer:
     check: str | None
     fix: str | None
     others: tuple[str, ...]
+    causes: tuple[str, ...]
     trust: str
     culprits: tuple[Culprit, ...]
 
@@ -93,6 +97,7 @@ def answer_of(
         check=None if leading is None else leading.next_check,
         fix=None if leading is None else _fix(evidence, leading, fixes),
         others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
+        causes=tuple(_cause(evidence, cause) for cause in causes),
         trust=_trust(evidence, trust),
         culprits=tuple(_culprits(evidence, causes)),
     )
@@ -112,10 +117,15 @@ def _is_found(cause: Cause) -> bool:
     return cause.kind not in (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 
 
-def _other(evidence: Evidence, cause: Cause) -> str:
-    """One more cause: where, what, what it costs."""
+def _cause(evidence: Evidence, cause: Cause) -> str:
+    """One cause: where, and what it does."""
     place = Names.of(evidence).place(cause.where)
-    sentence = f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+    return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+
+
+def _other(evidence: Evidence, cause: Cause) -> str:
+    """One more cause, with what it costs."""
+    sentence = _cause(evidence, cause)
     return sentence if cause.change is None else f"{sentence} ({cost(cause.saved_s, cause.alone_s)})"
 
 
@@ -133,15 +143,24 @@ def _coordinates(where: Where) -> str:
     return f"dp {worker.dp_rank}, stage {worker.pp_rank}"
 
 
-def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
-    """What the best fix of a cause gives back, or why that is not promised."""
+def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
+    """The best fix of a cause, of those at its place if there are any.
+
+    One that is only bounded, or without a promise, only if there is no other.
+    """
     of_cause = [fix for fix in fixes if fix.cause is cause.kind]
     of_cause = [fix for fix in of_cause if not fix.bound] or of_cause
     here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
-    promised = [fix for fix in here if fix.withheld is None]
-    if not promised:
-        return f"{here[0].title}: no saving promised, {here[0].withheld}" if here else None
-    best = promised[0]
+    return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
+
+
+def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
+    """What the best fix of a cause gives back, or why that is not promised."""
+    best = best_fix(cause, fixes)
+    if best is None:
+        return None
+    if best.withheld is not None:
+        return f"{best.title}: no saving promised, {best.withheld}"
     error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 and not best.bound else ""
     assumes = f"; assumes {best.assumes}" if best.assumes else ""
     return (

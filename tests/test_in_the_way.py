@@ -45,6 +45,8 @@ WRITING = {
     "export --out": Writing("out.json.gz", lambda path: ["export", "slow.parquet", "--out", path]),
     "whatif --parquet": Writing("out.parquet", lambda path: ["whatif", "slow.parquet", "--parquet", path]),
     "whatif --csv": Writing("by_kind.csv", lambda path: ["whatif", "slow.parquet", "--csv", path.parent]),
+    "whatif --markdown": Writing("out.md", lambda path: ["whatif", "slow.parquet", "--markdown", path]),
+    "whatif --html": Writing("out.html", lambda path: ["whatif", "slow.parquet", "--html", path]),
     "hang --out": Writing("report.txt", lambda path: ["hang", "dumps", "--out", path.parent]),
     "import --store": Writing("jobs.store", lambda path: ["import", "slow.parquet", "--store", path]),
     "collect --out": Writing("out.parquet", lambda path: ["collect", "--no-store", "--out", path, "touch", "started"]),
@@ -94,6 +96,8 @@ THINGS = {
 OWN: dict[str, Callable[[Path], object]] = {
     "out.parquet": lambda path: slow_trace().write_parquet(path),
     "out.json.gz": lambda path: Job(slow_trace()).export(path),
+    "out.md": lambda path: run("whatif", "slow.parquet", "--markdown", path),
+    "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
     "by_kind.csv": lambda path: Job(slow_trace()).whatif().write_csv(path.parent),
     "jobs.store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),

@@ -1,8 +1,7 @@
 """The command line: the group of commands, and what their errors end with.
 
-In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: 0 done, 2 bad input (one clear
-message), 3 a --fail-on condition holds, 4 a hang is found, 130 interrupted. Heavy imports live in the commands
-(`commands/`), so that `--help` is fast.
+In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: `exit_codes.py`. Heavy imports
+live in the commands (`commands/`), so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import click
 
 from tracekit import __version__
 from tracekit.collectors.launch.command import collect_command
+from tracekit.commands.compare import compare_command
+from tracekit.commands.culprits import culprits_command
 from tracekit.commands.doctor import doctor_command
 from tracekit.commands.export import export_command
 from tracekit.commands.hang import hang_command
@@ -26,14 +27,13 @@ from tracekit.commands.synth import synth_command
 from tracekit.commands.whatif import whatif_command
 from tracekit.dashboards.web.command import dashboard_command
 from tracekit.errors import TracekitError
+from tracekit.exit_codes import ExitCode
 from tracekit.stderr import open_stderr, say, silence_stdout
 from tracekit.text import printable
 
 if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
     from tracekit.trace import Trace
-
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 # polars' allocator keeps freed memory for seconds, longer than most commands run: give it back at once.
 os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
@@ -53,13 +53,13 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         say("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except TracekitError as error:
         say(f"tracekit: {printable(str(error))}")
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     except BrokenPipeError:
         silence_stdout()
         sys.exit(0)
@@ -71,10 +71,10 @@ def main() -> None:
     except OSError as error:
         silence_stdout()
         say(f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions")
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     except MemoryError:
         say("tracekit: out of memory; analyse fewer steps or use a larger machine")
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     sys.exit(code or 0)
 
 
@@ -86,6 +86,8 @@ def commands() -> None:
 
 for command in (
     whatif_command,
+    compare_command,
+    culprits_command,
     import_command,
     info_command,
     export_command,

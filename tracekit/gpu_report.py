@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit.analysis.gpu.breakdown import Breakdown
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
-from tracekit.analysis.gpu.culprit import Culprit
+from tracekit.analysis.gpu.culprit import Culprit, GpuCause
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
@@ -24,6 +24,16 @@ from tracekit.op_report import OpReport
 from tracekit.report_json import without_nan
 from tracekit.text import seconds
 
+#: The part of a rank that a cause slows down.
+_PART = {
+    GpuCause.SLOW_GPU: "compute",
+    GpuCause.UNEVEN_WORK: "workload",
+    GpuCause.HOST_BOUND: "host",
+    GpuCause.LATE_INPUT: "data-loading",
+    GpuCause.GC: "python-gc",
+    GpuCause.SYNC_CALLS: "host",
+    GpuCause.SLOW_LINK: "network",
+}
 #: Kernels of no class that are listed.
 _MOST_UNKNOWN = 20
 
@@ -64,6 +74,28 @@ class GpuReport:
             f"rank {found.rank}{where} holds the others up: they wait {seconds(found.waited_s)} for it in all, and at"
             f" their pace the recording would be {seconds(found.saved_s)} ({share:.1%}) shorter"
         )
+
+    @property
+    def culprits(self) -> list[dict[str, Any]]:
+        """The rank to blame as a row of `culprits` in docs/report-schema.md, its cost a mean step; [] where none is."""
+        found = self.culprit
+        if found is None:
+            return []
+        steps = max(self.recording.step_spans["step"].n_unique(), 1)
+        part = _PART[found.causes[0].cause] if found.causes else "compute"
+        return [
+            {
+                "rank": found.rank,
+                "dp_rank": None,
+                "pp_rank": None,
+                "host": self.recording.hosts.get(found.rank),
+                "gpu_uuid": None,
+                "part": part,
+                "cost_s": found.saved_s / steps,
+                "confidence": None,
+                "first_step": None,
+            }
+        ]
 
     @property
     def doubts(self) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import Attribution, Trust, waste
+from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.numeric.arrays import Floats
@@ -327,6 +328,12 @@ class Report:
     def to_json(self) -> str:
         """`to_dict` as one JSON object."""
         return json.dumps(self.to_dict(), allow_nan=False)
+
+    def worker_steps(self) -> WorkerSteps:
+        """Exact S of each worker in each step, as comparisons take it."""
+        found = self.attribution
+        slowdown = (found.by_worker / found.ideal[:, None, None]).astype(np.float32)
+        return WorkerSteps(np.asarray(found.steps, np.int64), np.asarray(found.dp_ranks, np.int64), slowdown)
 
     def findings(self) -> Findings:
         """What the store keeps of this report."""

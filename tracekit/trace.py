@@ -34,6 +34,9 @@ METADATA_KEY = "tracekit"
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 #: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
 UNIT_KEY = "time_unit"
+#: Metadata that names nobody and that the analysis reads: whole, and of each GPU the field.
+_WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
+_FIGURES_IN = {"gpus": "throttled"}
 #: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
 #: So many workers that were not traced are named.
@@ -144,6 +147,24 @@ class Trace:
         hosts = self.metadata.get("hosts")
         named = hosts.items() if isinstance(hosts, dict) else ()
         return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
+
+    def redacted(self) -> Trace:
+        """The trace without names: hosts are numbered in order of their ranks, of the metadata only figures stay."""
+        numbers: dict[str, str] = {}
+        for _, host in sorted(self.hosts.items()):
+            numbers.setdefault(host, f"host-{len(numbers) + 1}")
+        kept = {name: self.metadata[name] for name in _WITHOUT_NAMES if name in self.metadata}
+        for name, field_ in _FIGURES_IN.items():
+            if isinstance(found := self.metadata.get(name), dict):
+                kept[name] = {
+                    key: {field_: value[field_]}
+                    for key, value in found.items()
+                    if isinstance(value, dict) and field_ in value
+                }
+        if isinstance(collected := self.metadata.get("collect"), dict):
+            kept["collect"] = {"nested": collected.get("nested")}
+        hosts = {str(rank): numbers[host] for rank, host in self.hosts.items()}
+        return replace(self, name="job", metadata=MappingProxyType({**kept, "hosts": hosts}))
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
         """The trace without these step numbers. Raises SelectionError where none is left, or none was there."""

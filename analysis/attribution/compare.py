@@ -93,13 +93,37 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+#: How a sentence begins that says whether the change helped.
+_LEADS = {
+    Outcome.BETTER: "Yes, it helped",
+    Outcome.WORSE: "No, it got worse",
+    Outcome.NO_DIFFERENCE: "No difference that these steps can show",
+    Outcome.UNKNOWN: "Unknown",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer in one sentence, and what to bear in mind with it."""
+    """Whether the change helped, and what to bear in mind with it.
+
+    `change`: what changed, as a clause; `certainty`: its interval, or why there is none; None where nothing compares.
+    `by_slowdown`: S decides, because the layouts differ.
+    """
 
     outcome: Outcome
-    sentence: str
+    change: str
+    certainty: str | None
     notes: tuple[str, ...]
+    by_slowdown: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """All of it but the notes."""
+        lead = "The layouts differ, so step times do not compare. By S: " if self.by_slowdown else ""
+        if self.certainty is None:
+            return f"{_LEADS[self.outcome]}: {self.change}"
+        end = f", but {self.certainty}." if self.outcome is Outcome.UNKNOWN else f" ({self.certainty})."
+        return f"{lead}{_LEADS[self.outcome]}: {self.change}{end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,29 +184,26 @@ def verdict(before: Side, after: Side) -> Verdict:
         change = difference_of_means(before.recorded_s, after.recorded_s)
         then, now, size = seconds(change.after), seconds(change.before), seconds(abs(change.difference))
         what = f"a recorded step takes {then} instead of {now}, {size} ({abs(change.share):.1%})"
-        lead, words, spread = "", ("less", "more"), _between(change, seconds)
+        words, spread = ("less", "more"), _between(change, seconds)
     else:
         change = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
         what = f"S is {change.after:.3f} instead of {change.before:.3f}, {abs(change.difference):.3f}"
-        lead, words = "The layouts differ, so step times do not compare. By S: ", ("lower", "higher")
-        spread = _between(change, lambda value: f"{value:+.3f}")
+        words, spread = ("lower", "higher"), _between(change, lambda value: f"{value:+.3f}")
         if distrusted := _distrusted(before, after):
-            unknown = f"Unknown: the layouts differ, so only S compares, and {distrusted}"
-            return Verdict(Outcome.UNKNOWN, unknown, _notes(before, after))
-    how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
-    outcome, sentence = _outcome(change, what, words, how)
-    return Verdict(outcome, lead + sentence, _notes(before, after))
-
-
-def _outcome(change: MeanDifference, what: str, words: tuple[str, str], how: str) -> tuple[Outcome, str]:
+            unknown = f"the layouts differ, so only S compares, and {distrusted}"
+            return Verdict(Outcome.UNKNOWN, unknown, None, _notes(before, after))
     word = words[0] if change.difference <= 0 else words[1]
+    how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
+    certainty = "one side has a single step, which has no uncertainty" if change.low is None else how
+    return Verdict(_outcome(change), f"{what} {word}", certainty, _notes(before, after), not same_layout)
+
+
+def _outcome(change: MeanDifference) -> Outcome:
     if change.low is None:
-        return Outcome.UNKNOWN, f"Unknown: {what} {word}, but one side has a single step, which has no uncertainty."
+        return Outcome.UNKNOWN
     if not change.clear:
-        return Outcome.NO_DIFFERENCE, f"No difference that these steps can show: {what} {word} ({how})."
-    if change.difference < 0:
-        return Outcome.BETTER, f"Yes, it helped: {what} {word} ({how})."
-    return Outcome.WORSE, f"No, it got worse: {what} {word} ({how})."
+        return Outcome.NO_DIFFERENCE
+    return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
 
 
 def _between(change: MeanDifference, show: Any) -> str:

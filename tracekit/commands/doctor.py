@@ -13,10 +13,9 @@ from pathlib import Path
 import click
 
 from tracekit.commands.options import PATH
+from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
 from tracekit.text import printable
-
-_EXIT_FAILS = 3
 
 
 @click.command("doctor")
@@ -41,4 +40,4 @@ def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int
         click.echo(
             "\nCollecting will not work here yet." if fails else "\nNext: tracekit collect -- torchrun ... train.py"
         )
-    return _EXIT_FAILS if fails else 0
+    return ExitCode.CONDITION if fails else ExitCode.DONE

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.errors import OutputError
+from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
 from tracekit.text import printable, short
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.hang import HangReport
     from tracekit.store import Store, StoredHang
 
-#: Exit code where a hang is found.
-EXIT_HANG = 4
 #: How `tracekit collect --hang-after` names the folders of its dumps.
 HANG_FOLDERS = "hang-*"
 
@@ -53,7 +52,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
     if out is not None:
         write_report(out, lines, report)
     click.echo(json.dumps(report) if as_json else "\n".join(lines))
-    return EXIT_HANG if report["hang"] else 0
+    return ExitCode.HANG if report["hang"] else ExitCode.DONE
 
 
 def _newest_hang(store: Store, job: str | None) -> StoredHang:

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 from tracekit.errors import SelectionError
+from tracekit.exit_codes import ExitCode
 from tracekit.text import printable, short
 
-_EXIT_DAMAGED = 3
 _PATH = click.Path(path_type=Path)
 _STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -52,7 +52,7 @@ def check(store: Path | None) -> int:
     path = store or default_store()
     found = _echo(damages(Store(path)))
     click.echo(f"{printable(str(path))}: {found} damaged" if found else f"{printable(str(path))}: all files are whole")
-    return _EXIT_DAMAGED if found else 0
+    return ExitCode.CONDITION if found else ExitCode.DONE
 
 
 @store_command.command()

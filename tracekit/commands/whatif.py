@@ -15,14 +15,16 @@ import click
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import PATH, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
+from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.op_job import OpJob
+    from tracekit.report import Report
 
-#: Exit code where a --fail-on condition holds.
-EXIT_CONDITION = 3
+#: Where FILE stands for stdout.
+STDOUT = Path("-")
 
 
 @click.command("whatif")
@@ -50,8 +52,12 @@ EXIT_CONDITION = 3
     help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@click.option("--explain", is_flag=True, help="Say how every number of the first screen came about.")
 @click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write one page that needs no network, with figures.")
+@click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
 @click.option("--csv", "csv_directory", type=PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=PATH, metavar="FILE", help="Also write exact S per worker and step.")
 @click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
@@ -70,8 +76,12 @@ def whatif_command(
     ignore_steps: str | None,
     method: str,
     full: bool,
+    explain: bool,
     gpu_hour: float | None,
     as_json: bool,
+    markdown: Path | None,
+    html: Path | None,
+    redact: bool,
     csv_directory: Path | None,
     parquet_file: Path | None,
     fail_on: str | None,
@@ -97,6 +107,10 @@ def whatif_command(
         "--csv": csv_directory,
         "--parquet": parquet_file,
         "--fail-on": fail_on,
+        "--markdown": markdown,
+        "--html": html,
+        "--redact": redact or None,
+        "--explain": explain or None,
     }
     if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
@@ -107,11 +121,7 @@ def whatif_command(
     if len(traces) > 1:
         raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
     trace = traces[0] if traces else None
-    if parquet_file is not None:
-        from tracekit.atomic_write import check_writable
-        from tracekit.report import TABLE_FILE
-
-        check_writable(parquet_file, TABLE_FILE)
+    _check_files(parquet_file, markdown, html)
     with progress() as tell:
         tell("reading the trace")
         loaded = load(trace, layout, unit, store, job, window, method)
@@ -122,23 +132,60 @@ def whatif_command(
             return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
+        if redact:
+            loaded = Job(loaded.trace.redacted(), loaded.method)
         tell("building the dependency graph")
         report = loaded.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
+        if html is not None:
+            from tracekit.documents.page import page, write_page
+
+            tell("the slowest steps")
+            write_page(html, page(report, loaded.replay, gpu_hour=gpu_hour))
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
         report.write_parquet(parquet_file)
+    source = "JOB" if redact else as_arguments(trace, layout, store, job, window)
+    if markdown is not None:
+        _write_markdown(markdown, report, gpu_hour, source)
     if as_json:
         click.echo(report.to_json())
-    else:
+    elif markdown != STDOUT:
         from tracekit.terminal.pipeline import print_report
 
-        source = as_arguments(trace, layout, store, job, window)
-        print_report(report, console(), source=source, full=full, gpu_hour=gpu_hour)
-    for path in (csv_directory, parquet_file):
-        if path is not None:
+        print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
+    for path in (csv_directory, parquet_file, markdown, html):
+        if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
-    return EXIT_CONDITION if condition is not None and condition.holds(report.attribution) else 0
+    return ExitCode.CONDITION if condition is not None and condition.holds(report.attribution) else ExitCode.DONE
+
+
+def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
+    """Raise OutputError, before anything is analysed, for a file that cannot be written."""
+    from tracekit.atomic_write import check_writable
+
+    if parquet_file is not None:
+        from tracekit.report import TABLE_FILE
+
+        check_writable(parquet_file, TABLE_FILE)
+    if markdown is not None and markdown != STDOUT:
+        from tracekit.documents.markdown import MARKDOWN_FILE
+
+        check_writable(markdown, MARKDOWN_FILE)
+    if html is not None:
+        from tracekit.documents.page import PAGE_FILE
+
+        check_writable(html, PAGE_FILE)
+
+
+def _write_markdown(path: Path, report: Report, gpu_hour: float | None, source: str) -> None:
+    from tracekit.documents.markdown import markdown, write_markdown
+
+    text = markdown(report, gpu_hour=gpu_hour, source=source)
+    if path == STDOUT:
+        click.echo(text, nl=False)
+    else:
+        write_markdown(path, text)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:

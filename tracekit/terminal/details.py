@@ -14,6 +14,7 @@ from rich.text import Text
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.model import Worker
 from tracekit.report import Report
+from tracekit.report_words import FIX_HEADS, fix_rows
 from tracekit.terminal.maps import step_bars, worker_map
 from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, seconds, short
@@ -151,25 +152,10 @@ def _causes(report: Report) -> RenderableType:
 
 def _fixes(report: Report) -> RenderableType:
     """What to do, what the step takes then, what it saves, best first."""
-    fixes = report.diagnosis.fixes
-    if not fixes:
+    if not report.diagnosis.fixes:
         return Text("Fixes: none that would save 1 % of the step")
-    table = new_table("Fix", "sure", "step then", "saves", "GPU-hours a day")
+    table = new_table(*FIX_HEADS)
     table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
-    for fix in fixes:
-        title = Text(fix.title)
-        sure = "-" if fix.confidence is None else f"{min(fix.confidence, 0.99):.0%}"
-        remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
-        if remarks:
-            title.append(f" ({'; '.join(remarks)})", style="dim")
-        if fix.withheld is not None:
-            table.add_row(title.append(f": no promise, {fix.withheld}", style="dim"), sure, "", "", "")
-            continue
-        table.add_row(
-            title,
-            sure,
-            seconds(fix.new_step_s),
-            seconds(fix.saved_s) + (f" \u00b1 {seconds(fix.error_s)}" if fix.error_s > 0 else ""),
-            f"{fix.saved_gpu_hours_per_day:,.1f}",
-        )
+    for title, *figures in fix_rows(report):
+        table.add_row(Text(title), *figures)
     return table

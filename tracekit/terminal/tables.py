@@ -5,7 +5,7 @@ In: results as data. Out: what rich prints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.console import Console, Group, RenderableType
@@ -81,6 +81,22 @@ def side_by_side(panels: Sequence[RenderableType], console: Console) -> Renderab
         grid.add_row(*row)
         grids.append(Padding(grid, (0, 0, 1, 0)))
     return Group(*grids)
+
+
+def labelled(rows: Iterable[tuple[str, str | Text | None]]) -> Table:
+    """Sentences with what they are about to their left; those that are None or empty are left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, words in rows:
+        if words:
+            grid.add_row(name, Text(words) if isinstance(words, str) else words)
+    return grid
+
+
+def trust_line(trusted: bool, why: str) -> Text:
+    """Whether to believe a report, and why."""
+    return Text.assemble(("yes", "green") if trusted else ("NO", "bold red"), f": {why}")
 
 
 def percent(share: float) -> str:

@@ -1,0 +1,156 @@
+"""What changed between two runs, in sentences.
+
+In: two reports as plain data (docs/report-schema.md) and exact S of their workers in each step. Out: a `Comparison`,
+which the terminal prints and `--json` carries. Its figures are those of `compare.py`, which the dashboard draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracekit.analysis.attribution.compare import (
+    CostChange,
+    Report,
+    Side,
+    Verdict,
+    WorkerSteps,
+    causes_of_jobs,
+    cost_changes,
+    verdict,
+    whole,
+)
+from tracekit.text import cost, seconds
+
+#: Version of the JSON object; grows by one whenever a reader of the last version could break.
+COMPARISON_VERSION = 1
+#: Op kinds whose cost changed by less than this share of the step, on the side where it is longer, are not named.
+SMALLEST_SHARE = 0.01
+#: Op kinds in the sentence on them.
+_MOST_KINDS = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs held against each other; sentences without a full stop.
+
+    `cost`: what both lose. `gone`, `new`, `staying`: causes with what they cost. `kinds`: where the time of a step
+    went or came from, None where no op kind changed by 1 % of it. `trust`: why to believe the figures, or why not.
+    """
+
+    before: Side
+    after: Side
+    verdict: Verdict
+    cost: str
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+    staying: tuple[str, ...]
+    kinds: str | None
+    trust: str
+    by_kind: tuple[CostChange, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "comparison_version": COMPARISON_VERSION,
+            "before": _side(self.before),
+            "after": _side(self.after),
+            "outcome": str(self.verdict.outcome),
+            "sentence": self.verdict.sentence,
+            "notes": list(self.verdict.notes),
+            "cost": self.cost,
+            "causes": {"gone": list(self.gone), "new": list(self.new), "staying": list(self.staying)},
+            "kinds": self.kinds,
+            "trust": self.trust,
+            "trustworthy": self.before.trustworthy and self.after.trustworthy,
+            "by_kind": [
+                {"kind": change.name, "before_s": change.before_s, "after_s": change.after_s} for change in self.by_kind
+            ],
+        }
+
+
+def compare_runs(
+    names: tuple[str, str], reports: tuple[Report, Report], workers: tuple[WorkerSteps, WorkerSteps]
+) -> Comparison:
+    """The first run of each pair is the one before."""
+    before, after = (whole(*each) for each in zip(names, reports, workers, strict=True))
+    change = causes_of_jobs(*reports)
+    by_kind = cost_changes(*reports, "by_kind", "kind")
+    return Comparison(
+        before=before,
+        after=after,
+        verdict=verdict(before, after),
+        cost=_cost(*reports),
+        gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
+        new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
+        staying=tuple(_staying(reports, was, now) for was, now in change.staying),
+        kinds=_kinds(by_kind, max(report["step_time_s"]["recorded"] for report in reports)),
+        trust=_trust(reports),
+        by_kind=by_kind,
+    )
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "name": side.job,
+        "layout": dict(side.layout),
+        "steps": len(side.steps),
+        "recorded_s": float(side.recorded_s.mean()),
+        "original_s": float(side.original_s.mean()),
+        "ideal_s": float(side.ideal_s.mean()),
+        "slowdown": side.slowdown,
+    }
+
+
+def _cost(before: Report, after: Report) -> str:
+    """What both lose a day."""
+    lost = [
+        f"{report['verdict']['lost_gpu_hours_per_day']:,.3g} of {report['job']['layout']['world_size'] * 24:,}"
+        for report in (before, after)
+    ]
+    return f"B loses {lost[1]} GPU-hours a day; A lost {lost[0]}"
+
+
+def _cause(report: Report, cause: Report, word: str) -> str:
+    """A cause of one side; `word`: cost or costs."""
+    sentence: str = report["answer"]["causes"][report["causes"].index(cause)]
+    words = _price(cause)
+    return sentence if words is None else f"{sentence} ({words.replace('costs', word, 1)})"
+
+
+def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
+    """A cause of both sides, as it is now, with both prices."""
+    sentence: str = reports[1]["answer"]["causes"][reports[1]["causes"].index(now)]
+    then, today = _price(was), _price(now)
+    return (
+        sentence if then is None or today is None else f"{sentence} ({then.replace('costs', 'cost', 1)}, now {today})"
+    )
+
+
+def _price(cause: Report) -> str | None:
+    """What a cause costs, None where it has no price."""
+    return cost(cause["saved_s"], cause["alone_s"]) if max(cause["saved_s"], cause["alone_s"]) > 0 else None
+
+
+def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:
+    """Which op kinds' stragglers cost more or less than before."""
+    found = sorted(changes, key=lambda change: -abs(change.difference_s))
+    told = [change for change in found if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
+    words = [
+        f"{change.name} {seconds(abs(change.difference_s))} {'more' if change.difference_s > 0 else 'less'}"
+        for change in told
+    ]
+    return f"what stragglers cost a step, each op kind alone: {', '.join(words)}" if words else None
+
+
+def _trust(reports: tuple[Report, Report]) -> str:
+    """Why to believe the figures of both sides, or why not those of one."""
+    doubts = [
+        f"{name}: {report['answer']['trust']}"
+        for name, report in zip("AB", reports, strict=True)
+        if not report["trust"]["trustworthy"]
+    ]
+    if doubts:
+        return "; ".join(doubts)
+    error = max(report["trust"]["replay_error"] for report in reports)
+    return f"both replays are within {error:.1%} of their recordings"

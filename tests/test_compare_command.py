@@ -1,0 +1,83 @@
+"""`tracekit compare`: what changed between two runs, by hand and on one screen."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
+from tracekit.analysis.attribution.compare import verdict, whole
+from tracekit.exit_codes import ExitCode
+from tracekit.job import load
+from tracekit.trace import Trace
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """A job of 15.5 s a step, and the same one healthy, 11.25 s."""
+    slow_trace(range(4)).write_parquet(tmp_path / "slow.parquet")
+    healthy = Trace.from_frame(healthy_frame(range(4)), LAYOUT, name="healthy job")
+    healthy.write_parquet(tmp_path / "healthy.parquet")
+    return tmp_path / "slow.parquet", tmp_path / "healthy.parquet"
+
+
+def test_what_changed_is_said_in_figures_worked_out_by_hand(runs: tuple[Path, Path]) -> None:
+    found = json.loads(run("compare", *runs, "--json").out)
+    assert found["outcome"] == "better"
+    assert found["sentence"].startswith(
+        "Yes, it helped: a recorded step takes 11.25 s instead of 15.50 s, 4.25 s (27.4%) less (95 % interval of the"
+    )
+    assert (found["before"]["recorded_s"], found["after"]["recorded_s"]) == (15.5, 11.25)
+    assert [found[side]["slowdown"] for side in ("before", "after")] == pytest.approx([15.5 / 13.5, 1])
+    assert found["causes"]["new"] == []
+    back = json.loads(run("compare", *reversed(runs), "--json").out)
+    assert back["outcome"] == "worse"
+    assert back["causes"]["new"] == [text.replace("(cost ", "(costs ") for text in found["causes"]["gone"]]
+
+
+def test_the_dashboard_says_the_same(runs: tuple[Path, Path]) -> None:
+    reports = [load(path).whatif() for path in runs]
+    sides = [whole(report.name, report.to_dict(), report.worker_steps()) for report in reports]
+    assert json.loads(run("compare", *runs, "--json").out)["sentence"] == verdict(*sides).sentence
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_one_screen_says_who_is_gone_and_what_to_type_next(tmp_path: Path, columns: int) -> None:
+    jobs = [SAMPLES / "slow_worker.parquet", SAMPLES / "healthy.parquet"]
+    ran = run("compare", *jobs, env={"COLUMNS": str(columns)})
+    lines = ran.out.splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= columns for line in lines if not line.startswith("  tracekit"))
+    text = " ".join(" ".join(lines).split())
+    assert "BETTER: a recorded step takes 763.4 ms instead of 1.11 s, 343.8 ms (31.1%) less" in text
+    assert "Gone rank 9 on host-0001: computes 80% slower than its peers (cost 343.5 ms a step)" in text
+    assert "New no cause is new" in text
+    assert "Cost B loses 0 of 384 GPU-hours a day; A lost 111 of 384" in text
+    assert lines[-1] == f"  tracekit whatif {shlex.quote(str(jobs[1]))}"
+
+
+def test_jobs_of_a_store_are_compared_by_name(tmp_path: Path, runs: tuple[Path, Path]) -> None:
+    store = tmp_path / "jobs"
+    assert run("import", *runs, "--store", store).code == 0
+    ran = run("compare", "slow job", "healthy job", "--store", store)
+    assert ran.out.startswith("A  slow job   dp 2 x pp 2 on 4 GPUs, 4 steps")
+    assert ran.out.endswith(f"  tracekit whatif --store {store} --job 'healthy job'\n")
+
+
+def test_a_job_beside_itself_shows_no_difference(runs: tuple[Path, Path]) -> None:
+    found = json.loads(run("compare", runs[0], runs[0], "--json").out)
+    assert found["outcome"] == "no difference"
+    assert found["causes"]["gone"] == found["causes"]["new"] == []
+    assert found["kinds"] is None
+
+
+def test_a_job_that_is_missing_is_said_in_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    for arguments in ((runs[0], "no.parquet"), ("slow job", "healthy job", "--store", tmp_path / "none")):
+        ran = run("compare", *arguments)
+        assert ran.code == ExitCode.BAD_INPUT
+        assert ran.message

@@ -1,0 +1,50 @@
+"""`whatif --explain`: each number of the first screen, with a formula that gives it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tests.handmade import LAYOUT, run, slow_frame
+from tracekit.explanation import explanations
+from tracekit.job import Job
+from tracekit.trace import Trace
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+
+
+def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
+    """15.5 s as replayed, 13.5 s ideal, 4 GPUs: 2 / 15.5 = 12.9 % of 96 GPU-hours a day."""
+    report = Job(Trace.from_frame(slow_frame((0, 1, 2)), LAYOUT, name="job")).whatif()
+    rows = dict(explanations(report, 2.0))
+    assert rows["T(recorded)"].startswith("15.50 s, the mean of 3 recorded steps")
+    assert rows["T(ideal)"].startswith("13.50 s")
+    assert rows["S"].startswith("T(original) / T(ideal) = 1.148")
+    assert rows["Lost"] == "T(original) - T(ideal) = 2.00 s a step"
+    assert rows["Share"] == "lost / T(original) = 2.00 s / 15.50 s = 12.9% of each step"
+    assert rows["GPU-hours"] == "share x GPUs x 24 h = 12.9% x 4 x 24 = 12.4 a day"
+    assert rows["Money"] == "GPU-hours x price = 12.4 x 2 = 25 a day"
+    assert rows["Replay"].startswith("|T(kept) - T(recorded)| / T(recorded) = 0.00%")
+    assert "worker (1,0), 1.204" in rows["Map"]  # 16.25 / 13.5
+
+
+def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:
+    """0.3 s of waiting for data before 0.31 s of work."""
+    programs = [[("data-load", 0.3), FORWARD, BACKWARD]] * 4
+    report = Job(data_parallel_job(programs, steps=8)).whatif()
+    rows = dict(explanations(report))
+    assert rows["Lost"].endswith("= 300.0 ms a step")
+    assert rows["Share"].startswith("lost / the longer of T(recorded) and T(kept) = 300.0 ms / 610.0 ms = 49.2%")
+
+
+@pytest.mark.parametrize("job", ["slow_worker", "python_gc", "sequence_lengths", "slow_last_stage", "healthy"])
+def test_every_number_of_cost_fix_and_trust_is_in_a_formula(job: str) -> None:
+    """Numbers with a unit or a percent sign; those of `Check` are names of metrics."""
+    screen = run("whatif", SAMPLES / f"{job}.parquet", "--explain", env={"COLUMNS": "400"}).out
+    answer, _, explained = screen.partition("How each number came about")
+    shown = [line for line in answer.splitlines() if line.startswith(("Cost", "Fix", "Why"))]
+    for number in re.findall(r"\d[\d.,]*(?: ms| us| s\b|%)", " ".join(shown)):
+        assert number in explained or f"{float(number[:-1]):.2f}%" in explained, (number, explained)

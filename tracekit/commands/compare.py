@@ -1,0 +1,65 @@
+"""`tracekit compare`: what changed between two runs.
+
+In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracekit.commands.options import PATH, UNIT, console, load
+from tracekit.errors import SelectionError
+from tracekit.stderr import progress
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from tracekit.report import Report
+
+
+@click.command("compare")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option("--layout", type=PATH, help="YAML file with the parallel sizes of published traces.")
+@click.option("--unit", type=UNIT, help="Unit of the times in both traces [default: s].")
+@click.option("--store", type=PATH, help="A and B are jobs in this store, of each the newest window.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare_command(
+    before: str, after: str, layout: Path | None, unit: str | None, store: Path | None, as_json: bool
+) -> None:
+    """What changed from run A to run B: faster or slower, by how much, how sure, and which causes came and went?
+
+    A and B are traces or, with --store, names of jobs.
+    """
+    from tracekit.analysis.attribution.comparison import compare_runs
+
+    with progress() as tell:
+        reports = []
+        for name in (before, after):
+            tell(f"analysing {short(name)}")
+            reports.append(_report(name, layout, unit, store))
+    first, second = reports
+    found = compare_runs(
+        (first.name, second.name), (first.to_dict(), second.to_dict()), (first.worker_steps(), second.worker_steps())
+    )
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+        return
+    from tracekit.terminal.comparison import print_comparison
+
+    where = "" if store is None else f"--store {shlex.quote(printable(str(store)))} --job "
+    job = shlex.quote(printable(after))
+    print_comparison(found, console(), commands=[f"tracekit whatif {where}{job}"])
+
+
+def _report(name: str, layout: Path | None, unit: str | None, store: Path | None) -> Report:
+    from tracekit.job import Job
+
+    job = load(Path(name) if store is None else None, layout, unit, store, name if store is not None else None, None)
+    if not isinstance(job, Job):
+        raise SelectionError(f"{short(name)} is an op trace (docs/op-trace.md); only pipeline traces are compared")
+    return job.whatif()

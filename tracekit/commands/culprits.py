@@ -1,0 +1,172 @@
+"""`tracekit culprits`: the nodes that hold a job up, for scripts.
+
+In: a trace, a folder of torch.profiler or a job in a store. Out: a Slurm hostlist, JSON or a table on stdout, nothing
+else; what is in doubt goes to stderr and into the exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tracekit.commands.options import as_arguments, console, load, trace_source
+from tracekit.errors import SelectionError
+from tracekit.exit_codes import ExitCode
+from tracekit.hostlist import hostlist, is_node_name
+from tracekit.stderr import progress, say
+from tracekit.text import printable, short
+
+#: Unknown nodes that stderr lists.
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Who is to blame. `culprits`: rows of the JSON; `trust`: why to believe it or, if not `trusted`, why not."""
+
+    job: str
+    trusted: bool
+    trust: str
+    culprits: Sequence[dict[str, Any]]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of nodes, as far as known and fit for a script."""
+        hosts = dict.fromkeys(row["host"] for row in self.culprits if row["host"] is not None)
+        return [host for host in hosts if is_node_name(host)]
+
+    @property
+    def without_node(self) -> list[str]:
+        """The culprits whose node is unknown, in words."""
+        rows = [row for row in self.culprits if row["host"] is None or not is_node_name(row["host"])]
+        return [f"worker ({row['dp_rank']},{row['pp_rank']})" if row["rank"] is None else f"rank {row['rank']}"
+                for row in rows]  # fmt: skip
+
+
+@click.command("culprits")
+@trace_source
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "slurm", "json"]),
+    default="text",
+    show_default=True,
+    help="slurm: a hostlist such as node-[1,3-4], and nothing else.",
+)
+@click.option("--part", multiple=True, metavar="PART", help="Only who is slow in this, such as compute. Repeatable.")
+def culprits_command(
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    window: int | None,
+    form: str,
+    part: tuple[str, ...],
+) -> int:
+    """Which nodes hold the job up? Names that a script can use.
+
+    A PART is what of a rank is slow: compute, workload, optimizer, data-loading, host, python-gc, process, checkpoint,
+    network or unrecorded. Of these, compute, process and network speak of a machine.
+
+    Exit codes: 0 all culprits have a node, 5 nobody is to blame or the report cannot be trusted (slurm: no output),
+    6 the node of a culprit is unknown (slurm: the others).
+    """
+    from tracekit.any_job import are_gpu_traces
+
+    _check_parts(part)
+    with progress() as tell:
+        tell("reading the trace")
+        if trace is not None and are_gpu_traces((trace,)):
+            as_arguments_given = as_arguments(None, layout, store, job, window)
+            if as_arguments_given or unit is not None:
+                raise SelectionError(f"{trace} is of torch.profiler (docs/kineto.md): it takes no option but --format")
+            found = _of_gpus(trace)
+        else:
+            found = _of_pipeline(trace, layout, unit, store, job, window)
+    if part:
+        chosen = [row for row in found.culprits if row["part"] in part]
+        found = _Found(found.job, found.trusted, found.trust, chosen)
+    _show(found, form)
+    return _code(found)
+
+
+def _check_parts(parts: Sequence[str]) -> None:
+    from tracekit.analysis.answer import PARTS
+
+    if unknown := [name for name in parts if name not in PARTS]:
+        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(PARTS)}")
+
+
+def _of_pipeline(
+    trace: Path | None, layout: Path | None, unit: str | None, store: Path | None, job: str | None, window: int | None
+) -> _Found:
+    from tracekit.job import Job
+
+    loaded = load(trace, layout, unit, store, job, window)
+    if not isinstance(loaded, Job):
+        raise SelectionError(
+            f"{short(loaded.trace.name)} is an op trace (docs/op-trace.md), whose report names no culprit;"
+            " `tracekit whatif --by host` says what each host costs"
+        )
+    report = loaded.whatif()
+    answer = report.diagnosis.answer
+    return _Found(report.name, report.trust.trustworthy, answer.trust, answer.to_dict()["culprits"])
+
+
+def _of_gpus(folder: Path) -> _Found:
+    from tracekit.gpu_job import load_gpu
+
+    report = load_gpu(folder).whatif()
+    trusted = not report.doubts
+    trust = "the replay explains the recording" if trusted else "; ".join(report.doubts)
+    return _Found(report.recording.name, trusted, trust, report.culprits)
+
+
+def _show(found: _Found, form: str) -> None:
+    """stdout: the answer in the chosen form. stderr: why it is empty or not whole."""
+    if form == "json":
+        content = {
+            "job": found.job,
+            "trustworthy": found.trusted,
+            "trust": found.trust,
+            "nodes": found.nodes,
+            "hostlist": hostlist(found.nodes),
+            "culprits": list(found.culprits),
+        }
+        click.echo(json.dumps(content, allow_nan=False))
+    elif form == "text" and found.culprits:
+        from tracekit.terminal.culprits import print_culprits
+
+        print_culprits(found.culprits, console())
+    elif form == "slurm" and found.trusted and found.nodes:
+        click.echo(hostlist(found.nodes))
+    if form != "json" and (note := _doubt(found)) is not None:
+        say(f"tracekit: {note}")
+
+
+def _doubt(found: _Found) -> str | None:
+    """Why not to act on the names, None where nothing speaks against it."""
+    name = short(found.job)
+    if not found.culprits:
+        return f"{name}: no rank is to blame; `tracekit whatif` says where the time goes"
+    if not found.trusted:
+        return f"{name}: the report cannot be trusted, so no node is named for a script: {printable(found.trust)}"
+    if missing := found.without_node:
+        more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+        return (
+            f"{name}: the node of {', '.join(missing[:_MOST_LISTED])}{more} is unknown: the trace's metadata has no"
+            " `hosts` for it, or a name that no node can have"
+        )
+    return None
+
+
+def _code(found: _Found) -> ExitCode:
+    if not found.culprits or not found.trusted:
+        return ExitCode.NO_CULPRIT
+    return ExitCode.UNKNOWN_NODE if found.without_node else ExitCode.DONE

@@ -1,0 +1,1 @@
+"""Reports as files to hand on: Markdown for tickets, one HTML page that needs no network."""

@@ -1,0 +1,66 @@
+"""A report as Markdown, for tickets and chats.
+
+In: a `Report`. Out: text in GitHub's dialect: the answer, causes and fixes as tables. Names are escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tracekit.atomic_write import Kind, replacing, starting_with
+from tracekit.report import Report
+from tracekit.report_words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
+from tracekit.text import printable, short
+
+#: How a file begins: a comment, which no viewer of Markdown shows.
+_BEGINNING = "<!-- tracekit whatif -->\n"
+#: What `write_markdown` replaces.
+MARKDOWN_FILE = Kind("a report that `tracekit whatif --markdown` wrote", starting_with(_BEGINNING.encode()))
+#: What Markdown, or HTML in it, reads as markup, and how it is written instead; an underscore within a word is none.
+_MARKUP = re.compile(r"[\\`*\[\]|~<&@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "&#64;"}
+
+
+def markdown(report: Report, *, gpu_hour: float | None = None, source: str | None = None) -> str:
+    """The whole document. `gpu_hour`, `source`: as for the terminal."""
+    verdict, answer = report.diagnosis.verdict, report.diagnosis.answer
+    parts = [
+        f"## {escaped(short(report.name))}",
+        escaped(job_sizes(report)),
+        f"**{escaped(str(verdict.kind).upper())}: {escaped(answer.headline)}**",
+        _table(("", "Answer"), _named(answer_rows(report, gpu_hour))),
+        "### Causes",
+        _table(CAUSE_HEADS, cause_rows(report)),
+        "### Fixes",
+        _table(FIX_HEADS, fix_rows(report)) if report.diagnosis.fixes else "None that would save 1 % of the step.",
+        f"{escaped(report.rate_assumption)}. Steps as recorded, with launch delays.",
+    ]
+    if source is not None:
+        parts.append(f"```sh\ntracekit whatif {source} --full\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_markdown(path: Path, text: str) -> None:
+    """Write the document to a file. Raises OutputError; a file there is replaced only if this function wrote it."""
+    with replacing(path, MARKDOWN_FILE) as temporary:
+        temporary.write_text(_BEGINNING + text, encoding="utf-8")
+
+
+def escaped(text: str) -> str:
+    """`text` on one line, as Markdown shows it and nothing else: no markup, no HTML, nobody mentioned."""
+    return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), printable(text))
+
+
+def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Rows whose name is the one before where they go on with it."""
+    last = ""
+    for name, words in rows:
+        last = name or last
+        yield last, words
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([escaped(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

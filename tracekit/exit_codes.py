@@ -1,0 +1,20 @@
+"""What each exit code of a command means; the table of the README lists the same.
+
+`tracekit collect` and a hang it watches end with the code of the training command instead.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    DONE = 0  #: the command did what it was asked
+    BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
+    CONDITION = 3  #: a `--fail-on` condition holds, `store check` found damage, `doctor` a reason why collecting fails
+    HANG = 4  #: `hang` found a hang
+    NO_CULPRIT = 5  #: `culprits` names nobody: no rank is to blame, or the report cannot be trusted
+    UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown
+    INTERRUPTED = 130  #: Ctrl-C

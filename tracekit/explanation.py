@@ -1,0 +1,156 @@
+"""How every number of the first screen came about: the formula with its symbols, and the figures put in.
+
+In: a `Report`. Out: rows for `whatif --explain`. T(x) is the mean step time of replay x; the README defines the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.analysis.answer import best_fix
+from tracekit.analysis.causes.model import Cause, Figure, confidence_from
+from tracekit.analysis.fixes.model import Fix
+from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
+from tracekit.analysis.verdict import LossKind
+from tracekit.report import Report
+from tracekit.text import seconds
+
+
+def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
+    """What the number is called on the screen or in formulas, and how it came about."""
+    yield from _times(report)
+    yield from _loss(report, gpu_hour)
+    leading = next((cause for loss in report.diagnosis.verdict.losses for cause in loss.causes), None)
+    if leading is not None:
+        yield from _cause(leading)
+        fix = best_fix(leading, report.diagnosis.fixes)
+        if fix is not None and fix.withheld is None:
+            yield from _price(report, fix)
+    yield from _trust(report)
+    yield from _pictures(report)
+
+
+def _times(report: Report) -> Iterator[tuple[str, str]]:
+    found, steps = report.attribution, len(report.attribution.steps)
+    yield "T(recorded)", f"{seconds(found.recorded_s)}, the mean of {steps:,} recorded step{'s' if steps > 1 else ''}"
+    yield (
+        "T(original)",
+        f"{seconds(found.original_s)}, the replay of what each op costs itself, without waiting and launch delays",
+    )
+    yield (
+        "T(ideal)",
+        (
+            f"{seconds(found.ideal_s)}, the same replay with every compute at the mean and every transfer at the"
+            " median of its kind"
+        ),
+    )
+    yield "T(kept)", f"{seconds(float(found.with_delays.mean()))}, the replay of T(original) with launch delays kept"
+    yield "S", f"T(original) / T(ideal) = {found.slowdown:.3f}; 1.1 or more is straggling"
+
+
+def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
+    """Cost, and the share that the headline names."""
+    found, verdict, gpus = report.attribution, report.diagnosis.verdict, report.layout.world_size
+    if not verdict.lost_s > 0:
+        return
+    by_s = found.straggling and [loss.kind for loss in verdict.losses] == [LossKind.STRAGGLER]
+    base, base_s = "T(original)" if by_s else "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
+    if by_s:
+        how = "T(original) - T(ideal)"
+    elif verdict.losses[0].kind is LossKind.COMMUNICATION and not verdict.losses[0].causes:
+        how = "T(original) - T(original, communication takes no time)"
+    else:
+        how = "the most of T(kept) - T(kept, without the named causes) and what one kind of loss costs"
+    yield "Lost", f"{how} = {seconds(verdict.lost_s)} a step"
+    yield "Share", f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%} of each step"
+    yield (
+        "GPU-hours",
+        f"share x GPUs x 24 h = {verdict.share:.1%} x {gpus:,} x 24 = {verdict.lost_gpu_hours_per_day:,.3g} a day",
+    )
+    if gpu_hour is not None:
+        lost = verdict.lost_gpu_hours_per_day
+        yield "Money", f"GPU-hours x price = {lost:,.3g} x {gpu_hour:g} = {lost * gpu_hour:,.0f} a day"
+
+
+def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
+    """Why and how sure."""
+    yield "Why", f"{cause.effect}: {'; '.join(_figure(figure) for figure in cause.evidence)}"
+    ratios = [(figure.value / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
+    if ratios and confidence_from(cause.evidence) == cause.confidence:
+        ratio, weakest = min(ratios, key=lambda each: each[0])
+        yield (
+            "Sure",
+            (
+                f"1 - 0.5^r = {min(cause.confidence, 0.99):.0%} (never more than 99%), r = {ratio:.2f}: how far the"
+                f" weakest figure, {weakest.name}, is above its threshold"
+            ),
+        )
+    else:
+        yield "Sure", f"{min(cause.confidence, 0.99):.0%}, what this cause's rule gives for the figures above"
+    yield "Cause", f"T(kept) - T(kept, without this cause) = {seconds(cause.saved_s)} a step"
+
+
+def _figure(figure: Figure) -> str:
+    unit = f" {figure.unit}" if figure.unit else ""
+    needed = f" ({figure.needed:.3g} needed)" if figure.needed else ""
+    return f"{figure.name} {figure.value:.3g}{unit}{needed}"
+
+
+def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
+    """What the fix saves."""
+    gpus = report.layout.world_size
+    step_s = fix.new_step_s + fix.saved_s
+    yield (
+        "Saves",
+        (
+            f"T(kept) - T(kept, {fix.title[:1].lower()}{fix.title[1:]}) = {seconds(fix.saved_s)} a step; the step then"
+            f" takes {seconds(step_s)} - saving = {seconds(fix.new_step_s)}"
+        ),
+    )
+    yield (
+        "Error",
+        (
+            f"replay error x T(recorded) + {CONFIDENCE_ERRORS:g} standard errors of the saving over the steps ="
+            f" {seconds(fix.error_s)}"
+        ),
+    )
+    yield (
+        "Given back",
+        (
+            f"saving / step x GPUs x 24 h = {fix.saved_s / step_s:.1%} x {gpus:,} x 24 ="
+            f" {fix.saved_gpu_hours_per_day:,.3g} GPU-hours a day"
+        ),
+    )
+
+
+def _trust(report: Report) -> Iterator[tuple[str, str]]:
+    trust = report.trust
+    yield "Replay", f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error:.2%}; more than 5 % is not trusted"
+    yield (
+        "Delays",
+        (
+            f"T(recorded) / T(original) - 1 = {trust.discrepancy:.2%}, what launch delays add;"
+            f" {trust.unexplained:.2%} of it no cause explains; more than 5 % is not trusted"
+        ),
+    )
+
+
+def _pictures(report: Report) -> Iterator[tuple[str, str]]:
+    found = report.attribution
+    worst = report.by_worker.row(0, named=True)
+    yield (
+        "Map",
+        (
+            "S alone = T(ideal, this worker as recorded) / T(ideal); largest: worker"
+            f" ({worst['dp_rank']},{worst['pp_rank']}), {worst['slowdown']:.3f}"
+        ),
+    )
+    slowest = int(found.step_slowdown.argmax())
+    yield (
+        "Steps",
+        (
+            f"S of a step = its original / its ideal time; largest: step {found.steps[slowest]},"
+            f" {seconds(float(found.original[slowest]))} / {seconds(float(found.ideal[slowest]))} ="
+            f" {found.step_slowdown[slowest]:.3f}"
+        ),
+    )

@@ -1,0 +1,154 @@
+"""What a report says, row by row: terminal, Markdown, HTML and notebooks draw these words, each in its own way.
+
+In: a `Report`. Out: names and sentences, without markup. Nothing here is computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
+from tracekit.analysis.graph.gaps import gaps_text
+from tracekit.analysis.replay.method import Method
+from tracekit.text import cost, seconds
+
+if TYPE_CHECKING:
+    from tracekit.report import ClockOffset, Report
+
+#: Further causes that an answer names, and clocks.
+_MOST_CAUSES = 3
+_MOST_CLOCKS = 3
+#: Heads of the tables of causes and fixes.
+CAUSE_HEADS = ("Cause", "Where", "When", "Sure", "Costs", "Because", "Check")
+FIX_HEADS = ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")
+
+
+def job_sizes(report: Report) -> str:
+    """What was analysed: layout, GPUs, steps, ops."""
+    layout = report.layout
+    sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
+    steps, gpus = len(report.attribution.steps), layout.world_size
+    return (
+        f"{' x '.join(sizes)} on {gpus:,} GPU{'s' if gpus > 1 else ''}, {steps:,} step{'s' if steps > 1 else ''},"
+        f" {report.ops:,} ops"
+    )
+
+
+def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
+    layout = report.layout
+    return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
+
+
+def answer_rows(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
+    """What it costs, who, why, what to do first, what that saves, and whether to believe it.
+
+    A row without a name goes on with the one before. `gpu_hour`: the price of a GPU-hour, in any currency.
+    """
+    answer = report.diagnosis.answer
+    lost = answer.cost
+    if lost is not None and gpu_hour is not None:
+        lost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
+    rows = {"Cost": lost, "Who": answer.who, "Why": answer.why, "Check": answer.check, "Fix": answer.fix}
+    yield from ((name, words) for name, words in rows.items() if words)
+    yield from (("" if number else "Also", cause) for number, cause in enumerate(answer.others[:_MOST_CAUSES]))
+    yield "Trust", f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
+    more = {"Clocks": _clocks(report), "Method": _method(report), "Missing": _coverage(report)}
+    yield from ((name, words) for name, words in more.items() if words)
+
+
+def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    """A row for each cause, as `CAUSE_HEADS`."""
+    for cause in report.diagnosis.causes:
+        priced = cause.change is not None
+        yield (
+            cause.title,
+            str(cause.where),
+            cause.when if priced else "",
+            f"{min(cause.confidence, 0.99):.0%}" if priced else "",
+            cost(cause.saved_s, cause.alone_s).removeprefix("costs ") if priced else "",
+            cause.effect,
+            cause.next_check,
+        )
+
+
+def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    """A row for each fix, as `FIX_HEADS`; without figures where no saving is promised."""
+    for fix in report.diagnosis.fixes:
+        sure = "-" if fix.confidence is None else f"{min(fix.confidence, 0.99):.0%}"
+        if fix.withheld is not None:
+            yield f"{fix.title}: no promise, {fix.withheld}", sure, "", "", ""
+            continue
+        remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
+        error = f" \u00b1 {seconds(fix.error_s)}" if fix.error_s > 0 else ""
+        yield (
+            f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title,
+            sure,
+            seconds(fix.new_step_s),
+            f"{seconds(fix.saved_s)}{error}",
+            f"{fix.saved_gpu_hours_per_day:,.1f}",
+        )
+
+
+def _clocks(report: Report) -> str:
+    """Which clocks were off and set right, or that some could not be compared; empty where neither."""
+    clocks = report.clocks
+    off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
+    parts = [_clock(row) for row in off[:_MOST_CLOCKS]]
+    if parts:
+        more = f" and {len(off) - _MOST_CLOCKS} more" if len(off) > _MOST_CLOCKS else ""
+        return f"worker{'s' if len(off) > 1 else ''} {', '.join(parts)}{more}: taken out of all figures"
+    if clocks.untied:
+        return f"{clocks.untied} cannot be compared: no op ends at once on several of them"
+    return ""
+
+
+def _clock(row: ClockOffset) -> str:
+    """How one clock was off."""
+    if row.jump_step is not None:
+        way = "forward" if row.jump_s > 0 else "back"
+        return f"{row.worker} set {way} by {seconds(abs(row.jump_s))} at step {row.jump_step}"
+    way = "ahead" if row.offset_s > 0 else "behind"
+    drift = f", drifting by {row.drift * 1e6:+.0f} us/s" if row.drift else ""
+    return f"{row.worker} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
+
+
+def _method(report: Report) -> str:
+    """Which rules were followed, and where the published ones say something else; empty where they agree."""
+    if report.method is Method.PUBLISHED:
+        return "published: the rules of the OSDI'25 paper, nothing else"
+    published = report.published
+    if published is None or not published.differs(report.slowdown):
+        return ""
+    return f"the published method has S = {published.slowdown:.2f}: {'; '.join(published.reasons)}"
+
+
+def _coverage(report: Report) -> str:
+    """What is missing from the trace; empty where nothing is."""
+    coverage, parts = report.coverage, []
+    if coverage.workers_traced < coverage.workers_expected:
+        shown = ", ".join(str(worker) for worker in coverage.missing_workers[:4])
+        more = coverage.workers_expected - coverage.workers_traced - 4
+        parts.append(
+            f"{coverage.workers_traced} of {coverage.workers_expected} workers traced (missing {shown}"
+            + (f" and {more} more)" if more > 0 else ")")
+        )
+    elif not coverage.complete:
+        parts.append(
+            f"{coverage.worker_steps_traced} of {coverage.worker_steps_expected} worker-steps traced: some workers miss"
+            " some steps"
+        )
+    if report.dropped_lanes:
+        ranks = sorted({dp_rank for _, dp_rank in report.dropped_lanes})
+        parts.append(
+            f"left out {len(report.dropped_lanes)} DP-rank-steps that lack a stage (DP rank"
+            f" {', '.join(map(str, ranks[:6]))}{' ...' if len(ranks) > 6 else ''})"
+        )
+    if steps := report.left_out_steps:
+        parts.append(f"left out {len(steps)} steps that some DP ranks lack")
+    elif parts:
+        parts.append("waiting for untraced workers shows as slow communication")
+    if gaps := report.attribution.gaps:
+        done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"
+        parts.append(f"not recorded{done}: {gaps_text(gaps)}")
+    return "; ".join(parts)

@@ -1,0 +1,32 @@
+"""Who holds a job up, a rank a line.
+
+In: rows as in the JSON of a report (`answer.culprits`). Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tracekit.terminal.tables import new_table
+from tracekit.text import seconds, short
+
+
+def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print each culprit with its node, what is slow, what that costs a step, how sure it is and since when."""
+    table = new_table("Rank", "host", "slow", "costs a step", "sure", "since")
+    for row in culprits:
+        unrecorded = f"worker ({row['dp_rank']},{row['pp_rank']})"
+        confidence, first = row["confidence"], row["first_step"]
+        table.add_row(
+            unrecorded if row["rank"] is None else str(row["rank"]),
+            Text("unknown" if row["host"] is None else short(row["host"])),
+            str(row["part"]),
+            seconds(row["cost_s"]),
+            "-" if confidence is None else f"{min(confidence, 0.99):.0%}",
+            "-" if first is None else f"step {first}",
+        )
+    console.print(table)

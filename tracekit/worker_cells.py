@@ -1,0 +1,54 @@
+"""The map of workers in cells that an output can show: pooled, and in levels of slowness.
+
+In: a `Report`. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Floats
+
+if TYPE_CHECKING:
+    from tracekit.report import Report
+
+#: Where levels begin, as a share of the way from S = 1 to the largest.
+_SHARES = (0.1, 0.25, 0.45, 0.65, 0.85)
+#: The largest S of a scale is at least this, so that a map of healthy workers stays blank.
+_LEAST_TOP = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCells:
+    """`slowdown`: the largest exact S_w of each patch of workers, [rows, columns]; `patch`: DP ranks and stages in one.
+
+    `dp_ranks`: the first DP rank of each row. `bounds`: the S from which each level but the lowest begins.
+    """
+
+    slowdown: Floats
+    patch: tuple[int, int]
+    dp_ranks: tuple[int, ...]
+    bounds: tuple[float, ...]
+
+    def level(self, slowdown: float) -> int:
+        """How slow, 0 to the number of bounds."""
+        return int(np.searchsorted(self.bounds, slowdown, side="right"))
+
+
+def worker_cells(report: Report, largest: tuple[int, int]) -> WorkerCells:
+    """The map reduced to at most `largest` rows and columns by maximum."""
+    values, dp_ranks = report.attribution.worker_slowdown, report.attribution.dp_ranks
+    patch = tuple(-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
+    rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
+    padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
+    padded[: values.shape[0], : values.shape[1]] = values
+    top = max(float(values.max()), _LEAST_TOP)
+    return WorkerCells(
+        slowdown=padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)),
+        patch=(patch[0], patch[1]),
+        dp_ranks=tuple(dp_ranks[row * patch[0]] for row in range(rows)),
+        bounds=tuple(1.0 + (top - 1.0) * share for share in _SHARES),
+    )
