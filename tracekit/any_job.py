@@ -56,10 +56,13 @@ def load_any(
 
 def are_gpu_traces(paths: Sequence[Path]) -> bool:
     """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
-    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
+    from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
+
+    if not any(map(looks_like_kineto, paths)):
+        return False
     from tracekit.collectors.importers.registry import is_known
 
-    return not any(map(is_known, paths)) and any(map(looks_like_kineto, paths))
+    return not any(map(is_known, paths))
 
 
 def load_any_from_store(
