@@ -7,7 +7,7 @@ sentences; none of them interprets a figure itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Trust
@@ -17,6 +17,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import LossKind, Verdict, main_clause
 from tracekit.model import Worker
+from tracekit.records import dataclass
 from tracekit.text import cost, seconds
 
 #: The part of a rank that a cause slows down.

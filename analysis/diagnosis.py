@@ -6,7 +6,6 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: a `Diagnosis`; what cause
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tracekit.analysis.answer import Answer, answer_of
@@ -21,6 +20,7 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import Verdict, verdict_of
+from tracekit.records import dataclass
 from tracekit.trace import Trace
 
 

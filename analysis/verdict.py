@@ -7,7 +7,6 @@ data loses most of its time and has S = 1. So the verdict names the kind of loss
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +17,7 @@ from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
+from tracekit.records import dataclass
 from tracekit.text import cost, seconds
 
 #: A loss of less than this share of the step is no headline.

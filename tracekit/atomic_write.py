@@ -16,13 +16,13 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import polars as pl
 
 from tracekit.errors import OutputError
+from tracekit.records import dataclass
 
 #: How the names of temporary files begin; a digest of the host follows. Each is locked (flock) while its writer lives.
 TEMPORARY_PREFIX = ".tracekit.new-"

@@ -15,13 +15,13 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import polars as pl
 
 from tracekit.atomic_write import Kind, replacing
 from tracekit.model import KINDS, OpKind, Worker
+from tracekit.records import dataclass
 
 #: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
 MARK = "tracekit_timeline"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from tracekit.records import dataclass
 
 #: Figures of a report that lists of jobs show, so that nobody parses a thousand reports.
 FIGURES = (

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
+from tracekit.records import dataclass
 from tracekit.schema import KIND_TYPE, Source, distinct_steps, violation
 from tracekit.text import seconds
 

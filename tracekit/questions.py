@@ -5,13 +5,12 @@ In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tracekit.analysis.attribution.by_label import Share, attribute_by
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings, WorkerSlowdowns
 from tracekit.model import Layout, Worker
 from tracekit.questions import ByLabel, Question
+from tracekit.records import dataclass
 from tracekit.report_json import JSON_TABLES, report_as_dict
 from tracekit.trace import Coverage
 

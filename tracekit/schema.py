@@ -7,7 +7,6 @@ one error that names source, column, row, value, expectation and next step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ import polars as pl
 
 from tracekit.errors import LayoutError, TraceError
 from tracekit.model import KINDS, Layout, Worker
+from tracekit.records import dataclass
 
 KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
 #: Canonical columns. `start` and `duration` are seconds, `start` from the start of the step.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -17,6 +16,7 @@ import polars as pl
 from tracekit.errors import TraceError
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import Unit
+from tracekit.records import dataclass
 from tracekit.schema import WAITED, Source
 
 #: Clock times between these, seconds since 1970, are taken for such: 2001 to 2100.

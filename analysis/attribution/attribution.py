@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.model import Worker
+from tracekit.records import dataclass
 from tracekit.text import seconds
 
 #: S from here on is straggling.

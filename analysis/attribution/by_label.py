@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +19,7 @@ from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
 from tracekit.errors import SelectionError
+from tracekit.records import dataclass
 
 #: Every value takes a replay of the whole job: more op-replays than that take minutes.
 COSTLIEST_OP_REPLAYS = 20_000_000_000

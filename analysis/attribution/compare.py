@@ -8,7 +8,6 @@ Parts of one job are told apart by step; both are measured against the ideal of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.errors import SelectionError
+from tracekit.records import dataclass
 from tracekit.text import seconds
 
 #: Jobs whose ops a step differ by more than this share may not do the same work.

@@ -8,7 +8,6 @@ longest, across ranks wherever a collective or transfer waited for somebody else
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +20,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
+from tracekit.records import dataclass
 from tracekit.schema import KIND_TYPE
 
 #: Room for the longest possible path of so many steps is made at once.

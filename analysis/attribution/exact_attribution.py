@@ -9,7 +9,6 @@ lanes differ, because most workers have garbage collections and each in other pl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
 from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.records import dataclass
 
 #: Which rows of a lane are added back as recorded: a template (of which the lane's own rows come first) to [rows].
 Choice = Callable[[Template], npt.NDArray[np.bool_]]

@@ -7,7 +7,6 @@ statistic behind it, and `SpacePattern` of the worker map of exact S_w, over the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import Worker
+from tracekit.records import dataclass
 
 #: A slowdown below this is no pattern: 2 % of the step.
 SMALLEST_SLOWDOWN = 1.02

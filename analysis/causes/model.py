@@ -5,7 +5,7 @@ In: what the rules find. Out: `Cause`, one row of the table that `whatif` prints
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +13,7 @@ from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
+from tracekit.records import dataclass
 
 
 class CauseKind(StrEnum):

@@ -6,11 +6,11 @@ In: a `Where`, and which rank on which host is which worker. Out: a noun phrase,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from tracekit.analysis.causes.model import Link, Where
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.model import Worker
+from tracekit.records import dataclass
 from tracekit.text import short
 
 #: Names of a list that are written out; of the others their number.

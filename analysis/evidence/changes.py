@@ -10,7 +10,7 @@ is waiting, and would go with the straggler.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.model import DP_COLLECTIVES
+from tracekit.records import dataclass
 
 
 @dataclass

@@ -10,7 +10,6 @@ one need not slow the other, and the median of a mixture of fast and slow ops is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
 from tracekit.analysis.evidence.workload import elasticity, position_factor, workload
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
+from tracekit.records import dataclass
 
 FORWARD, BACKWARD = 0, 1
 #: Which quantile of microbatches stands for a DP rank or a step.

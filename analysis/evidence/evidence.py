@@ -6,7 +6,6 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +22,7 @@ from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, trans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
+from tracekit.records import dataclass
 from tracekit.trace import Trace, share_of_samples
 
 #: A GPU that was throttled in this share of its samples is slow for it; now and then every GPU is for a moment.

@@ -8,7 +8,6 @@ likelier than four bad hosts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import ONE_FACTOR_SHARE, slow_factor, slow_workers, worker_factor
 from tracekit.model import Worker
+from tracekit.records import dataclass
 
 #: Share of a host's workers that are slow when the host is.
 WHOLE_HOST_SHARE = 0.7

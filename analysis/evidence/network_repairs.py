@@ -5,8 +5,6 @@ In: `Traffic`. Out: `Change`s, and `Hiccups`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
@@ -21,6 +19,7 @@ from tracekit.analysis.evidence.transfers import (
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.records import dataclass
 
 #: A card that four workers share makes a transfer four times as long; one half as long again hangs.
 HICCUP_FACTOR = 6.0

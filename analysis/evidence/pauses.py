@@ -10,7 +10,7 @@ as in a backward twice its length. That difference, not a threshold, is the evid
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -20,6 +20,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median, safe, sampled
+from tracekit.records import dataclass
 
 #: So many computes are looked at before all are.
 LARGEST_SAMPLE = 200_000

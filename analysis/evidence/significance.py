@@ -12,13 +12,14 @@ would not show. The memory counts one standard error longer than it looks: short
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA
+from tracekit.records import dataclass
 
 Bools = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ the stage, and the transfers tell the DP rank.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.model import OpKind, Worker
+from tracekit.records import dataclass
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence

@@ -6,8 +6,6 @@ pipeline) or the steps of a worker differ less from each other than from the res
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
@@ -15,6 +13,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workload import autocorrelation
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import nan_mean, safe
+from tracekit.records import dataclass
 
 #: Neighbouring microbatches that correlate by this much and this many standard errors remember each other: sequence
 #: lengths correlate by none, a walk that forgets within a microbatch or more by exp(-1) = 0.37 at least.

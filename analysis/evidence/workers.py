@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.model import Worker
+from tracekit.records import dataclass
 
 #: Stages differ by design; this much more than the usual stage is imbalance.
 SMALLEST_STAGE_EXCESS = 0.06

@@ -6,12 +6,13 @@ In: what `fixes` replays. Out: `Fix`, one row of the table that `whatif` prints 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from tracekit.analysis.causes.model import CauseKind, Where
 from tracekit.analysis.evidence.changes import Change
+from tracekit.records import dataclass
 
 
 class FixKind(StrEnum):

@@ -6,7 +6,7 @@ stage do besides (embedding, loss), and the integer split of the layers with the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from heapq import heapify, heapreplace
 
@@ -17,6 +17,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.model import OpKind
+from tracekit.records import dataclass
 
 #: Extra cost of an end stage below this share of a stage is noise.
 SMALLEST_EXTRA = 0.02

@@ -6,13 +6,14 @@ In: what the fix modules propose. Out: `Plan`, which `fixes` replays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True)

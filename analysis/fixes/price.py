@@ -7,7 +7,7 @@ its error, and none where launch delays that no cause explains make up more than
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.records import dataclass
 from tracekit.trace import Trace
 
 #: Fixes that save less than this share of the step are left out.

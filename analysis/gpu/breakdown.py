@@ -6,13 +6,12 @@ run side by side count once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.gpu_recording import Activity, GpuRecording, KernelClass
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

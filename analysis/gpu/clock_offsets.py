@@ -8,12 +8,11 @@ say nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.records import dataclass
 
 #: Nothing that a profiler records is finer (seconds).
 _AGREED_S = 1e-9

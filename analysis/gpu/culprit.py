@@ -14,7 +14,6 @@ and not two.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -23,6 +22,7 @@ import polars as pl
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.gpu_recording import KernelClass
+from tracekit.records import dataclass
 
 #: A rank that would give back less of the recording than this is not named; of two ranks, where no third says which of
 #: them is usual, twice as much.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -20,6 +19,7 @@ import polars as pl
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.gpu_recording import GpuRecording, KernelClass
 from tracekit.model import ProcessGroup
+from tracekit.records import dataclass
 
 #: Group of kernels of which the recording does not say whose they are: all ranks are taken to take part.
 UNNAMED_GROUP = "all ranks"

@@ -14,8 +14,6 @@ Ops of a rank:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -26,6 +24,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 from tracekit.gpu_recording import Activity, CallRole, GpuRecording, KernelClass
 from tracekit.op_trace import OpTrace
+from tracekit.records import dataclass
 
 #: Of the ops that a rank launched, this share may begin before their launch, by noise: the rest shows how far the
 #: clocks of host and GPU are apart.

@@ -6,14 +6,13 @@ were concluded rather than recorded, and where recorded times contradict an edge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.replay.costs import Durations
 from tracekit.gpu_recording import KernelClass
+from tracekit.records import dataclass
 
 #: The times of two ends of an edge may contradict it by this much, by rounding and noise of clocks (seconds).
 NOISE_S = 5e-6

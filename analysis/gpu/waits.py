@@ -7,13 +7,12 @@ before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ time. Nothing here knows what the ops are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.errors import GraphError
+from tracekit.records import dataclass
 
 NO_JOINS = np.empty(0, np.int64)
 

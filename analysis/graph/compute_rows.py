@@ -7,13 +7,12 @@ makes a compute long (its sequences, its worker) makes all of it long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

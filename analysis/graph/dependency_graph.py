@@ -8,7 +8,7 @@ their own: a block says which ops are present.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from tracekit.analysis.graph.template import Template, build_templates, join_key
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.errors import GraphError
 from tracekit.model import KINDS, Layout, OpKind, Worker
+from tracekit.records import dataclass
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_grap
 from tracekit.analysis.graph.labels import Label, Mask, unknown_label
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ its peers recorded must have been there: it is put in where the peers' op ended,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
+from tracekit.records import dataclass
 from tracekit.schema import KIND_TYPE, SCHEMA
 from tracekit.trace import Trace
 

@@ -6,7 +6,6 @@ In: codes per op, row or lane. Out: `Label`s, by which selections choose, attrib
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.errors import SelectionError
+from tracekit.records import dataclass
 
 Mask = npt.NDArray[np.bool_]
 #: What a label says of an op: a number or a name.

@@ -8,7 +8,7 @@ afterwards (`occasional`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.records import dataclass
 from tracekit.schema import distinct_steps, step_positions
 from tracekit.text import short
 from tracekit.trace import Trace

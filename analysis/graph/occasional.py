@@ -8,7 +8,7 @@ for what comes before it. So a garbage collection in a random place does not mak
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from tracekit.analysis.graph.placed import PlacedLanes
 from tracekit.analysis.graph.rules.megatron import COMPUTE_STREAM, merged_order
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import KINDS, OpKind
+from tracekit.records import dataclass
 
 #: Kinds that only follow one another in a worker's compute stream: a lane without one is complete.
 OPTIONAL = COMPUTE_STREAM[2:]

@@ -8,7 +8,7 @@ one process group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.errors import GraphError, TraceError
 from tracekit.model import ProcessGroup
+from tracekit.records import dataclass
 
 if TYPE_CHECKING:
     import networkx

@@ -7,7 +7,6 @@ stages.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import OpKind
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ In: matrices of recorded times. Out: `PlacedLanes`, and a signature per lane: la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from tracekit.analysis.graph.rules.megatron import (
 )
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.model import KINDS, OpKind
+from tracekit.records import dataclass
 
 _MIX = 0x9E3779B97F4A7C15
 

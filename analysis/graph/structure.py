@@ -5,12 +5,11 @@ In: nothing. Out: `LaneOps`, which `lanes` makes of a trace, and `Structure`, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ In: structures (dependencies among the ops of a lane). Out: `Template`s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_grap
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.model import COMMUNICATION, KINDS
+from tracekit.records import dataclass
 
 _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 

@@ -8,12 +8,12 @@ elements. An all-to-all of a mixture of experts sends as many elements as it lik
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import polars as pl
 
 from tracekit.analysis.hang.states import WAITS, Rendezvous
 from tracekit.flight_record import FlightRecord
+from tracekit.records import dataclass
 
 _EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast$|^reduce$"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from tracekit.flight_record import ProcessGroup
+from tracekit.records import dataclass
 
 
 class StallClass(StrEnum):

@@ -7,12 +7,11 @@ known from the lowest unfinished sequence number and from the status of the grou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from tracekit.flight_record import FlightRecord, Progress
+from tracekit.records import dataclass
 
 WAITS, FINISHED, NOT_ISSUED, UNKNOWN = range(4)
 _UNTOLD = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,7 @@ from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallC
 from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous, find_rendezvous
 from tracekit.analysis.hang.wait_graph import Ints, Sinks, WaitGraph, build_graph, find_sinks, stalls, waiting_for
 from tracekit.flight_record import FlightRecord, Progress
+from tracekit.records import dataclass
 
 #: Ranks listed for one wait.
 _SHOWN = 8

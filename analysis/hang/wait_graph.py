@@ -14,7 +14,6 @@ whoever posted them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous
 from tracekit.flight_record import Progress
+from tracekit.records import dataclass
 
 Ints = npt.NDArray[np.int64]
 

@@ -6,9 +6,9 @@ In: series over the steps. Out: `MeanDifference`s with Welch's t-interval, steps
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.records import dataclass
 
 #: Of the intervals.
 CONFIDENCE = 0.95

@@ -8,7 +8,6 @@ group. Launch delay = recorded start - latest recorded end of what the op waits 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method
+from tracekit.records import dataclass
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph

@@ -6,7 +6,7 @@ In: a `Trace`. Out: step times or timelines per scenario, of a graph whose clock
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method
 from tracekit.errors import SelectionError
+from tracekit.records import dataclass
 from tracekit.trace import Trace
 
 #: So many steps of all DP ranks price a job, and the others are left out; of a short trace half of them do.

@@ -7,7 +7,6 @@ job it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +24,7 @@ from tracekit.analysis.replay.kernel import (
     replay_meeting_timelines,
     replay_timeline,
 )
+from tracekit.records import dataclass
 
 #: Where a block has fewer lanes than this, scenarios are replayed side by side until there are as many: walking the
 #: graph costs the same for one lane as for this many.

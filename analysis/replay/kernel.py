@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.records import dataclass
 
 #: Lanes replayed together: their live end times fit the second-level cache.
 LANES_AT_ONCE = 512

@@ -6,7 +6,6 @@ replay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -17,6 +16,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.analysis.whatif.selection import Context, Everything, Selection
+from tracekit.records import dataclass
 
 
 class Action(StrEnum):

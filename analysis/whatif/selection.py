@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from tracekit.analysis.graph.labels import (
 from tracekit.analysis.replay.costs import Durations
 from tracekit.errors import SelectionError
 from tracekit.model import OpKind, Worker
+from tracekit.records import dataclass
 
 
 class Selection(ABC):

@@ -10,8 +10,6 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +17,7 @@ from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.records import dataclass
 
 #: Kinds that run one after the other on a worker, in order of start. What of them runs last precedes the collectives
 #: and the optimizer at the end of the step.

@@ -13,7 +13,7 @@ so that no tolerance has to fit how well a job's times are rounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
@@ -23,6 +23,7 @@ from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
+from tracekit.records import dataclass
 
 #: A rule holds where this share of the ops that tell obey it: code posts all receives alike, but some ops of a trace
 #: are rounded, or recorded for transfers that never ran.

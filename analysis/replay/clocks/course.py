@@ -5,12 +5,11 @@ In: how far each clock was ahead in each run of steps. Out: the simplest course 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
+from tracekit.records import dataclass
 
 #: What stands out is this many of its standard errors large.
 ERRORS = 6.0

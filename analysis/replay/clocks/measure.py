@@ -11,7 +11,7 @@ another one is set (`witnesses`), and where too little speaks for it the doubt i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,7 @@ from tracekit.analysis.replay.clocks.linked import linked_workers
 from tracekit.analysis.replay.clocks.ties import Ties, TieSource
 from tracekit.analysis.replay.clocks.witnesses import Witnesses, question
 from tracekit.model import Worker
+from tracekit.records import dataclass
 from tracekit.schema import step_positions
 from tracekit.text import seconds
 from tracekit.trace import Trace

@@ -11,7 +11,7 @@ the offset between its ends from both sides, as in NTP.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import median
 from tracekit.model import OpKind
+from tracekit.records import dataclass
 
 #: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, and one that
 #: counts less than another: a slow card looks like a clock that is ahead.

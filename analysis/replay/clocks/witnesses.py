@@ -6,7 +6,6 @@ In: `Ties` and the offsets estimated from them. Out: `Witnesses`: what speaks fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import median
 from tracekit.analysis.replay.clocks.course import ERRORS, FEWEST_FOR_SCATTER, MEDIAN_ERROR, scatter
 from tracekit.analysis.replay.clocks.ties import Ties
+from tracekit.records import dataclass
 
 #: Few steps do not tell how ends scatter: they are taken to do so by this share of what the transfer takes, or by the
 #: resolution of the recordings, seconds.
