@@ -8,14 +8,13 @@ message), 3 a --fail-on condition holds, 4 a hang is found, 130 interrupted. Hea
 from __future__ import annotations
 
 import io
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
-from tracekit import __version__
+from tracekit import __version__, memory
 from tracekit.errors import TracekitError
 from tracekit.stderr import open_stderr, say, silence_stdout
 from tracekit.text import printable
@@ -39,8 +38,7 @@ _HOMES = {
     "whatif": "tracekit.commands.whatif",
 }
 
-# polars' allocator keeps freed memory for seconds, longer than most commands run: give it back at once.
-os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
+memory.return_at_once()
 
 
 def main() -> None:

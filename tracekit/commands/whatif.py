@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit import memory
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import PATH, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
@@ -91,6 +92,7 @@ def whatif_command(
     condition = None if fail_on is None else Condition(fail_on)
     # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    memory.reuse_large_arrays()
     of_pipelines: dict[str, object] = {
         "--layers": layers,
         "--ignore-steps": ignore_steps,
