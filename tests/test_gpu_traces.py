@@ -92,7 +92,16 @@ def test_a_folder_becomes_a_job_of_the_store_with_its_verdict(tmp_path):
     assert (job["cause_kinds"][0], job["cause_places"][0]) == ("late-input", "rank 2")
     stored = json.loads(Store(store).report("gpu_slow_input", job["number"]))
     assert stored["verdict"] == tracekit.load_gpu(SAMPLE).whatif().to_dict()["verdict"]
-    assert json.loads(run("whatif", "--store", store, "--json").out)["slowdown"] == pytest.approx(stored["slowdown"])
+    again = json.loads(run("whatif", "--store", store, "--json").out)
+    assert again["slowdown"] == pytest.approx(stored["slowdown"])
+    assert again["verdict"] == stored["verdict"]["sentence"]
+    assert "NO STRAGGLER" not in run("whatif", "--store", store).out
+
+
+def test_an_op_trace_of_a_recording_claims_no_verdict_of_its_own(tmp_path):
+    """S says what all stragglers cost, and nothing of who holds the others up."""
+    tracekit.load_gpu(SAMPLE).op_trace.trace.write_parquet(tmp_path / "ops.parquet")
+    assert "does not say who holds the others up" in " ".join(run("whatif", tmp_path / "ops.parquet").out.split())
 
 
 def test_files_named_one_by_one_are_one_job_of_the_store(tmp_path):

@@ -5,7 +5,9 @@ In: a file or a store. Out: the job, loaded and ready for questions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +58,13 @@ def load_any(
 
 def are_gpu_traces(paths: Sequence[Path]) -> bool:
     """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
-    from tracekit.collectors.importers.kineto.reader import looks_like_kineto
+    from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
+
+    if not any(map(looks_like_kineto, paths)):
+        return False
     from tracekit.collectors.importers.registry import is_known
 
-    return not any(map(is_known, paths)) and any(map(looks_like_kineto, paths))
+    return not any(map(is_known, paths))
 
 
 def load_any_from_store(
@@ -73,4 +78,9 @@ def load_any_from_store(
     from tracekit.store import Store, default_store
 
     opened = Store(Path(store) if store is not None else default_store())
-    return job_of(opened.load(opened.newest() if name is None else name, window), method)
+    wanted = opened.newest() if name is None else name
+    job = job_of(opened.load(wanted, window), method)
+    if isinstance(job, Job):
+        return job
+    stored = json.loads(opened.report(wanted, window) or "{}").get("verdict")
+    return replace(job, verdict=stored["sentence"] if isinstance(stored, dict) else None)

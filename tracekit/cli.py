@@ -7,25 +7,13 @@ live in the commands (`commands/`), so that `--help` is fast.
 from __future__ import annotations
 
 import io
-import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
-from tracekit import __version__
-from tracekit.collectors.launch.command import collect_command
-from tracekit.commands.compare import compare_command
-from tracekit.commands.culprits import culprits_command
-from tracekit.commands.doctor import doctor_command
-from tracekit.commands.export import export_command
-from tracekit.commands.hang import hang_command
-from tracekit.commands.importing import import_command
-from tracekit.commands.info import info_command
-from tracekit.commands.store import store_command
-from tracekit.commands.synth import synth_command
-from tracekit.commands.whatif import whatif_command
-from tracekit.dashboards.web.command import dashboard_command
+from tracekit import __version__, memory
 from tracekit.errors import TracekitError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import open_stderr, say, silence_stdout
@@ -35,8 +23,23 @@ if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
     from tracekit.trace import Trace
 
-# polars' allocator keeps freed memory for seconds, longer than most commands run: give it back at once.
-os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
+#: Where each command is: `NAME_command` of a module.
+_HOMES = {
+    "collect": "tracekit.collectors.launch.command",
+    "compare": "tracekit.commands.compare",
+    "culprits": "tracekit.commands.culprits",
+    "dashboard": "tracekit.dashboards.web.command",
+    "doctor": "tracekit.commands.doctor",
+    "export": "tracekit.commands.export",
+    "hang": "tracekit.commands.hang",
+    "import": "tracekit.commands.importing",
+    "info": "tracekit.commands.info",
+    "store": "tracekit.commands.store",
+    "synth": "tracekit.commands.synth",
+    "whatif": "tracekit.commands.whatif",
+}
+
+memory.return_at_once()
 
 
 def main() -> None:
@@ -78,27 +81,25 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """All commands, each imported where it is called or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """All names, in order."""
+        return sorted(_HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """The command of that name."""
+        if cmd_name not in _HOMES:
+            return None
+        command: click.Command = getattr(import_module(_HOMES[cmd_name]), f"{cmd_name}_command")
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tracekit")
 def commands() -> None:
     """Find out what slows a large training job down, who causes it, and what each fix would buy."""
-
-
-for command in (
-    whatif_command,
-    compare_command,
-    culprits_command,
-    import_command,
-    info_command,
-    export_command,
-    synth_command,
-    collect_command,
-    doctor_command,
-    dashboard_command,
-    hang_command,
-    store_command,
-):
-    commands.add_command(command)
 
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:

@@ -198,6 +198,7 @@ class GpuReport:
     def _replayed(self) -> dict[str, Any]:
         """What the replay says; its one step is the recording."""
         content, left = self.replayed.to_dict(), self.unexplained
+        del content["verdict"]  # here it has causes, too
         content["recording_time_s"] = content.pop("step_time_s")
         content["trust"] = {
             **content["trust"],

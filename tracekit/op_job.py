@@ -31,6 +31,8 @@ from tracekit.text import short
 if TYPE_CHECKING:
     from tracekit.op_chrome import OpTimeline
 
+#: The rule of traces made of recordings of GPUs, whose verdict is found before.
+RECORDING_RULE = "kineto"
 #: Labels by which a report attributes without being asked, as far as the job has them with more than one value.
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
 #: With more values than that a label is attributed only where it is asked for.
@@ -39,9 +41,14 @@ MOST_VALUES_UNASKED = 512
 
 @dataclass(frozen=True)
 class OpJob:
-    """One job: its op trace. Graph and replay are built on first use."""
+    """One job: its op trace. Graph and replay are built on first use.
+
+    `verdict`: who holds the others up, as it was found in the recording that the trace was made of; None where that is
+    not known.
+    """
 
     trace: OpTrace
+    verdict: str | None = None
 
     @cached_property
     def graph(self) -> FoldedGraph:
@@ -101,6 +108,8 @@ class OpJob:
             gaps=ops.gaps,
             clamped=replay.durations.clamped_transfers + replay.durations.clamped_delays,
             questions_asked=tuple(questions),
+            of_recording=RECORDING_RULE in self.trace.rules,
+            verdict=self.verdict,
         )
 
     def attribute_by(self, *labels: str) -> ByLabel:

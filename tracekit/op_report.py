@@ -28,7 +28,8 @@ class OpReport:
 
     `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds a step on the
     critical path of the recorded job, most first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that
-    lack members. `clamped`: transfers and delays far below zero.
+    lack members. `clamped`: transfers and delays far below zero. `of_recording`: whether the trace was made of a
+    recording of GPUs, in which a rank can hold up the others at any S; `verdict`: who does, as it was found there.
     """
 
     name: str
@@ -47,6 +48,8 @@ class OpReport:
     gaps: tuple[MissingMembers, ...]
     clamped: int
     questions_asked: tuple[Question, ...]
+    of_recording: bool = False
+    verdict: str | None = None
 
     @property
     def slowdown(self) -> float:
@@ -104,6 +107,7 @@ class OpReport:
             "slowdown": self.slowdown,
             "waste": waste(self.slowdown) if self.slowdown else math.nan,
             "straggling": self.straggling,
+            "verdict": self.verdict,
             "wasted_gpu_hours": float((self.original - self.ideal).sum()) * self.ranks / 3600,
             "wasted_gpu_hours_per_day": waste(self.slowdown) * self.ranks * 24 if self.slowdown else math.nan,
             "step_time_s": {

@@ -162,16 +162,19 @@ class Traffic:
         blocks = evidence.replay.graph.blocks
         ends = [block.start + block.duration for block in blocks]
         end, ring_end = evidence.transfers.recvs.gather(ends), evidence.collectives.gather(ends)
-        begin, ring_begin = end - self.seconds, ring_end - self.rings[..., None]
-        link = np.arange(len(self.seconds)) // 2
-        for stage in (link, (link + 1) % stages):
-            with_one = np.zeros(self.seconds.shape)
-            for op in range(self.rings.shape[1]):
-                first = np.maximum(begin, ring_begin[stage, op][:, None])
-                last = np.minimum(end, ring_end[stage, op][:, None])
-                with_one += np.nan_to_num(np.maximum(last - first, 0.0) * share[stage, op][:, None, :, None])
-            shared = np.maximum(shared, with_one)
-        return np.minimum(shared, np.nan_to_num(self.seconds))
+        ring_begin = ring_end - self.rings[..., None]
+        for slot, seconds in enumerate(self.seconds):  # one at a time stays in the cache
+            begin = end[slot] - seconds
+            for stage in (slot // 2, (slot // 2 + 1) % stages):
+                with_one = np.zeros(seconds.shape)
+                for one_begin, one_end, counts in zip(ring_begin[stage], ring_end[stage], share[stage], strict=True):
+                    both = np.minimum(end[slot], one_end)
+                    both -= np.maximum(begin, one_begin)
+                    np.fmax(both, 0.0, out=both)
+                    with_one += both * counts[:, None]
+                np.maximum(shared[slot], with_one, out=shared[slot])
+            np.minimum(shared[slot], np.nan_to_num(seconds), out=shared[slot])
+        return shared
 
     @cached_property
     def slow(self) -> Bools:

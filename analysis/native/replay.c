@@ -14,6 +14,7 @@ typedef struct {
     int64_t joins, joined_steps;
     double *live, *ends, *starts_out, *ends_out;
     int64_t out_lanes; /* 0 where no timeline is wanted */
+    const double *none; /* zeros, one for each lane here */
 } Replay;
 
 static inline __attribute__((always_inline)) void copy(double *restrict to, const double *restrict from, int64_t count) {
@@ -82,12 +83,104 @@ static inline __attribute__((always_inline)) void join_lanes(const Replay *r, in
     }
 }
 
+/* What a row that is replayed in one go reads: two rows it waits for (maybe one twice), its delay and its cost. */
+typedef struct {
+    const double *one, *other, *delay, *cost;
+    double fixed; /* the cost in all lanes where `cost` is NULL */
+    double *end;
+} Row;
+
+static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t row, int64_t low, int64_t width) {
+    const int64_t first = r->first_wait[row], waits = r->first_wait[row + 1] - first, source = r->matrix_row[row];
+    Row of = {.fixed = r->constant[row], .end = r->live + r->slot[row] * width, .one = r->none, .other = r->none};
+    if (waits) {
+        of.one = r->live + r->slot[r->waits_for[first]] * width;
+        of.other = waits == 1 ? of.one : r->live + r->slot[r->waits_for[first + 1]] * width;
+    }
+    if (waits > 2) {
+        latest_of(of.end, of.one, of.other, width);
+        for (int64_t wait = first + 2; wait < first + waits; wait++)
+            raise_to(of.end, r->live + r->slot[r->waits_for[wait]] * width, width);
+        of.one = of.other = of.end;
+    }
+    if (r->delay_row[row] >= 0) of.delay = r->delay + r->delay_row[row] * r->delay_lanes + low;
+    if (source >= 0)
+        of.cost = low + (source < r->matrix_rows ? r->matrix + source * r->matrix_lanes
+                                                 : r->changed + (source - r->matrix_rows) * r->matrix_lanes);
+    return of;
+}
+
+static inline __attribute__((always_inline)) double later(double one, double other) { return other > one ? other : one; }
+
+/* A row that starts on its own, from what it waits for to its end. Rows are read and written at the same lane only. */
+static inline __attribute__((always_inline)) void one_loop(Row a, double *final, int64_t width, int delayed, int fixed) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < width; i++) {
+        double ready = later(a.one[i], a.other[i]);
+        if (delayed) ready += a.delay[i];
+        const double end = ready + (fixed ? a.fixed : a.cost[i]);
+        a.end[i] = end;
+        final[i] = later(final[i], end);
+    }
+}
+
+/* Two rows that start together once both are ready, such as a send and its receive. */
+static inline __attribute__((always_inline)) void two_loop(Row a, Row b, double *final, int64_t width, int delayed, int fixed) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < width; i++) {
+        double ready = later(a.one[i], a.other[i]), second = later(b.one[i], b.other[i]);
+        if (delayed) {
+            ready += a.delay[i];
+            second += b.delay[i];
+        }
+        ready = later(ready, second);
+        const double end = ready + (fixed ? a.fixed : a.cost[i]), second_end = ready + (fixed ? b.fixed : b.cost[i]);
+        a.end[i] = end;
+        b.end[i] = second_end;
+        final[i] = later(later(final[i], end), second_end);
+    }
+}
+
+static inline __attribute__((always_inline)) void replay_one(const Replay *r, int64_t row, double *final, int64_t low, int64_t width) {
+    const Row a = row_of(r, row, low, width);
+    if (a.delay)
+        a.cost ? one_loop(a, final, width, 1, 0) : one_loop(a, final, width, 1, 1);
+    else
+        a.cost ? one_loop(a, final, width, 0, 0) : one_loop(a, final, width, 0, 1);
+}
+
+/* `scratch`: of `width`. */
+static inline __attribute__((always_inline)) void replay_two(const Replay *r, const int64_t *rows, double *final, double *scratch, int64_t low, int64_t width) {
+    Row a = row_of(r, rows[0], low, width), b = row_of(r, rows[1], low, width);
+    const int delayed = a.delay || b.delay, fixed = !a.cost && !b.cost;
+    if (!a.delay) a.delay = r->none;
+    if (!b.delay) b.delay = r->none;
+    if (!fixed && !(a.cost && b.cost)) {
+        fill(scratch, a.cost ? b.fixed : a.fixed, width);
+        if (a.cost)
+            b.cost = scratch;
+        else
+            a.cost = scratch;
+    }
+    if (delayed)
+        fixed ? two_loop(a, b, final, width, 1, 1) : two_loop(a, b, final, width, 1, 0);
+    else
+        fixed ? two_loop(a, b, final, width, 0, 1) : two_loop(a, b, final, width, 0, 0);
+}
+
 static inline __attribute__((always_inline)) void run(const Replay *r, double *latest, int64_t low, int64_t width) {
     double *restrict final = r->ends + low;
     for (int64_t group = r->finishing; group < r->last_new; group++) {
         const int64_t first = r->first_of_group[group], last = r->first_of_group[group + 1];
         const int joins = r->join[group] >= 0;
         const int together = r->is_communication[r->order[first]] && (joins || last - first > 1);
+        if (!r->out_lanes && !joins && (last - first == 1 || (together && last - first == 2))) {
+            if (together)
+                replay_two(r, r->order + first, final, latest, low, width);
+            else
+                replay_one(r, r->order[first], final, low, width);
+            continue;
+        }
         if (group >= r->first_new) {
             make_ready(r, first, last, low, width);
             if (together) {
@@ -134,7 +227,7 @@ WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, l
 
 KERNEL(replay) {
     ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dd", 23);
-    const Replay r = {
+    Replay r = {
         .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
         .slot = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
@@ -147,8 +240,9 @@ KERNEL(replay) {
         .out_lanes = AXIS(a[21], 0) ? AXIS(a[21], 1) : 0,
     };
     const int64_t low = r.first_lane[0], width = r.first_lane[r.runs] - low;
-    double *latest = PyMem_Malloc((size_t)(width + 1) * sizeof *latest);
+    double *latest = PyMem_Calloc((size_t)(2 * width + 1), sizeof *latest);
     if (!latest) LEAVE(PyErr_NoMemory());
+    r.none = latest + width;
     Py_BEGIN_ALLOW_THREADS
     if (width == 16)
         run_16(&r, latest, low);

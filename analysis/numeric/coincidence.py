@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaincc
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
@@ -24,6 +23,8 @@ def waits_beyond_chance(gap: Floats, late: Floats, ends: Ints, group: Ints) -> n
     end of the gap. `group`: equal numbers for what is the same gap in other steps and on other ranks. If ends fell
     anywhere in a gap, the last one would be as close with probability 1 - (1 - late / gap) ^ ends.
     """
+    from scipy.special import gammaincc  # an import of a fifth of a second, which most jobs do without
+
     inside = np.clip(late / np.maximum(gap, np.finfo(float).tiny), 0.0, 1.0)
     chance = np.where(ends > 0, 1.0 - (1.0 - inside) ** ends, 1.0)
     _, number, members = np.unique(group, return_inverse=True, return_counts=True)

@@ -29,7 +29,8 @@ from tracekit.analysis.replay.kernel import (
 #: Where a block has fewer lanes than this, scenarios are replayed side by side until there are as many: walking the
 #: graph costs the same for one lane as for this many.
 LANES_SIDE_BY_SIDE = 16
-_ROWS_AT_ONCE = 4096
+#: Ops added up together, so that they stay in the cache.
+_OPS_AT_ONCE = 1 << 16
 
 
 class CostRule(Protocol):
@@ -51,9 +52,12 @@ class GraphReplay:
         """When the last op of each step ended in the recording, seconds, [steps]."""
         times = np.zeros(len(self.graph.steps))
         for block in self.graph.blocks:
-            for first in range(0, len(block.start), _ROWS_AT_ONCE):
-                rows = slice(first, first + _ROWS_AT_ONCE)
-                np.maximum.at(times, block.step, (block.start[rows] + block.duration[rows]).max(axis=0))
+            latest = np.full(len(block.step), -np.inf)
+            together = max(1, _OPS_AT_ONCE // len(block.step))
+            for first in range(0, len(block.start), together):
+                rows = slice(first, first + together)
+                np.maximum(latest, (block.start[rows] + block.duration[rows]).max(axis=0), out=latest)
+            np.maximum.at(times, block.step, latest)
         return times
 
     def step_times(self, scenario: CostRule, *, threads: int | None = None) -> Floats:

@@ -93,6 +93,10 @@ def _delays(scenario: Scenario, context: Context) -> tuple[Floats, npt.NDArray[n
     mask = scenario.launch_delays.mask(context)
     if mask.shape[1] == 1 and mask.shape[0] == rows:
         return delay, np.where(mask[:, 0], np.arange(rows), none)
+    if mask.shape[0] == 1 < mask.shape[1]:
+        kept, lanes = np.zeros(delay.shape), np.flatnonzero(mask[0])
+        kept[:, lanes] = delay[:, lanes]
+        return kept, np.arange(rows)
     return np.where(mask, delay, 0.0), np.arange(rows)
 
 
@@ -126,16 +130,27 @@ class _Costs:
                     chosen, self.ideal if edit.action is Action.IDEALISE else edit.amount, self.constant
                 )
             return
+        lanes = np.flatnonzero(mask[0]) if mask.shape[0] == 1 < mask.shape[1] else None
         if self.matrix is None:
-            self.matrix = np.where(self.recorded[:, None], self.own, self.constant[:, None])
-        self.matrix = np.where(mask, self._changed(edit, self.matrix), self.matrix)
+            some = None if self.recorded.all() else np.flatnonzero(~self.recorded)
+            self.matrix = self.own
+            if some is not None or lanes is not None:
+                self.matrix = self.own.copy()
+            if some is not None:
+                self.matrix[some] = self.constant[some, None]
+        elif lanes is not None:
+            self.matrix = self.matrix.copy()
+        if lanes is not None:  # whole lanes: all others stay as they are
+            self.matrix[:, lanes] = self._changed(edit, self.matrix[:, lanes], lanes)
+        else:
+            self.matrix = np.where(mask, self._changed(edit, self.matrix, slice(None)), self.matrix)
 
-    def _changed(self, edit: Edit, current: Floats) -> Floats:
+    def _changed(self, edit: Edit, current: Floats, lanes: npt.NDArray[np.int64] | slice) -> Floats:
         match edit.action:
             case Action.KEEP:
-                return self.own
+                return self.own[:, lanes]
             case Action.IDEALISE:
-                return self.ideal[:, None] if self.ideal.ndim == 1 else self.ideal
+                return self.ideal[:, None] if self.ideal.ndim == 1 else self.ideal[:, lanes]
             case Action.SCALE:
                 return current * edit.amount
             case Action.SHIFT:

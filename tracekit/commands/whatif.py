@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit import memory
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import PATH, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
@@ -96,11 +97,11 @@ def whatif_command(
     """
     from tracekit.any_job import are_gpu_traces
     from tracekit.job import Job
-    from tracekit.op_job import OpJob
 
     condition = None if fail_on is None else Condition(fail_on)
     # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    memory.reuse_large_arrays()
     of_pipelines: dict[str, object] = {
         "--layers": layers,
         "--ignore-steps": ignore_steps,
@@ -128,6 +129,8 @@ def whatif_command(
         if not isinstance(loaded, Job):
             name = short(loaded.trace.name) if trace is None else trace
             _refuse(of_pipelines, f"{name} is an op trace (docs/op-trace.md)")
+            from tracekit.op_job import OpJob
+
             assert isinstance(loaded, OpJob)  # traces of GPUs were dealt with above
             return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
         if ignore_steps is not None:

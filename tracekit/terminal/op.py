@@ -60,12 +60,22 @@ def print_op_trace(trace: OpTrace, console: Console) -> None:
 def _verdict(report: OpReport) -> Table:
     original, ideal = float(report.original.mean()), float(report.ideal.mean())
     grid = Table.grid(padding=(0, 2, 0, 0))
+    if report.of_recording:
+        unknown = "the op trace does not say who holds the others up: `tracekit whatif` on the recording does"
+        grid.add_row("Verdict", Text(printable(report.verdict or unknown)))
+        grid.add_row("Slowdown", f"S = {report.slowdown:.2f}")
+        return _with_times(grid, report)
     if report.straggling:
         verdict = Text.assemble(("STRAGGLER", "bold white on dark_red"), f"  S = {report.slowdown:.2f}: ")
         verdict.append(f"{seconds(original - ideal)} of every {seconds(original)} step ({waste(report.slowdown):.1%})")
     else:
         verdict = Text.assemble(("NO STRAGGLER", "bold black on green"), f"  S = {report.slowdown:.2f}")
     grid.add_row("Verdict", verdict)
+    return _with_times(grid, report)
+
+
+def _with_times(grid: Table, report: OpReport) -> Table:
+    original, ideal = float(report.original.mean()), float(report.ideal.mean())
     times = f"recorded {seconds(float(report.recorded.mean()))}, original {seconds(original)}, ideal {seconds(ideal)}"
     grid.add_row("Step time", times)
     figures = f"replay error {report.replay_error:.2%}, launch delays add {report.discrepancy:.1%}"

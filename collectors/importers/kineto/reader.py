@@ -9,35 +9,23 @@ import gc
 import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-from tracekit.chrome import MARK
 from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.packing import packed, unpacked
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
+from tracekit.collectors.importers.kineto.sniff import SUFFIXES, traces_in
 from tracekit.errors import FormatError
 from tracekit.gpu_recording import GpuRecording
 
-SUFFIXES = (".json", ".json.gz")
 #: Below this many bytes of files, starting processes takes longer than reading.
 LARGEST_IN_PROCESS = 8 << 20
-_SNIFFED_BYTES = 1 << 16
-_MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
-
-
-def looks_like_kineto(path: Path) -> bool:
-    """Whether a file, or some file in a folder, looks like a Chrome trace; False for whatever cannot be read."""
-    try:
-        return bool(_traces_in(path)) if path.is_dir() else _is_trace(path)
-    except OSError:
-        return False
 
 
 def read_kineto(
@@ -56,7 +44,7 @@ def read_kineto(
     nothing was recorded on a GPU.
     """
     table = kernel_classes(classes)
-    files = list(dict.fromkeys(file for path in paths for file in (_traces_in(path) if path.is_dir() else [path])))
+    files = list(dict.fromkeys(file for path in paths for file in (traces_in(path) if path.is_dir() else [path])))
     if not files:
         raise FormatError(f"{paths[0]}: holds no traces of torch.profiler (files that end in {' or '.join(SUFFIXES)})")
     tell = progress or (lambda _: None)
@@ -143,34 +131,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def _traces_in(folder: Path) -> list[Path]:
-    """The traces in a folder and all below it, by name."""
-    found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
-    return sorted(path for path in found if _is_trace(path))
-
-
-def _is_trace(path: Path) -> bool:
-    try:
-        head = _head(path)
-    except OSError:
-        return False
-    return any(mark in head for mark in _MARKS) and MARK.encode() not in head
-
-
-def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked; none where it is damaged there."""
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        head = file.read(_SNIFFED_BYTES)
-    if head[:2] != b"\x1f\x8b":
-        return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, _SNIFFED_BYTES)
-    except zlib.error:
-        return b""
 
 
 def _name(path: Path) -> str:

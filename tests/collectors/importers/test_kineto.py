@@ -9,7 +9,8 @@ import pytest
 from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.collectors.importers.kineto import json_events
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, kernel_classes
-from tracekit.collectors.importers.kineto.reader import looks_like_kineto, read_kineto
+from tracekit.collectors.importers.kineto.reader import read_kineto
+from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
 from tracekit.errors import FormatError, SelectionError
 from tracekit.gpu_recording import KernelClass
 from tracekit.model import ProcessGroup

@@ -1,0 +1,52 @@
+"""Which files are traces of torch.profiler, by their first bytes.
+
+In: a path. Out: whether it is one, or holds some. Imports next to nothing, for every trace is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+from tracekit.chrome import MARK
+
+SUFFIXES = (".json", ".json.gz")
+_SNIFFED_BYTES = 1 << 16
+_MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
+
+
+def looks_like_kineto(path: Path) -> bool:
+    """Whether a file, or some file in a folder, looks like a Chrome trace; False for whatever cannot be read."""
+    try:
+        return bool(traces_in(path)) if path.is_dir() else _is_trace(path)
+    except OSError:
+        return False
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces in a folder and all below it, by name."""
+    found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
+    return sorted(path for path in found if _is_trace(path))
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        head = _head(path)
+    except OSError:
+        return False
+    return any(mark in head for mark in _MARKS) and MARK.encode() not in head
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, unpacked; none where it is damaged there."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        head = file.read(_SNIFFED_BYTES)
+    if head[:2] != b"\x1f\x8b":
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _SNIFFED_BYTES)
+    except zlib.error:
+        return b""

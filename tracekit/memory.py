@@ -1,0 +1,32 @@
+"""How a process that analyses large arrays treats memory that it has freed.
+
+Both calls come before the libraries they are about allocate anything; a library's user decides such things alone, so
+only the command line calls them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+#: Parameters of glibc's mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGEST_KEPT = 1 << 30
+
+
+def return_at_once() -> None:
+    """Have polars give freed memory back at once: it keeps it for seconds, longer than most commands run."""
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
+
+
+def reuse_large_arrays() -> None:
+    """Let a new array take the place of a freed one, where glibc would ask the system for zeroed pages each time.
+
+    On a job of thousands of workers that takes a tenth of the processor time. Nothing happens on other systems.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_TRIM_THRESHOLD, _LARGEST_KEPT)
