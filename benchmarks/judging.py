@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.eventsim.causes import Checkpoints
+from benchmarks.eventsim.causes import Checkpoints, SlowRank
 from benchmarks.eventsim.model import FIRST_STEP, Cell, Job
 from benchmarks.eventsim.truth import (
     Truth,
@@ -19,6 +19,7 @@ from benchmarks.eventsim.truth import (
     with_cards_repaired,
     with_data_in_time,
     with_links_repaired,
+    with_ranks_replaced,
     with_workers_replaced,
     without_kinds,
 )
@@ -37,7 +38,9 @@ ACCEPTED: dict[TruthKind, frozenset[str]] = {
     for kind in TruthKind
 }
 #: Say that nothing is wrong, that nobody is to blame, or that too little is known: never a wrong accusation.
-BLAMES_NOBODY = frozenset({"healthy", "unexplained", "too-little-trace", "random-variation", "shared-network-card"})
+BLAMES_NOBODY = frozenset(
+    {"healthy", "unexplained", "too-little-trace", "random-variation", "shared-network-card", "lockstep-jitter"}
+)
 
 Where = Mapping[str, Any]
 Fix = Mapping[str, Any]
@@ -192,6 +195,13 @@ def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, k
             return list(where["steps"]) == steps.tolist()
         case TruthKind.UNRECORDED_WORKER_LATE:
             return True
+        case TruthKind.SLOW_RANK_OF_WORKER:
+            slow = {other.cause.rank(job) for other in (truth, *others) if isinstance(other.cause, SlowRank)}
+            return (
+                isinstance(truth.cause, SlowRank)
+                and truth.cause.rank(job) in where["ranks"]
+                and set(where["ranks"]) <= slow
+            )
         case _:
             return _workers_are_right(job, truth, others, where, kind)
 
@@ -255,7 +265,9 @@ def _links_repaired(job: Job, fix: Fix) -> Job:
 
 #: The job after a fix, where the simulator can make it; a combination makes its parts one after the other.
 FIXED: dict[str, Callable[[Job, Fix], Job]] = {
-    "replace-workers": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
+    "replace-workers": lambda job, fix: with_ranks_replaced(
+        with_workers_replaced(job, _cells(job, fix["where"])), frozenset(fix["where"].get("ranks", ()))
+    ),
     "drain-host": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
     "repair-link": _links_repaired,
     "repair-nic": lambda job, fix: with_cards_repaired(job, _cells(job, fix["where"])),

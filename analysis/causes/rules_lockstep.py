@@ -11,14 +11,16 @@ import numpy as np
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.significance import Episodes
 from tracekit.text import seconds
 
-#: Waiting for each other that takes this share of the ops is worth a word.
-SMALLEST_COST_SHARE = 0.02
+#: Waiting for each other in turn, which nobody caused and no fix ends, is worth a word from this share of the step on,
+#: from which every cause has to be found.
+SMALLEST_JITTER_SHARE = 0.05
 
 
 class SlowRankOfWorker(Rule):
@@ -97,9 +99,12 @@ class LockstepJitter(Rule):
         if not even.any():
             return
         change = lockstep.alike(even)
+        lost_s = evidence.unchanged_s - float(step_times_with(evidence.replay, (change,)).mean())
+        if lost_s < SMALLEST_JITTER_SHARE * evidence.unchanged_s:
+            return
         here = even[lockstep.worker]
         share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
-        figures = (Figure("waiting for each other, over the ops", share, SMALLEST_COST_SHARE),)
+        figures = (Figure("waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_JITTER_SHARE),)
         effect = f"ranks of a worker wait {share:.0%} of their ops for each other, for none more than chance explains"
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
 

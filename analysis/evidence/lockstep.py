@@ -19,7 +19,7 @@ from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import KINDS, Worker
 from tracekit.schema import WAITED
 from tracekit.trace import Trace
@@ -91,8 +91,9 @@ class Lockstep:
         """When each rank computes longer than its peers, one member per (worker, rank)."""
         own = self.computed_s
         ranks = own.shape[1]
-        others = (own.sum(axis=1, keepdims=True) - own) / (ranks - 1)
-        series = np.log(safe(own)) - np.log(safe(others))
+        # The median: beside a mean that one slow rank is part of, all others would be fast whenever it is slow.
+        peers = own[:, ::-1] if ranks == 2 else lower_median(own, axis=1)[:, None]
+        series = np.log(safe(own)) - np.log(safe(peers))
         return episodes_of(series.reshape(-1, own.shape[2]), ranks)
 
     def slow(self, smallest: float) -> Bools:

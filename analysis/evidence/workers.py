@@ -69,11 +69,18 @@ def slow_by_one_rank(evidence: Evidence) -> set[Worker]:
     if lockstep is None or profile is None:
         return set()
     gained = lockstep.held_up_s(lockstep.slow(SMALLEST_FACTOR))
+    factor = _factor_by_step(evidence)
     found = set()
     for number, worker in enumerate(lockstep.workers):
         here = lockstep.worker == number
-        share = float(gained[here].sum() / max(lockstep.duration_s[here].sum(), 1e-9))
-        if share > 0 and worker_factor(evidence)[evidence.cells_of([worker])].max() * (1 - share) < 1 + SMALLEST_FACTOR:
+        total, gone = (
+            np.bincount(lockstep.step[here], values[here], minlength=factor.shape[1])
+            for values in (lockstep.duration_s, gained)
+        )
+        left = factor[worker.pp_rank, :, evidence.dp_ranks.index(worker.dp_rank)]
+        slow = left > 1
+        left = left * (1 - gone / safe(total))
+        if gone.any() and slow.any() and left[slow].mean() < 1 + SMALLEST_FACTOR:
             found.add(worker)
     return found
 
@@ -96,11 +103,24 @@ def worker_factor(evidence: Evidence) -> Floats:
     assert profile is not None
     if len(evidence.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    seconds = profile.base_s.sum(axis=2)[:, :, None, None]
-    both = (slow_factor(evidence) * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
+    both = _factor_by_step(evidence)
     slow = both > 1
     factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
     return np.where(slow.any(axis=1), factor, 1.0)
+
+
+def _factor_by_step(evidence: Evidence) -> Floats:
+    """Computes of each worker over those of its peers, 1 where it is not slow, [stages, steps, dp_ranks].
+
+    With one DP rank: over those of the usual stage, the same in each step.
+    """
+    profile = evidence.profile
+    assert profile is not None
+    if len(evidence.dp_ranks) == 1:
+        excess = stage_excess(profile).min(axis=1)
+        return np.broadcast_to(1 + excess[:, None, None], (len(excess), len(evidence.replay.graph.steps), 1))
+    seconds = profile.base_s.sum(axis=2)[:, :, None, None]
+    return np.asarray((slow_factor(evidence) * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
 
 
 def optimizer_factor(evidence: Evidence) -> Floats:

@@ -128,6 +128,13 @@ CASES: dict[str, Case] = {
     "two": _mixed(2),
     "three": _mixed(3),
     "four": _mixed(4),
+    "slow-rank": Case((recipes.slow_rank(1.5),), finish=recipes.ranks_told_apart),
+    "slow-rank-mild": Case((recipes.slow_rank(1.2),), finish=recipes.ranks_told_apart),
+    "slow-rank-since": Case((recipes.slow_rank(1.6, recipes.since(0.5)),), steps=(12, 30),
+                            finish=recipes.ranks_told_apart),
+    "slow-rank-and-worker": Case((recipes.slow_rank(1.5), recipes.bad_worker(1.5)), shapes=PIPELINES,
+                                 finish=recipes.ranks_told_apart),
+    "healthy-lockstep": Case(shapes=ANY + ONE_LANE, steps=(6, 40), finish=recipes.ranks_told_apart),
     "healthy": Case(shapes=ANY + ONE_LANE + ONE_WORKER, steps=(3, 40)),
     "healthy-noisy": Case(shapes=ANY + ONE_LANE + ONE_WORKER, steps=(6, 40), finish=recipes.noisy),
 }  # fmt: skip

@@ -96,6 +96,30 @@ class SlowWorkers(Cause):
 
 
 @dataclass(frozen=True, slots=True)
+class SlowRank(Cause):
+    """One tensor-parallel rank of a worker, at `position`, computes `factor` times as long up to each meeting."""
+
+    worker: Cell
+    position: int
+    factor: float = 1.5
+    when: When = ALWAYS
+
+    def apply(self, world: World) -> None:
+        steps, (dp, pp) = self.when.mask(world.job.shape.steps), self.worker
+        for ranks in (world.ranks_forward, world.ranks_backward):
+            if ranks is not None:
+                ranks[steps, dp, pp, ..., self.position] *= self.factor
+
+    def cells(self, job: Job) -> frozenset[Cell]:
+        del job
+        return frozenset({self.worker})
+
+    def rank(self, job: Job) -> int:
+        """Its global number."""
+        return job.shape.rank(*self.worker) + self.position
+
+
+@dataclass(frozen=True, slots=True)
 class SlowSteps(Cause):
     """Every worker computes `factor` times as long in some steps."""
 

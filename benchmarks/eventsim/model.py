@@ -106,7 +106,8 @@ class ComputeCost:
     """What a microbatch costs, seconds per average stage at one unit of tokens.
 
     A forward takes forward_s x (constant + linear x tokens + quadratic x attention), where tokens and attention (the
-    sum of squared lengths) are 1 on average. `embedding_s` and `loss_s` are added on the first and the last stage.
+    sum of squared lengths) are 1 on average. The tensor-parallel ranks of a worker meet `meetings` times in each
+    compute. `embedding_s` and `loss_s` are added on the first and the last stage.
     """
 
     forward_s: float = 0.020
@@ -117,6 +118,7 @@ class ComputeCost:
     embedding_s: float = 0.0
     loss_s: float = 0.0
     optimizer_s: float = 0.008
+    meetings: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ class Noise:
     """What nobody causes. Standard deviations as shares.
 
     `tail`: share of computes that take `tail_factor` times as long. `wander`: a slow AR(1) walk of each worker.
+    `rank`: of what each tensor-parallel rank computes between two meetings with its peers; 0: they are not told apart.
     """
 
     op: float = 0.01
@@ -159,6 +162,7 @@ class Noise:
     wander: float = 0.0
     tail: float = 0.0
     tail_factor: float = 1.5
+    rank: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

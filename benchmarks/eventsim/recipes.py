@@ -23,6 +23,7 @@ from benchmarks.eventsim.causes import (
     SkewedData,
     SlowFirstMicrobatch,
     SlowHostThread,
+    SlowRank,
     SlowSteps,
     SlowWorkers,
     StoppedProcess,
@@ -99,6 +100,21 @@ def bad_worker(factor: float, timing: Timing = always) -> Maker:
 
 def _about(rng: Rng, factor: float) -> float:
     return 1 + (factor - 1) * float(rng.uniform(0.9, 1.1))
+
+
+def slow_rank(factor: float, timing: Timing = always) -> Maker:
+    """One tensor-parallel rank that computes slowly, give or take a tenth."""
+
+    def make(rng: Rng, job: Job) -> Cause:
+        position = int(rng.integers(job.shape.tp))
+        return SlowRank(_cell(rng, job), position, _about(rng, factor), timing(rng, job))
+
+    return make
+
+
+def ranks_told_apart(rng: Rng, job: Job) -> Job:
+    """The trace says how long the ranks of a worker wait for each other."""
+    return replace(job, noise=replace(job.noise, rank=float(rng.choice([0.005, 0.01, 0.02]))))
 
 
 def slow_backward(rng: Rng, job: Job) -> Cause:

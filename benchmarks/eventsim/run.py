@@ -6,6 +6,7 @@ records is on its own clock and rounded to microseconds; what truth is made of i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,10 +16,10 @@ import polars as pl
 
 from benchmarks.eventsim.causes import needs_checkpoint, needs_gc
 from benchmarks.eventsim.engine import Episode, StepInput, StepTimes, run_step
-from benchmarks.eventsim.graph import OPTIONAL, StepGraph, build
+from benchmarks.eventsim.graph import OPTIONAL, Source, StepGraph, build
 from benchmarks.eventsim.model import EPOCH_S, FIRST_STEP, LAYERS_PER_STAGE, Job
 from benchmarks.eventsim.network import SharedNetwork
-from benchmarks.eventsim.world import Floats, World, draw_world, seconds
+from benchmarks.eventsim.world import Floats, World, draw_world, seconds, waited_share
 from tracekit import Layout, Trace
 
 
@@ -84,22 +85,32 @@ def run(job: Job) -> Run:
 
 def _trace(job: Job, ran: Run) -> Trace:
     shape = job.shape
-    frame = pl.concat([_recorded(job, ran, step) for step in ran.steps])
+    shares = waited_share(ran.world)
+    shares_of_steps = [{kind: share[at] for kind, share in shares.items()} for at in range(shape.steps)]
+    frame = pl.concat(_recorded(job, ran, step, share) for step, share in zip(ran.steps, shares_of_steps, strict=True))
     frame = frame.with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
     layout = Layout(dp=shape.dp, pp=shape.pp, tp=shape.tp, vpp=shape.vpp)
     recorded = [cell for cell in shape.cells if cell not in job.recording.unrecorded]
-    metadata = {
+    metadata: dict[str, object] = {
         "framework": "eventsim",
-        "hosts": {str(shape.rank(*cell)): f"host-{shape.host(*cell):04d}" for cell in recorded},
+        "hosts": {
+            str(shape.rank(*cell) + at): f"host-{shape.host(*cell):04d}"
+            for cell in recorded
+            for at in range(shape.tp if shares else 1)
+        },
     }
+    if shares:
+        metadata["ranks_of_workers"] = {
+            str(first): list(range(first, first + shape.tp)) for first in (shape.rank(*cell) for cell in recorded)
+        }
     if job.recording.layers:
         metadata["layers"] = [round(LAYERS_PER_STAGE * share) for share in ran.world.layers.sum(axis=1)]
     starts = {step.step: EPOCH_S + round(step.began, 6) for step in ran.steps}
     return Trace.from_frame(frame, layout, name=job.name, step_starts=starts, metadata=metadata)
 
 
-def _recorded(job: Job, ran: Run, step: RanStep) -> pl.DataFrame:
-    """The ops of one step as their ranks recorded them."""
+def _recorded(job: Job, ran: Run, step: RanStep, shares: Mapping[Source, Floats]) -> pl.DataFrame:
+    """The ops of one step as their ranks recorded them. `shares`: of computes, for which the ranks of a worker wait."""
     ops = ran.graph.ops
     begin = np.array(step.times.start)[[op.begin for op in ops]]
     end = np.array(step.times.end)[[op.end for op in ops]]
@@ -111,6 +122,8 @@ def _recorded(job: Job, ran: Run, step: RanStep) -> pl.DataFrame:
     kept &= np.array([op.source not in ran.world.hidden for op in ops])
     start = np.round(begin + drift * begin + offset - step.began, 6)
     stop = np.round(end + drift * end + offset - step.began, 6)
+    duration = np.round(np.maximum(stop - start, 0.0), 6)
+    index = ran.graph.index
     frame = pl.DataFrame(
         {
             "step": np.full(len(ops), step.step),
@@ -121,7 +134,13 @@ def _recorded(job: Job, ran: Run, step: RanStep) -> pl.DataFrame:
             "microbatch": pl.Series([op.microbatch for op in ops], dtype=pl.Int32),
             "chunk": pl.Series([op.chunk for op in ops], dtype=pl.Int32),
             "start": start,
-            "duration": np.round(np.maximum(stop - start, 0.0), 6),
+            "duration": duration,
         }
     )
+    if shares:
+        waited = [
+            np.round(shares[op.source][index[op.begin]] * length, 6).tolist() if op.source in shares else None
+            for op, length in zip(ops, duration.tolist(), strict=True)
+        ]
+        frame = frame.with_columns(waited=pl.Series(waited, dtype=pl.List(pl.Float64)))
     return frame.filter(kept)

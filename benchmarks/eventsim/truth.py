@@ -22,6 +22,7 @@ from benchmarks.eventsim.causes import (
     SkewedData,
     SlowFirstMicrobatch,
     SlowHostThread,
+    SlowRank,
     SlowSteps,
     SlowWorkers,
     StoppedProcess,
@@ -42,6 +43,7 @@ class TruthKind(StrEnum):
     SLOW_RANK_GROUP = "slow-rank-group"
     SLOW_OPTIMIZER = "slow-optimizer"
     UNRECORDED_WORKER_LATE = "unrecorded-worker-late"
+    SLOW_RANK_OF_WORKER = "slow-rank-of-worker"
     DATA_SKEW = "data-skew"
     SEQUENCE_LENGTH_IMBALANCE = "sequence-length-imbalance"
     STAGE_IMBALANCE = "stage-imbalance"
@@ -60,6 +62,7 @@ class TruthKind(StrEnum):
 
 
 _KINDS: dict[type[Cause], TruthKind] = {
+    SlowRank: TruthKind.SLOW_RANK_OF_WORKER,
     SkewedData: TruthKind.DATA_SKEW,
     UnequalSequences: TruthKind.SEQUENCE_LENGTH_IMBALANCE,
     HeavyStage: TruthKind.STAGE_IMBALANCE,
@@ -163,13 +166,18 @@ def with_workers_replaced(job: Job, cells: frozenset[Cell]) -> Job:
             case SlowWorkers(workers=workers) | SlowHostThread(workers=workers) if workers:
                 if left := workers - cells:
                     causes.append(replace(cause, workers=left))
-            case StoppedProcess(worker=worker) if worker in cells:
+            case StoppedProcess(worker=worker) | SlowRank(worker=worker) if worker in cells:
                 pass
             case GcPauses(worker=worker) if worker in cells:
                 pass
             case _:
                 causes.append(cause)
     return replace(job, causes=tuple(causes), replaced=job.replaced | cells)
+
+
+def with_ranks_replaced(job: Job, ranks: frozenset[int]) -> Job:
+    """The job in which some ranks are as fast as the others of their workers."""
+    return without(job, *(cause for cause in job.causes if isinstance(cause, SlowRank) and cause.rank(job) in ranks))
 
 
 def with_links_repaired(job: Job, links: frozenset[Cell]) -> Job:

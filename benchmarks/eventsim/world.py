@@ -30,7 +30,9 @@ class World:
     `launch_forward_s`, `launch_backward_s` [S, D, P, V, M], seconds added. `launch` [S, D, P]: factor on every launch.
     Network: `bandwidth` [S, resources], `p2p` and `collectives`, [S, flows], factors on bytes; `episodes` per step:
     (begin after the start of the step, length, factor). Recording: `offset_s`, `drift` [D, P]. `pause_s` [S]: seconds
-    between two steps in which every rank waits. `hidden`: work that takes its time and is not recorded.
+    between two steps in which every rank waits. `ranks_forward`, `ranks_backward` [S, D, P, V, M, meetings, tp]:
+    factors on what each rank of a worker computes up to a meeting, None where ranks are not told apart. `hidden`: work
+    that takes its time and is not recorded.
     """
 
     job: Job
@@ -58,6 +60,8 @@ class World:
     drift: Floats
     pause_s: Floats
     episodes: list[list[tuple[float, float, float]]]
+    ranks_forward: Floats | None = None
+    ranks_backward: Floats | None = None
     stops: dict[int, Stops | Pauses] = field(default_factory=dict)
     hidden: set[Source] = field(default_factory=set)
 
@@ -87,6 +91,12 @@ def draw_world(job: Job, flows: int) -> World:
         p2p=stretch, collectives=stretch.copy(), offset_s=offset_s, drift=drift,
         pause_s=np.full(shape.steps, job.extra_step_s), episodes=[[] for _ in range(shape.steps)],
     )  # fmt: skip
+    if job.noise.rank:
+        ranks = np.random.default_rng([job.seeds.noise, 3])
+        shape_of_ranks = (*ops, job.compute.meetings, shape.tp)
+        world.ranks_forward, world.ranks_backward = (
+            np.maximum(1 + job.noise.rank * ranks.standard_normal(shape_of_ranks), 0.2) for _ in range(2)
+        )
     world.constant_s[0, 0] += job.compute.embedding_s
     world.constant_s[-1, -1] += job.compute.loss_s
     for cause in job.causes:
@@ -192,8 +202,9 @@ def seconds(world: World) -> dict[Source, Floats]:
     clip = host.clip_s * rng.normal(1, 0.03, (shape.steps, 1))
     factor = host.launch_s * per_launch[..., None]
     arrays = {
-        Source.FORWARD: base * world.forward + world.forward_s,
-        Source.BACKWARD: base * cost.backward_ratio * world.backward + world.backward_s,
+        Source.FORWARD: base * world.forward * _together(world.ranks_forward) + world.forward_s,
+        Source.BACKWARD: base * cost.backward_ratio * world.backward * _together(world.ranks_backward)
+        + world.backward_s,
         Source.OPTIMIZER: cost.optimizer_s * world.optimizer,
         Source.DATA_LOAD: load,
         Source.GC: world.gc_s,
@@ -205,3 +216,19 @@ def seconds(world: World) -> dict[Source, Floats]:
         Source.CLIP: clip,
     }
     return {source: array.reshape(shape.steps, -1) for source, array in arrays.items()}
+
+
+def _together(ranks: Floats | None) -> Floats | float:
+    """How much longer a compute takes because at each meeting the last rank counts, [S, D, P, V, M]."""
+    return 1.0 if ranks is None else np.asarray(ranks.max(axis=-1).mean(axis=-1))
+
+
+def waited_share(world: World) -> dict[Source, Floats]:
+    """For which share of a compute each rank of its worker waits for the last one, [S, entries, tp]."""
+    found = {}
+    for source, ranks in ((Source.FORWARD, world.ranks_forward), (Source.BACKWARD, world.ranks_backward)):
+        if ranks is not None:
+            last = ranks.max(axis=-1, keepdims=True)
+            share = (last - ranks).mean(axis=-2) / last.mean(axis=-2)
+            found[source] = share.reshape(world.job.shape.steps, -1, world.job.shape.tp)
+    return found

@@ -9,6 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.eventsim.causes import ALWAYS, SlowRank, When
+from benchmarks.eventsim.model import FIRST_STEP, Shape
+from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.errors import TraceError
@@ -72,6 +75,18 @@ def test_a_rank_slow_from_a_step_on_is_named_with_that_step() -> None:
     found = report(slow_frame(range(STEPS)), lambda op: halves(op) if op["step"] >= 5 else (0.0, 0.0))
     cause = next(cause for cause in found.diagnosis.causes if cause.kind is CauseKind.SLOW_RANK_OF_WORKER)
     assert (cause.where.ranks, cause.since_step) == ((5,), 5)
+
+
+@pytest.mark.parametrize("when", [ALWAYS, When(since=5)], ids=["always", "since"])
+def test_a_slow_rank_that_the_independent_simulator_makes(when: When) -> None:
+    """Eight ranks a worker that meet eight times in each compute, with noise of their own; truth is the job without."""
+    slow = SlowRank((1, 2), position=3, factor=1.5, when=when)
+    shape = Shape(dp=2, pp=4, tp=8, microbatches=8, steps=10)
+    of = simulated.job(slow, shape=shape, noise=replace(simulated.QUIET, rank=0.01))
+    (cause,) = simulated.named(of)
+    assert (cause.kind, cause.where.ranks) == (CauseKind.SLOW_RANK_OF_WORKER, (slow.rank(of),))
+    assert cause.since_step == (None if when is ALWAYS else FIRST_STEP + 5)
+    assert cause.saved_s == pytest.approx(simulated.costs(of, slow), rel=0.02)
 
 
 def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_counts() -> None:
