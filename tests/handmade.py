@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import click
 import polars as pl
 import pytest
 
-from tracekit.cli import main
+from tracekit.cli import commands, main
 from tracekit.model import Layout
 from tracekit.schema import SCHEMA
 from tracekit.trace import METADATA_KEY, Trace
@@ -39,6 +40,11 @@ FIXED_STEP_S = 12.0
 KEPT_STEP_S = 16.25
 
 
+#: Every command of the command line.
+COMMANDS = {
+    name: commands.get_command(click.Context(commands), name)
+    for name in commands.list_commands(click.Context(commands))
+}
 LAYOUT = Layout(dp=2, pp=2, world_size=4)
 
 #: (pp_rank, kind, seq, microbatch, start, end), seconds

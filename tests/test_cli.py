@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 import tracekit
 from tests.handmade import (
+    COMMANDS,
     FIXED_STEP_S,
     IDEAL_STEP_S,
     KEPT_STEP_S,
@@ -382,9 +383,9 @@ def test_a_simulated_job_can_be_asked_what_if_by_pasting_the_next_command(folder
 # ---- help, width, speed of start
 
 
-@pytest.mark.parametrize("name", ["", *commands.commands])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_every_command_and_option_explains_itself(name: str) -> None:
-    command = commands.commands[name] if name else commands
+    command = COMMANDS[name] if name else commands
     assert command.help
     assert command.help[0].isupper()
     for parameter in command.params:
@@ -394,12 +395,12 @@ def test_every_command_and_option_explains_itself(name: str) -> None:
 
 
 def test_there_is_a_command_for_each_task() -> None:
-    assert {"whatif", "import", "info", "synth", "export"} <= set(commands.commands)
+    assert {"whatif", "import", "info", "synth", "export"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), *((name, "--help") for name in commands.commands)],
+    [("--help",), *((name, "--help") for name in COMMANDS)],
     ids=" ".join,
 )
 def test_help_fits_80_columns(arguments: tuple[str, ...]) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.handmade import run
-from tracekit.cli import commands
+from tests.handmade import COMMANDS, run
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -62,7 +61,7 @@ def test_links_between_documents_lead_somewhere(document):
 
 
 def test_the_readme_shows_every_command():
-    for name in commands.commands:
+    for name in COMMANDS:
         assert f"tracekit {name}" in README
 
 
