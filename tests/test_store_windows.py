@@ -113,12 +113,8 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     assert "Ranks   2" in run("info", "--store", path, "--job", "two ranks").out
     assert run("export", "--store", path, "--out", tmp_path / "again.parquet").code == 0
     assert run("whatif", tmp_path / "again.parquet", *asked).out == of_file.out
-    for arguments, reason in (
-        (("export", "--out", tmp_path / "x.json.gz"), "of which there is no timeline"),
-        (("whatif", "--csv", tmp_path / "csv"), "--csv is for pipeline traces; two ranks is an op trace"),
-    ):
-        ran = run(*arguments, "--store", path, "--job", "two ranks")
-        assert (ran.code, reason in ran.message) == (2, True)
+    ran = run("whatif", "--csv", tmp_path / "csv", "--store", path, "--job", "two ranks")
+    assert (ran.code, "--csv is for pipeline traces; two ranks is an op trace" in ran.message) == (2, True)
 
 
 def test_an_op_trace_that_is_none_is_not_stored(tmp_path: Path) -> None:

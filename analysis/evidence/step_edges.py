@@ -70,7 +70,8 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
     """Seconds from the start of the step before, nan where that was not traced, [steps].
 
     Where starts are relative to their step, the least distance that lets every worker end one step before it begins
-    the next: nearly always some worker goes on at once, and how late the others begin shows how late they ended.
+    the next: nearly always some worker goes on at once, and how late the others begin shows how late they ended. A step
+    starts when somebody has ended the one before: from then on he may wait for its data.
     """
     following = np.diff(steps) == 1
     starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
@@ -78,6 +79,8 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
     if not step_starts:
         gone = ends[:, :-1] - begins[:, 1:]
         apart = np.where(np.isfinite(gone), gone, -np.inf).max(axis=(0, 2), initial=-np.inf)
+        first_done = np.where(np.isfinite(ends), ends, np.inf).min(axis=(0, 2))[:-1]
+        apart = np.maximum(apart, np.where(np.isfinite(first_done), first_done, -np.inf))
     since: Floats = np.r_[np.nan, np.where(following & np.isfinite(apart), apart, np.nan)]
     return since
 
