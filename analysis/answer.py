@@ -106,7 +106,8 @@ def answer_of(
 def _cost(evidence: Evidence, verdict: Verdict) -> str:
     a_day = evidence.attribution.world_size * 24
     # What a fix saves is another figure: beside its peers a slow rank loses more than beside the mean, which it is in.
-    than = ", compared with mean ops;" if verdict.kind is LossKind.STRAGGLER else ","
+    by_s = verdict.kind is LossKind.STRAGGLER and evidence.attribution.straggling
+    than = ", compared with mean ops;" if by_s else ","
     return (
         f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
         f" {verdict.lost_gpu_hours_per_day:,.3g} of {a_day:,} GPU-hours a day"

@@ -488,3 +488,20 @@ def test_no_arguments_at_all_shows_the_help() -> None:
     ran = run()
     assert "Usage:" in ran.out + ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_process_that_has_used_the_store_ends_without_a_word(tmp_path: Path) -> None:
+    """What libraries say at the end of a process reaches the user, too."""
+    slow_trace().write_parquet(tmp_path / "job.parquet")
+    whole = [
+        sys.executable,
+        "-m",
+        "tracekit",
+        "import",
+        tmp_path / "job.parquet",
+        "--store",
+        tmp_path / "jobs.store",
+        "--no-analysis",
+    ]
+    ran = subprocess.run(whole, capture_output=True, text=True, check=True)
+    assert without_progress(ran.stderr) == []

@@ -29,7 +29,10 @@ def main() -> None:
         say("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        gc.freeze()  # at the end Python looks through all objects for garbage, which the system frees anyway
+        # At the end Python looks through all objects for garbage, which the system frees anyway. DuckDB's bindings
+        # complain about what is left then.
+        if "duckdb" not in sys.modules:
+            gc.freeze()
 
 
 if __name__ == "__main__":

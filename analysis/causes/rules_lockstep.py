@@ -105,7 +105,9 @@ class LockstepJitter(Rule):
         here = even[lockstep.worker]
         share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
         figures = (Figure("waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_JITTER_SHARE),)
-        effect = f"ranks of a worker wait {share:.0%} of their ops for each other, for none more than chance explains"
+        effect = (
+            f"ranks of a worker wait for each other for {share:.0%} of their ops, for none longer than chance explains"
+        )
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
 
 
