@@ -37,7 +37,7 @@ from tests.handmade import (
 from tracekit.cli import commands
 from tracekit.errors import TracekitError
 from tracekit.report import PER_STEP_TABLES, TABLES
-from tracekit.store import Store
+from tracekit.store import Incoming, Store
 from tracekit.trace import Trace
 
 
@@ -492,16 +492,8 @@ def test_no_arguments_at_all_shows_the_help() -> None:
 
 def test_a_process_that_has_used_the_store_ends_without_a_word(tmp_path: Path) -> None:
     """What libraries say at the end of a process reaches the user, too."""
-    slow_trace().write_parquet(tmp_path / "job.parquet")
-    whole = [
-        sys.executable,
-        "-m",
-        "tracekit",
-        "import",
-        tmp_path / "job.parquet",
-        "--store",
-        tmp_path / "jobs.store",
-        "--no-analysis",
-    ]
+    Store(tmp_path / "jobs.store").add([Incoming(slow_trace(), "slow job", "x")])
+    whole = [sys.executable, "-m", "tracekit", "info", "--store", tmp_path / "jobs.store"]
     ran = subprocess.run(whole, capture_output=True, text=True, check=True)
+    assert "slow job" in ran.stdout
     assert without_progress(ran.stderr) == []
