@@ -157,7 +157,8 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     by_kind = _beside_peers(by_step)
     slow_worker = np.exp(_slow_levels(by_kind, workers))
     slow_rank = np.exp(_slow_levels(rank_log, ranks))
-    shared = slow_worker[BACKWARD, 0] if stages == 1 else slow_rank
+    # Of a worker without a pipeline the workload has what slows forwards and backwards alike, see `profile_computes`.
+    shared = slow_worker.min(axis=0)[0] if stages == 1 else slow_rank
     step, step_error = _typical(work / shared, (0, 2))
     step = step / safe(lower_median(step, axis=0))
     unsure = float(np.median(step_error)) ** 2

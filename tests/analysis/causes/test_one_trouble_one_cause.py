@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import tracekit
+from benchmarks.eventsim.cases import draw_job
 from benchmarks.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess
 from benchmarks.eventsim.model import Noise, Posting, Queueing, Schedule, Shape
 from benchmarks.eventsim.run import simulate
@@ -181,3 +182,10 @@ def test_a_group_of_slow_ranks_needs_no_names_of_hosts():
     trace = simulate(slow).trace
     found = tracekit.Job(replace(trace, metadata={})).whatif().diagnosis
     assert [(cause.kind, cause.where.dp_ranks) for cause in found.causes] == [(CauseKind.SLOW_RANK_GROUP, (0, 1))]
+
+
+def test_backwards_that_a_stopped_process_lengthens_make_no_slow_steps() -> None:
+    """In most steps the median backward of the stopped rank holds a stop and the median forward none: the workload, of
+    which the rank's slowness is taken off, never had it.
+    """
+    assert {cause.kind for cause in named(draw_job(9_770_000, "P17-stops"))} == {CauseKind.PROCESS_PAUSES}
