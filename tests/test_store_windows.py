@@ -19,6 +19,7 @@ from tracekit.op_job import OpJob, load_ops_from_store
 from tracekit.op_trace import OpTrace
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, prune, repair
+from tracekit.store.folder import Folder
 
 
 @pytest.fixture
@@ -288,6 +289,22 @@ def test_a_catalogue_replaced_while_it_is_opened_is_opened_again(
 
     monkeypatch.setattr(duckdb, "connect", connect_late)
     assert [one.number for one in store.windows("live")] == [0, 1]
+
+
+def test_a_first_writer_that_finishes_between_two_looks_of_a_reader_is_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has seen no catalogue, then files of jobs and no note that somebody is writing them."""
+    Folder(store.path).make()
+    check = Folder.check_no_jobs
+
+    def check_late(folder: Folder) -> None:
+        monkeypatch.setattr(Folder, "check_no_jobs", check)
+        subprocess.run(program("store.append(window(0))", store), check=True)
+        check(folder)
+
+    monkeypatch.setattr(Folder, "check_no_jobs", check_late)
+    assert [one.number for one in store.windows("live")] == [0]
 
 
 def test_no_window_that_was_reported_is_lost_to_a_kill(store: Store) -> None:

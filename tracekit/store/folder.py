@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import polars as pl
 
@@ -38,9 +38,6 @@ from tracekit.store.connection import check_version, connected
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
 from tracekit.text import short
 from tracekit.trace import Trace, read_columns, read_parquet
-
-if TYPE_CHECKING:
-    import duckdb
 
 MARK, CATALOGUE, UNFINISHED, JOBS = "tracekit-store", "catalog.duckdb", "unfinished", "jobs"
 _SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}
@@ -71,25 +68,22 @@ class Folder:
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
         if not self.catalogue.exists():
-            with self._nothing() as connection:
+            self.check_no_jobs()
+        if not self.catalogue.exists():
+            import duckdb
+
+            # The first writer has not finished.
+            with duckdb.connect(":memory:") as connection:
                 yield Catalogue.new(connection, self.path)
             return
         with connected(self.catalogue, self.path, read_only=True) as connection:
             check_version(connection, self.path, STORE_VERSION)
             yield Catalogue(connection, self.path)
 
-    @contextmanager
-    def _nothing(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The first writer has not finished, or somebody has removed the catalogue."""
-        import duckdb
-
-        self.check_no_jobs()
-        with duckdb.connect(":memory:") as connection:
-            yield connection
-
     def check_no_jobs(self) -> None:
         """Raise StoreError where files of jobs lie in a store without a catalogue."""
-        if any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists():
+        left = any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists()
+        if left and not self.catalogue.exists():  # the first writer may have finished between two looks
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is gone; `tracekit store repair {self.path}` makes it anew of the traces"
             )
