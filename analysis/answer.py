@@ -180,8 +180,9 @@ def _trust(evidence: Evidence, trust: Trust) -> str:
         else f"launch delays add {trust.discrepancy:.1%}"
     )
     layout = evidence.replay.graph.layout
-    alone = layout.tp * layout.cp > 1 and evidence.lockstep is None
-    inside = f"; nothing tells the {layout.tp * layout.cp} ranks of a worker apart, see `waited`" if alone else ""
+    ranks, inside = layout.tp * layout.cp, ""
+    if ranks > 1 and evidence.lockstep is None:
+        inside = f"; nothing tells the {ranks} ranks of a worker apart: their waits inside ops were not recorded"
     return f"the replay is within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
 

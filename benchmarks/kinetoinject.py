@@ -378,7 +378,8 @@ def _shifts(ops: Sequence[_Op], times: Sequence[float]) -> dict[tuple[int, Any],
     for op in ops:
         recorded = float(op.event["ts"]), float(op.event["ts"]) + float(op.event.get("dur", 0))
         points[op.rank, op.track] += [(recorded[0], times[op.at] - op.start), (recorded[1], times[op.at + 1] - op.end)]
-    return {track: tuple(np.array(sorted(some)).T) for track, some in points.items()}  # type: ignore[misc]
+    found = {track: np.array(sorted(some)) for track, some in points.items()}
+    return {track: (some[:, 0], some[:, 1]) for track, some in found.items()}
 
 
 def _shift(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None) -> tuple[float, float]:

@@ -14,7 +14,12 @@ import numpy as np
 from tracekit.analysis.attribution.attribution import Attribution, Contribution, CriticalTimes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
+from tracekit.analysis.attribution.exact_attribution import (
+    Choice,
+    RepresentativeLanes,
+    add_back_lanes,
+    representative_lanes,
+)
 from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
@@ -180,8 +185,13 @@ def _by_worker(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], 
         return by_dp_rank[:, :, None]
     times = np.empty((*by_dp_rank.shape, stages))
     for at in range(stages):
-        times[:, :, at] = add_back_lanes(replay, represented, lambda template, at=at: template.pp_rank == at)  # type: ignore[misc]
+        times[:, :, at] = add_back_lanes(replay, represented, _of_stage(at))
     return times
+
+
+def _of_stage(at: int) -> Choice:
+    """The rows of a stage."""
+    return lambda template: template.pp_rank == at
 
 
 def _delayed(selection: Selection) -> Scenario:

@@ -40,7 +40,7 @@ from tracekit.analysis.causes.rules_pauses import Checkpoints, ProcessPauses, Py
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.transfers import Bools
+from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, slow_by_one_rank, undecided
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker

@@ -14,6 +14,10 @@ from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
 
+#: What nobody caused and no fix ends is worth a word from this share of the step on, from which every cause has to be
+#: found.
+SMALLEST_BLAMELESS_SHARE = 0.05
+
 
 class CauseKind(StrEnum):
     """What can make a job slow, or its trace misleading."""

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.model import (
+    SMALLEST_BLAMELESS_SHARE,
+    Candidate,
+    CauseKind,
+    Figure,
+    Where,
+    confidence_from,
+)
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.lockstep import Lockstep
-from tracekit.analysis.evidence.significance import Episodes
 from tracekit.text import seconds
-
-#: Waiting for each other in turn, which nobody caused and no fix ends, is worth a word from this share of the step on,
-#: from which every cause has to be found.
-SMALLEST_JITTER_SHARE = 0.05
 
 
 class SlowRankOfWorker(Rule):
@@ -58,7 +60,7 @@ class SlowRankOfWorker(Rule):
         excess, noise = float(np.expm1(episodes.level[members]).max()), float(episodes.error[members].max())
         figures = (
             Figure("computing beyond its peers", excess, SMALLEST_FACTOR),
-            Figure("evidence against chance, over what is needed", float(_evidence(episodes)[members].min()), 1.0),
+            Figure("log-likelihood against chance", float(episodes.nats[members].min()), episodes.needed),
         )
         numbers = lockstep.ranks[worker]
         if numbers is None:
@@ -100,17 +102,13 @@ class LockstepJitter(Rule):
             return
         change = lockstep.alike(even)
         lost_s = evidence.unchanged_s - float(step_times_with(evidence.replay, (change,)).mean())
-        if lost_s < SMALLEST_JITTER_SHARE * evidence.unchanged_s:
+        if lost_s < SMALLEST_BLAMELESS_SHARE * evidence.unchanged_s:
             return
         here = even[lockstep.worker]
         share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
-        figures = (Figure("waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_JITTER_SHARE),)
+        figures = (Figure("waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_BLAMELESS_SHARE),)
         effect = (
-            f"ranks of a worker wait for each other for {share:.0%} of their ops, for none longer than chance explains"
+            f"ranks of a worker wait for each other for {share:.0%} of their ops; none is last more often than chance"
+            " explains"
         )
-        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
-
-
-def _evidence(episodes: Episodes) -> np.ndarray:
-    """How much speaks against chance, over what is needed, [members]."""
-    return np.asarray(episodes.nats / episodes.needed)
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change, bound=True)

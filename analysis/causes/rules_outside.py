@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Link, Where, confidence_from
+from tracekit.analysis.causes.model import (
+    SMALLEST_BLAMELESS_SHARE,
+    Candidate,
+    CauseKind,
+    Figure,
+    Link,
+    Where,
+    confidence_from,
+)
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
@@ -24,9 +32,6 @@ SMALLEST_NIC_FACTOR = 1.5
 SMALLEST_LATENESS_SHARE = 0.02
 FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3
-#: Waiting behind the job's own collectives, which nobody caused and no fix ends, is worth a word from this share of
-#: the step on, from which every cause has to be found.
-SMALLEST_SHARED_SHARE = 0.05
 #: No collective between workers is quicker, seconds.
 SMALLEST_TRANSFER_S = 1e-6
 #: Network time protocols keep clocks closer than this, seconds: a larger offset is worth a word.
@@ -252,10 +257,10 @@ class SharedCard(Rule):
             factor = np.where(long, alone / traffic.seconds, 1.0)
         change = Scale(evidence.transfers, factor)
         share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
-        if share < SMALLEST_SHARED_SHARE:
+        if share < SMALLEST_BLAMELESS_SHARE:
             return
         figures = (
-            Figure("what goes without, over the step", share, SMALLEST_SHARED_SHARE),
+            Figure("what goes without, over the step", share, SMALLEST_BLAMELESS_SHARE),
             Figure("transfers that wait", int(long.sum()), 0.0),
         )
         longest = float(np.nanmax(traffic.seconds[long])) / traffic.usual_s

@@ -143,7 +143,7 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
         .with_columns(pl.coalesce(f"{name}_of_lane", name, f"{name}_of_all").alias(name) for name in ("start", "end"))
         .with_columns(duration=pl.col("end") - pl.col("start"), microbatch=pl.lit(None, pl.Int32))
     )
-    put_in = filled.select(list(SCHEMA)).cast(dict(SCHEMA))  # type: ignore[arg-type]  # a str is a ColumnNameOrSelector
+    put_in = filled.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     ops = pl.concat([trace.ops, put_in], how="diagonal")
     return Trace(ops.rechunk(), trace.layout, trace.name, trace.step_starts, trace.metadata)
 

@@ -41,17 +41,14 @@ _TRIAL = Path(__file__).with_name("trial.py")
 _PROBE = """
 import json, platform
 found = {"python": platform.python_version()}
-try:
-    import torch
-    import torch.distributed as dist
-    found |= {"torch": torch.__version__, "distributed": dist.is_available(), "cuda": torch.version.cuda,
-              "hip": getattr(torch.version, "hip", None), "gpus": []}
-    if dist.is_available():
-        found |= {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
-    if torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-except Exception as error:
-    found["problem"] = f"{type(error).__name__}: {error}"
+import torch
+import torch.distributed as dist
+found |= {"torch": torch.__version__, "distributed": dist.is_available(), "cuda": torch.version.cuda,
+          "hip": getattr(torch.version, "hip", None), "gpus": []}
+if dist.is_available():
+    found |= {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+if torch.cuda.is_available():
+    found["gpus"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
 print(json.dumps(found))
 """
 

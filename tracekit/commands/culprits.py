@@ -83,9 +83,11 @@ def culprits_command(
     with progress() as tell:
         tell("reading the trace")
         if trace is not None and are_gpu_traces((trace,)):
-            as_arguments_given = as_arguments(None, layout, store, job, window)
-            if as_arguments_given or unit is not None:
-                raise SelectionError(f"{trace} is of torch.profiler (docs/kineto.md): it takes no option but --format")
+            if unit is not None or as_arguments(None, layout, store, job, window):
+                raise SelectionError(
+                    f"{trace} is of torch.profiler (docs/kineto.md): --layout, --unit, --store, --job and --window are"
+                    " not for it"
+                )
             found = _of_gpus(trace)
         else:
             found = _of_pipeline(trace, layout, unit, store, job, window)
