@@ -85,8 +85,4 @@ def _explanations(causes: Sequence[Cause]) -> list[Change]:
     That a host keeps no worker busy is no such reason: its whole signature is that there are launch delays, and waiting
     that the graph does not know of looks alike.
     """
-    return [
-        cause.change
-        for cause in causes
-        if cause.change is not None and (cause.kind is not CauseKind.HOST_BOUND or cause.where.workers)
-    ]
+    return [cause.change for cause in causes if cause.change is not None and cause.kind is not CauseKind.HOST_BOUND]

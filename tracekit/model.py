@@ -21,7 +21,8 @@ class OpKind(StrEnum):
     over the data-parallel ranks of a stage, as DistributedDataParallel does it; `all-to-all`, `data-load`,
     `checkpoint` and `host-delay` take a worker's time between its computes. `forward-collectives` is what a forward
     waited for in its middle, all in one: collectives over the data-parallel ranks, such as FSDP's gathering of
-    parameters; `backward-collectives` likewise.
+    parameters; `backward-collectives` likewise. `loss` is what a loop without a pipeline does between a forward and its
+    backward: its loss, and whatever else stands there.
     """
 
     FORWARD_COMPUTE = "forward-compute"
@@ -45,6 +46,7 @@ class OpKind(StrEnum):
     ALL_TO_ALL = "all-to-all"
     FORWARD_COLLECTIVES = "forward-collectives"
     BACKWARD_COLLECTIVES = "backward-collectives"
+    LOSS = "loss"
 
     @property
     def code(self) -> int:

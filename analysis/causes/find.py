@@ -25,7 +25,7 @@ from tracekit.analysis.causes.rules_compute import (
     SlowSteps,
     StageImbalance,
 )
-from tracekit.analysis.causes.rules_host import HostBound, LateData, SlowOptimizer
+from tracekit.analysis.causes.rules_host import HostBound, LateData, SlowHostCode, SlowOptimizer
 from tracekit.analysis.causes.rules_lockstep import LockstepJitter, SlowRankOfWorker
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
@@ -70,6 +70,7 @@ RULES: tuple[Rule, ...] = (
     UnrecordedWorkerLate(),
     LateData(),
     SlowOptimizer(),
+    SlowHostCode(),
     HostBound(),
     ClockError(),
     TooLittleTrace(),

@@ -11,20 +11,28 @@ import numpy as np
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.changes import (
+    Change,
+    NoDelays,
+    NoOverlap,
+    Scale,
+    ScaleDelays,
+    Together,
+    step_times_with,
+)
+from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S, beginnings
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import slow_workers
-from tracekit.analysis.graph.op_grid import OpGrid
-from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, sampled
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
 from tracekit.text import seconds
 
-#: Waiting for data from here on (seconds) is late data.
-SMALLEST_DATA_DELAY_S = 5e-3
 #: Launch delays and other host work, waiting for data apart, that make up this share of the step.
 HOST_BOUND_SHARE = 0.04
-#: A worker stands out from here on: times what is usual.
-HOST_FACTOR = 2.0
+#: Host code of a worker that takes this share of the step longer than that of its peers.
+SMALLEST_HOST_SHARE = 0.02
+#: Where at least this share of it lies in one place of the step, all of it does.
+ALL_OF_IT = 0.9
 #: An optimizer that takes this many times as long as its peers' is slow, if by so many of its standard errors.
 SMALLEST_OPTIMIZER_FACTOR = 1.5
 OPTIMIZER_ERRORS = 6.0
@@ -48,29 +56,20 @@ class LateData(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if not evidence.data_loads.empty:
-            sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.own))]
-            usual = 0.0
-        elif not evidence.first_forwards.empty:
-            sources = list(_beginnings(evidence))
-            usual = _typical_delay(evidence)
-        else:
+        found = evidence.data_waits
+        if not any(wait.late.any() for wait in found.waits):
             return
-        least_s = np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual), HOST_FACTOR * _own_delay(evidence))
-        late = [waits > least_s for _, waits in sources]
-        if not any(hit.any() for hit in late):
-            return
-        waited = [np.where(hit, waits, 0.0).sum(axis=1) for hit, (_, waits) in zip(late, sources, strict=True)]
+        waited = [np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in found.waits]
         worst = np.sum(waited, axis=0).max(axis=(0, 2))
         figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
-        dp_hit = np.logical_or.reduce([hit.any(axis=(0, 1)) for hit in late]).mean(axis=0) >= 0.5
+        dp_hit = np.logical_or.reduce([wait.late.any(axis=(0, 1)) for wait in found.waits]).mean(axis=0) >= 0.5
         some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
         dp_ranks = tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
-        scale = ScaleDelays if evidence.data_loads.empty else Scale
+        scale = Scale if found.recorded else ScaleDelays
         change = Together(
             tuple(
-                scale(grid, np.where(hit, usual / np.where(hit, waits, 1.0), 1.0))
-                for hit, (grid, waits) in zip(late, sources, strict=True)
+                scale(wait.ops, np.where(wait.late, found.usual_s / np.where(wait.late, wait.waits_s, 1.0), 1.0))
+                for wait in found.waits
             )
         )
         series = 1 + worst / evidence.unchanged_s
@@ -133,11 +132,57 @@ class SlowOptimizer(Rule):
         )
 
 
+class SlowHostCode(Rule):
+    """The training thread of a worker takes longer between its ops than those of its peers.
+
+    Paper: launch delays are no op and take part in nothing. tracekit compares what the script does between the ops of a
+    worker (launch delays, host work, what lies between a forward and its backward) with its peers, beyond their noise
+    and beyond what a worker that computes slower takes longer there, too, and says at which place of the step.
+    """
+
+    kind = CauseKind.SLOW_HOST_CODE
+    title = "Host code of a worker takes longer than its peers'"
+    signature = "one worker is late at the same place of each step, with nothing recorded before that it waited for"
+    refuted_by = "a CPU profile of the rank shows the same time at that place as one of its peers"
+    next_check = (
+        "a CPU profile of the rank's training thread at that place (py-spy record): user code, logging, evaluation,"
+        " data preparation; run queue and steal of its cores"
+    )
+    suggested_fix = "find what this rank alone does there; move it off the training thread, or to steps between"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        code, slow = evidence.host_code, slow_host_code(evidence)
+        if not slow.any():
+            return
+        hit = np.asarray(slow.any(axis=1))
+        by_place = code.beyond_s(slow).reshape(len(code.places), -1)
+        worst = int(by_place.sum(axis=0).argmax())
+        longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
+        most = "" if by_place[place, worst] > ALL_OF_IT * longer_s else "mostly "
+        stage, dp_index = divmod(worst, hit.shape[1])
+        beyond_s = np.where(slow, (code.taken_s - code.usual_s).sum(axis=0), 0.0)[stage, :, dp_index]
+        episodes = code.episodes
+        figures = (
+            Figure("longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE),
+            Figure("log-likelihood against chance", float(episodes.nats[hit.ravel()].min()), episodes.needed),
+        )
+        yield Candidate(
+            self.kind,
+            Where(workers=evidence.workers_where(hit)),
+            f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}",
+            figures,
+            confidence_from(figures),
+            code.as_peers(slow),
+            1 + beyond_s / evidence.unchanged_s,
+        )
+
+
 class HostBound(Rule):
     """Launch delays and host work between ops: Python or kernel launch cannot keep up with the GPUs.
 
     Paper: as for late data; above 5 % the job's replay is not trusted. tracekit names it from 4 % of the step on,
-    waiting for data apart, and with it the workers whose hosts take at least twice the usual time.
+    waiting for data apart, and what single workers take longer than their peers.
     """
 
     kind = CauseKind.HOST_BOUND
@@ -149,63 +194,41 @@ class HostBound(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        share = _launch_share(evidence) + _host_work_share(evidence)
+        share = _launch_share(evidence) + _host_work_share(evidence) - _of_single_workers(evidence)
         if share < HOST_BOUND_SHARE:
             return
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE),)
-        lost = _lost_s(evidence).mean(axis=1)
-        hit = lost > max(
-            HOST_FACTOR * float(lower_median(lost.ravel(), 0)), HOST_BOUND_SHARE * evidence.unchanged_s / 2
-        )
-        stopped = np.zeros_like(hit) if evidence.pauses is None else evidence.pauses.stopped
-        if hit.any() and not (hit & ~stopped).any():
-            return  # a process that is stopped again and again launches late, too: one trouble, one cause
-        hit &= ~stopped
-        if not hit.any() or 2 * hit.sum() > hit.size:
-            change: Change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
-            effect = f"launch delays and host work between ops take {share:.0%} of the step"
-            yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
-            return
-        factor = np.where(hit, 0.0, 1.0)[:, None, None, :]
-        change = Together((ScaleDelays(evidence.computing, factor), Scale(evidence.host_work, factor)))
-        usual_s = float(lower_median(lost.ravel(), 0))
-        effect = (
-            f"takes {seconds(float(lost[hit].max()))} of each step for launch delays and host work, the usual worker"
-            f" {seconds(usual_s)}"
-        )
-        where = Where(workers=evidence.workers_where(hit))
-        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
+        slow = slow_host_code(evidence)
+        change: Change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
+        if slow.any():
+            change = evidence.host_code.none_but_beyond(slow)
+        effect = f"launch delays and host work between ops take {share:.0%} of the step"
+        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
 
 
-def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
-    """The ops before which a worker can wait for data, and for how long it was late with each, seconds.
+def slow_host_code(evidence: Evidence) -> Bools:
+    """Whose host code takes longer than its peers', and when, [stages, steps, dp_ranks].
 
-    A loop fetches its data at its top, before parameters are gathered, or just before the first forward.
+    A process that is stopped again and again launches late, too: one trouble, one cause.
     """
-    for grid in (evidence.first_forwards, evidence.first_gathers):
-        if not grid.empty:
-            yield grid, np.nan_to_num(grid.gather(evidence.launch_delays))
+    slow = evidence.host_code.slow(SMALLEST_HOST_SHARE)
+    return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]
 
 
-def _own_delay(evidence: Evidence) -> Floats:
-    """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
-
-    A host that is late with every launch is late with the first one, too: that is not its data.
-    """
-    if not evidence.data_loads.empty:
-        return np.zeros((1, 1, 1, 1))
-    delays = evidence.launch_delays
-    forwards, backwards = (median(grid.gather(delays), (2,)) for grid in (evidence.forwards, evidence.backwards))
-    later = np.nan_to_num(np.concatenate([forwards[:, 1:], backwards], axis=1))
-    longest: Floats = later.max(axis=1, initial=0.0)
-    return longest[:, None, None, :]
+def _of_single_workers(evidence: Evidence) -> float:
+    """What the host code of single workers costs beyond that of their peers, over the step."""
+    slow = slow_host_code(evidence)
+    if not slow.any():
+        return 0.0
+    without_s = step_times_with(evidence.replay, (evidence.host_code.as_peers(slow),))
+    return 1 - float(without_s.mean()) / evidence.unchanged_s
 
 
 def _launch_share(evidence: Evidence) -> float:
     """Launch delays over the step, without those that count as waiting for data or as pauses of processes."""
     share = evidence.delay_share - evidence.pause_share
     if evidence.data_loads.empty and not evidence.first_forwards.empty:
-        waits = sum(delay.max(axis=(0, 1, 3)) for _, delay in _beginnings(evidence))
+        waits = sum(delay.max(axis=(0, 1, 3)) for _, delay in beginnings(evidence))
         share -= float(np.mean(waits)) / evidence.attribution.original_s
     return max(share, 0.0)
 
@@ -216,26 +239,3 @@ def _host_work_share(evidence: Evidence) -> float:
         return 0.0
     taken_s = np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
     return float(taken_s.max(axis=(0, 2)).mean()) / evidence.unchanged_s
-
-
-def _lost_s(evidence: Evidence) -> Floats:
-    """Launch delays of computing ops and host work, without waiting for data, seconds [stages, steps, dp_ranks]."""
-    delay = np.nan_to_num(evidence.computing.gather(evidence.launch_delays))
-    lost: Floats = np.maximum(delay, 0.0).sum(axis=1)
-    if evidence.data_loads.empty and not evidence.first_forwards.empty:
-        lost -= np.maximum(np.nan_to_num(evidence.first_forwards.gather(evidence.launch_delays)[:, 0]), 0.0)
-    if not evidence.host_work.empty:
-        lost += np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
-    return lost
-
-
-def _typical_delay(evidence: Evidence) -> float:
-    """Median launch delay, seconds."""
-    blocks, delays_s = evidence.replay.graph.blocks, evidence.replay.durations.launch_delay
-    delays = np.concatenate(
-        [
-            sampled(delay if block.present is None else delay[block.present])
-            for block, delay in zip(blocks, delays_s, strict=True)
-        ]
-    )
-    return max(float(np.median(delays)), 0.0)

@@ -16,6 +16,8 @@ from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_ti
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
+from tracekit.analysis.evidence.data_waits import DataWaits
+from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
@@ -198,9 +200,19 @@ class Evidence:
         return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))
 
     @cached_property
+    def data_waits(self) -> DataWaits:
+        """Who waits for data at the beginning of a step."""
+        return DataWaits.of(self)
+
+    @cached_property
     def host_work(self) -> OpGrid:
         """What the hosts did between other ops, where it was recorded."""
         return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
+
+    @cached_property
+    def host_code(self) -> HostCode:
+        """What the training threads do between ops."""
+        return HostCode.of(self)
 
     @cached_property
     def collections(self) -> OpGrid:

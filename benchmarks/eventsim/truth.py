@@ -54,7 +54,7 @@ class TruthKind(StrEnum):
     PYTHON_GC = "python-gc"
     CHECKPOINT_STALLS = "checkpoint-stalls"
     LATE_DATA = "late-data-loading"
-    HOST_BOUND = "host-bound-launch"
+    SLOW_HOST_CODE = "slow-host-code"
     SLOW_LINK = "slow-p2p-link"
     SLOW_NIC = "slow-nic"
     CONGESTION = "congestion"
@@ -75,7 +75,7 @@ _KINDS: dict[type[Cause], TruthKind] = {
     GcPauses: TruthKind.PYTHON_GC,
     Checkpoints: TruthKind.CHECKPOINT_STALLS,
     LateData: TruthKind.LATE_DATA,
-    SlowHostThread: TruthKind.HOST_BOUND,
+    SlowHostThread: TruthKind.SLOW_HOST_CODE,
     SlowLink: TruthKind.SLOW_LINK,
     SlowNic: TruthKind.SLOW_NIC,
     Congestion: TruthKind.CONGESTION,

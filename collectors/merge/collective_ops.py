@@ -13,7 +13,7 @@ from tracekit.collectors.merge.device_ops import ON_DEVICE
 from tracekit.collectors.runtime.wire_format import Flag
 from tracekit.model import OpKind
 
-COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE))
+COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.LOSS), str(OpKind.BACKWARD_COMPUTE))
 #: What collectives and collections of garbage that start inside it belong to.
 HOSTS = (*COMPUTES, str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
 REDUCTIONS = (str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER))

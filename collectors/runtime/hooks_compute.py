@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from tracekit.collectors.runtime.asleep import Asleep
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
+LOSS = "loss"
 #: Method of a pipeline stage that computes -> the kind of its op.
 COMPUTE_SOURCES = {
     "forward_one_chunk": FORWARD,
@@ -34,8 +34,6 @@ P2P_SOURCES = {
     "get_bwd_send_ops": "backward-send",
 }
 _TAG = "_tracekit_tag"
-#: Name of what a script does between a forward and its backward without computing, from this long on, ns.
-ASLEEP, SHORTEST_SLEEP_NS = "asleep before backward", 1_000_000
 
 
 class PipelineHooks:
@@ -200,9 +198,9 @@ class PipelineHooks:
 class LoopHooks:
     """Forward and backward of loops without a pipeline: trained modules the loop calls, `backward()` and `grad()`.
 
-    A forward lasts until its backward begins, so that the loss belongs to it; not what the script sleeps there. In the
-    first step that calls a trained module (a root; there can be several, as in a GAN), all calls of modules pass
-    through here; from then on only the roots have hooks.
+    What lies between a forward and its backward is an op of its own: the loss, and whatever else the script does there,
+    which no hook tells apart. In the first step that calls a trained module (a root; there can be several, as in a
+    GAN), all calls of modules pass through here; from then on only the roots have hooks.
     """
 
     def __init__(self, session: Session) -> None:
@@ -210,8 +208,6 @@ class LoopHooks:
         self._search: Patch | None = None
         self._roots: set[int] = set()
         self._open: tuple[Any, Instant] | None = None
-        self._asleep = Asleep()
-        self._slept_before: tuple[int, int] | None = None
         session.step_listeners.append(self._step_ends)
 
     def install(self) -> None:
@@ -304,9 +300,7 @@ class LoopHooks:
         session = self.session
         self._open = None
         session.busy -= 1
-        end = session.instant()
-        session.hold(FORWARD, start, end, session.microbatch, NONE)
-        self._slept_before = (end, self._asleep.ns()) if isinstance(end, int) else None
+        session.hold(FORWARD, start, session.instant(), session.microbatch, NONE)
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -327,22 +321,8 @@ class LoopHooks:
         return backward
 
     def _backward_begins(self) -> Instant:
-        now = self.session.instant()
-        slept_ns = self._slept_since_forward(now) if self.session.holding else 0
-        self.session.flush_held(now - slept_ns if slept_ns else now)
-        begin = self.session.begin_op()
-        if slept_ns:
-            self.session.record(Category.SPAN, ASLEEP, now - slept_ns, now)
-        return begin
-
-    def _slept_since_forward(self, now: Instant) -> int:
-        """How long the script slept between a forward and its backward, ns; 0 where it mostly computed its loss."""
-        before, self._slept_before = self._slept_before, None
-        if before is None or not isinstance(now, int):
-            return 0
-        ended_ns, slept_ns = before
-        slept_ns = min(self._asleep.ns() - slept_ns, now - ended_ns)
-        return slept_ns if slept_ns >= max(SHORTEST_SLEEP_NS, (now - ended_ns) // 2) else 0
+        self.session.record_rest(LOSS, self.session.instant())
+        return self.session.begin_op()
 
     def _backward_ends(self, start: Instant) -> None:
         session = self.session

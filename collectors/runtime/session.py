@@ -267,14 +267,9 @@ class Session:
             self.device.keep(head, start, end, 0)
 
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
-        """Keep a forward back: its loss, computed right behind it, still belongs to it."""
+        """Keep a forward back until it shows whether its loss comes right behind it."""
         self.flush_held()
         self._held = (name, start, end, microbatch, chunk, self.step)
-
-    @property
-    def holding(self) -> bool:
-        """Whether a forward is held back."""
-        return self._held is not None
 
     def flush_held(self, until: Instant | None = None) -> None:
         """Record the forward held back; up to `until` where its loss ended then."""
@@ -284,6 +279,13 @@ class Session:
         self._held = None
         name, start, end, microbatch, chunk, step = held
         self.record_compute(name, start, end if until is None else until, microbatch, chunk, step=step)
+
+    def record_rest(self, name: str, until: Instant) -> None:
+        """Record the forward held back, and as `name` what the script has done from its end `until` now."""
+        if self._held is not None:
+            _, _, end, microbatch, chunk, step = self._held
+            self.flush_held()
+            self.record_compute(name, end, until, microbatch, chunk, step=step)
 
     # ---- steps -------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ def test_ddp_with_gradient_accumulation(runs):
     assert runs["ddp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == {
         OpKind.FORWARD_COMPUTE: 2,
+        OpKind.LOSS: 2,
         OpKind.BACKWARD_COMPUTE: 2,
         OpKind.ALL_REDUCE: 1,
         OpKind.OPTIMIZER: 1,
@@ -66,6 +67,7 @@ def test_fsdp2_with_interleaved_pipeline(runs):
 FSDP_STEP = {
     OpKind.FORWARD_COMPUTE: 2,
     OpKind.FORWARD_COLLECTIVES: 1,
+    OpKind.LOSS: 1,
     OpKind.BACKWARD_COMPUTE: 2,
     OpKind.BACKWARD_COLLECTIVES: 1,
     OpKind.GRADS_REDUCE_SCATTER: 2,
@@ -106,6 +108,7 @@ def test_a_sharded_optimizer(runs):
     trace = runs["sharded"].trace
     assert counts(trace) == {
         OpKind.FORWARD_COMPUTE: 1,
+        OpKind.LOSS: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.ALL_REDUCE: 1,
         OpKind.OPTIMIZER: 1,
@@ -150,6 +153,7 @@ def test_ranks_that_the_script_spawns_itself(runs):
     assert run.trace.layout.dp == 2
     assert counts(run.trace) == {
         OpKind.FORWARD_COMPUTE: 1,
+        OpKind.LOSS: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.ALL_REDUCE: 4,
         OpKind.OPTIMIZER: 1,
@@ -160,6 +164,7 @@ def test_functional_collectives(runs):
     """Seen from their start to the wait for their result; one that nobody waits for is counted, not guessed."""
     assert counts(runs["functional-collectives"].trace) == {
         OpKind.FORWARD_COMPUTE: 1,
+        OpKind.LOSS: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.ALL_REDUCE: 2,
         OpKind.OPTIMIZER: 1,
@@ -169,9 +174,14 @@ def test_functional_collectives(runs):
 
 
 #: The ops of a step of `paused.py` in order, without the host work of the loop before it.
-STEP = ["forward-compute", "backward-compute", "all-reduce", "optimizer"]
-#: Behind which of them the pause comes; one between steps opens the next step.
-BEHIND = {"before": 0, "middle": 1, "after": 3, "between": 0}
+STEP = ["forward-compute", "loss", "backward-compute", "all-reduce", "optimizer"]
+#: The same with a pause; one between steps opens the next step. One between forward and backward stands for the loss.
+PAUSED = {
+    "before": ["gc", *STEP],
+    "middle": ["forward-compute", "gc", "backward-compute", "all-reduce", "optimizer"],
+    "after": ["forward-compute", "loss", "backward-compute", "all-reduce", "gc", "optimizer"],
+    "between": ["gc", *STEP],
+}
 
 
 def in_order(trace, rank: int) -> dict[int, list[str]]:
@@ -190,10 +200,10 @@ def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs,
     run = runs[name]
     assert set(run.exit_codes) == {0}, run.complained
     trace, where = run.trace, name.split("-")[0]
-    paused = [*STEP]
-    paused.insert(BEHIND[where], "gc")
     assert {tuple(kinds) for kinds in in_order(trace, 0).values()} == {tuple(STEP)}
-    assert {tuple(k for k in kinds if k != "host-delay") for kinds in in_order(trace, 1).values()} == {tuple(paused)}
+    assert {tuple(k for k in kinds if k != "host-delay") for kinds in in_order(trace, 1).values()} == {
+        tuple(PAUSED[where])
+    }
     pauses = trace.ops.filter(kind=OpKind.GC)
     assert pauses["duration"].min() >= 0.03
     if where != "after":
@@ -204,18 +214,18 @@ def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs,
     assert contradictions(trace) == [] or where == "after"
 
 
-def test_what_a_script_sleeps_before_its_backward_is_host_time_of_that_rank(runs):
-    """From the first step on, between forward and backward; a busy machine makes nobody sleep."""
+def test_what_a_script_does_before_its_backward_is_an_op_of_that_rank(runs):
+    """Rank 1 sleeps 30 ms between forward and backward, from the first step on: neither of them is longer for it."""
     trace = runs["slept"].trace
-    ops = trace.ops.with_columns(pl.col("kind").cast(pl.String)).sort("rank", "step", "start")
-    placed = ops.with_columns(
-        before=pl.col("kind").shift(1).over("rank", "step"), behind=pl.col("kind").shift(-1).over("rank", "step")
+    losses = trace.ops.filter(kind=OpKind.LOSS)
+    assert losses.group_by("rank").len().sort("rank")["len"].to_list() == [4, 4]
+    assert losses.filter(rank=1)["duration"].min() >= 0.03
+    before = trace.ops.filter(rank=1, kind=OpKind.FORWARD_COMPUTE).join(
+        losses.filter(rank=1), on="step", suffix="_loss"
     )
-    slept = placed.filter(kind="host-delay", before="forward-compute", behind="backward-compute")
-    assert slept["rank"].to_list() == [1] * 4
-    assert slept["step"].to_list() == [1, 2, 3, 4]
-    assert slept["duration"].min() >= 0.029  # of 30 ms; the kernel may count the way into the sleep as work
-    assert trace.metadata["collect"]["other"]["asleep before backward"]["host_delays"] == 4
+    ended = pl.col("start") + pl.col("duration")
+    assert before.filter((ended - pl.col("start_loss")).abs() > CLOCK_TICK_S).is_empty()
+    assert contradictions(trace) == []
 
 
 def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
@@ -252,6 +262,7 @@ def test_single_process_loops(runs, alone, style):
     assert seen.pop(OpKind.CHECKPOINT, 0) == (style != "closure")
     assert seen == {
         OpKind.FORWARD_COMPUTE: 1 + (style == "two-modules"),
+        OpKind.LOSS: 1,
         OpKind.BACKWARD_COMPUTE: 1,
         OpKind.OPTIMIZER: 1,
         OpKind.DATA_LOAD: 1,

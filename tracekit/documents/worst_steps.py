@@ -20,7 +20,7 @@ from tracekit.report import Report
 MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
 _REPLAYS = ("recorded", "ideal")
 _FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
-_CLASS = {OpKind.FORWARD_COMPUTE: _FORWARD, OpKind.BACKWARD_COMPUTE: _BACKWARD}
+_CLASS = {OpKind.FORWARD_COMPUTE: _FORWARD, OpKind.LOSS: _FORWARD, OpKind.BACKWARD_COMPUTE: _BACKWARD}
 
 
 def worst_steps(report: Report, replay: JobReplay) -> dict[str, Any]:

@@ -32,6 +32,7 @@ COMPUTE_STREAM = (
     OpKind.FORWARD_COLLECTIVES,
     OpKind.BACKWARD_COLLECTIVES,
     OpKind.GC,
+    OpKind.LOSS,
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)

@@ -145,7 +145,7 @@ class TestHost:
         cause = SlowHostThread(frozenset({(1, 0)}), 0.04)
         slow = job(cause, shape=FLAT)
         (found,) = named(slow)
-        assert (found.kind, str(found.where)) == (CauseKind.HOST_BOUND, "worker (1,0)")
+        assert (found.kind, str(found.where)) == (CauseKind.SLOW_HOST_CODE, "worker (1,0)")
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
 
 

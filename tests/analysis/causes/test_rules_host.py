@@ -45,13 +45,13 @@ def causes(before: str | None, *, before_s=(USUAL_S, USUAL_S), delay_s=(0.0, 0.0
     ("before", "where", "kind"),
     [
         ("data-load", Where(dp_ranks=(1,)), CauseKind.LATE_DATA),
-        ("host-delay", Where(workers=(Worker(1, 0),)), CauseKind.HOST_BOUND),
+        ("host-delay", Where(workers=(Worker(1, 0),)), CauseKind.SLOW_HOST_CODE),
     ],
 )
 def test_a_long_op_of_the_host_names_what_it_is_and_who(before, where, kind):
     (cause,) = causes(before, before_s=(USUAL_S, LONG_S))
     assert (cause.kind, cause.where) == (kind, where)
-    # Of data loading nothing is left; of host work, nothing on that worker: the other's still takes its time.
+    # Of data loading nothing is left but what the other has; of host work, as much as that of the other.
     left_s = USUAL_S
     assert cause.saved_s == pytest.approx(LONG_S - left_s)
 
@@ -68,9 +68,49 @@ def test_a_delay_before_the_first_forward_is_data_only_where_loading_was_not_rec
     (unknown,) = causes(None, before_s=(0, 0), delay_s=(0.0, LONG_S))
     (known,) = causes("data-load", delay_s=(0.0, LONG_S))
     assert (unknown.kind, unknown.where) == (CauseKind.LATE_DATA, Where(dp_ranks=(1,)))
-    assert (known.kind, known.where) == (CauseKind.HOST_BOUND, Where(workers=(Worker(1, 0),)))
+    assert (known.kind, known.where) == (CauseKind.SLOW_HOST_CODE, Where(workers=(Worker(1, 0),)))
 
 
 def test_usual_host_work_is_no_cause():
     (cause,) = causes("host-delay")
+    assert cause.kind is CauseKind.HEALTHY
+
+
+def with_loss(forward_s: float, loss_s: float, last_s: float):
+    """One rank's step with a loss: backwards take twice as long as forwards."""
+    loss, backward = forward_s, forward_s + loss_s
+    done = backward + 2 * forward_s
+    return (
+        (0, "forward-compute", 0, 0, 0.0, forward_s),
+        (0, "loss", 0, 0, loss, backward),
+        (0, "backward-compute", 0, 0, backward, done),
+        (0, "all-reduce", 0, None, done, last_s + 0.25),
+        (0, "optimizer", 0, None, last_s + 0.25, last_s + 0.5),
+    )
+
+
+def causes_with_losses(forward_s: tuple[float, ...], loss_s: tuple[float, ...]):
+    """What is found where forwards and losses take so long, by rank."""
+    last_s = max(3 * forward + loss for forward, loss in zip(forward_s, loss_s, strict=True))
+    lanes = {at: with_loss(forward_s[at], loss_s[at], last_s) for at in range(len(loss_s))}
+    return found_in(Trace.from_frame(frame(lanes, STEPS), Layout(dp=len(loss_s), pp=1), name="by hand"))
+
+
+def test_what_one_rank_does_between_forward_and_backward_is_no_slow_machine():
+    """Beside peers of 0.1 s it takes 0.4 s: the step is 0.3 s longer, at that place."""
+    (cause,) = causes_with_losses((1.0, 1.0, 1.0), (0.1, 0.4, 0.1))
+    assert (cause.kind, cause.where) == (CauseKind.SLOW_HOST_CODE, Where(workers=(Worker(1, 0),)))
+    assert cause.saved_s == pytest.approx(0.3)
+    assert cause.effect == (
+        "host code takes 300.0 ms longer than that of its peers, between forward and backward, the loss included"
+    )
+
+
+def test_the_loss_of_a_worker_that_computes_slower_takes_longer_too():
+    (cause,) = causes_with_losses((1.0, 1.5, 1.0), (0.4, 0.6, 0.4))
+    assert (cause.kind, cause.where) == (CauseKind.BAD_WORKER, Where(workers=(Worker(1, 0),)))
+
+
+def test_losses_that_take_as_long_everywhere_are_work():
+    (cause,) = causes_with_losses((1.0, 1.0), (0.8, 0.8))
     assert cause.kind is CauseKind.HEALTHY

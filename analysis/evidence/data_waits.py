@@ -1,0 +1,92 @@
+"""What of a step's beginning is waiting for data.
+
+In: data loading where it was recorded, else the launch delays of the first ops of a step, which are what can wait for
+data. Out: `DataWaits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.evidence.significance import Bools
+from tracekit.analysis.graph.op_grid import OpGrid
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import median, sampled
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.evidence import Evidence
+
+#: Waiting for data from here on (seconds) is late data.
+SMALLEST_DATA_DELAY_S = 5e-3
+#: A first op waits for data from so many times the worker's usual launch delay on.
+HOST_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DataWait:
+    """Ops in which, or before which, workers wait for data. `waits_s`, and whether they are `late`: as the grid."""
+
+    ops: OpGrid
+    waits_s: Floats
+    late: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class DataWaits:
+    """All of a job. `recorded`: whether loading was, or only delays before ops; `usual_s`: the usual delay."""
+
+    recorded: bool
+    usual_s: float
+    waits: tuple[DataWait, ...]
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> DataWaits:
+        """Find them; none in a job without forwards and recorded loading."""
+        recorded = not evidence.data_loads.empty
+        if recorded:
+            sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.own))]
+            usual_s, least_s = 0.0, np.array(SMALLEST_DATA_DELAY_S)
+        elif evidence.first_forwards.empty:
+            return cls(recorded, 0.0, ())
+        else:
+            sources, usual_s = list(beginnings(evidence)), _typical_delay(evidence)
+            least_s = np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual_s), HOST_FACTOR * _own_delay(evidence))
+        return cls(recorded, usual_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources))
+
+
+def beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
+    """The ops before which a worker can wait for data, and for how long it was late with each, seconds.
+
+    A loop fetches its data at its top, before parameters are gathered, or just before the first forward.
+    """
+    for grid in (evidence.first_forwards, evidence.first_gathers):
+        if not grid.empty:
+            yield grid, np.nan_to_num(grid.gather(evidence.launch_delays))
+
+
+def _own_delay(evidence: Evidence) -> Floats:
+    """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
+
+    A host that is late with every launch is late with the first one, too: that is not its data.
+    """
+    delays = evidence.launch_delays
+    forwards, backwards = (median(grid.gather(delays), (2,)) for grid in (evidence.forwards, evidence.backwards))
+    later = np.nan_to_num(np.concatenate([forwards[:, 1:], backwards], axis=1))
+    longest: Floats = later.max(axis=1, initial=0.0)
+    return longest[:, None, None, :]
+
+
+def _typical_delay(evidence: Evidence) -> float:
+    """Median launch delay, seconds."""
+    blocks, delays_s = evidence.replay.graph.blocks, evidence.replay.durations.launch_delay
+    delays = np.concatenate(
+        [
+            sampled(delay if block.present is None else delay[block.present])
+            for block, delay in zip(blocks, delays_s, strict=True)
+        ]
+    )
+    return max(float(np.median(delays)), 0.0)

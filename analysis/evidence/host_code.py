@@ -1,0 +1,148 @@
+"""What the training thread does between the ops of its worker, and who takes longer for it than its peers.
+
+In: launch delays of computing ops, host work that was recorded, and what lies between a forward and its backward.
+Out: `HostCode`: seconds by place in the step, and by how much each worker exceeds its peers there. Waiting for data is
+not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
+from tracekit.analysis.graph.op_grid import OpGrid, op_grid
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.model import OpKind
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.evidence import Evidence
+
+#: Where in the step, by the kinds of op that the thread is late for.
+_PLACES = {
+    "before forwards": (OpKind.FORWARD_COMPUTE,),
+    "between forward and backward, the loss included": (OpKind.LOSS,),
+    "before backwards": (OpKind.BACKWARD_COMPUTE,),
+    "before the optimizer": (OpKind.OPTIMIZER,),
+    "between steps": (OpKind.HOST_DELAY,),
+    "around data loading, checkpoints and gc": (OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.GC),
+}
+#: Ops that are host code themselves.
+_HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
+#: With no peers of its own stage a worker stands out from so many times the usual host code on.
+FACTOR_WITHOUT_PEERS = 2.0
+
+
+@dataclass(frozen=True)
+class HostCode:
+    """Host code of each worker, by place. `taken_s`: seconds, [places, stages, steps, dp_ranks]."""
+
+    evidence: Evidence
+    places: tuple[str, ...]
+    grids: tuple[OpGrid, ...]
+    taken_s: Floats
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> HostCode:
+        """Gather it; a job has the places whose ops it has."""
+        graph = evidence.replay.graph
+        grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
+        taken = [_taken(evidence, grid, _PLACES[place]) for place, grid in grids.items()]
+        shape = evidence.stages, len(graph.steps), len(evidence.dp_ranks)
+        return cls(evidence, tuple(grids), tuple(grids.values()), np.stack(taken) if taken else np.zeros((0, *shape)))
+
+    @cached_property
+    def usual_s(self) -> Floats:
+        """What the peers of each worker take, seconds, as `taken_s`; of a worker that computes slower, more by that."""
+        return np.asarray(_of_peers(self.taken_s) * self._slower)
+
+    @cached_property
+    def _slower(self) -> Floats:
+        """How many times as long as its peers each worker computes, from 1, [stages, steps, dp_ranks]."""
+        own = self.evidence.replay.durations.own
+        computes = (self.evidence.forwards, self.evidence.backwards)
+        seconds = sum(np.nan_to_num(grid.gather(own)).sum(axis=1) for grid in computes if not grid.empty)
+        return np.asarray(np.maximum(seconds / safe(_of_peers(np.asarray(seconds))), 1.0))
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """When each worker's host code takes longer than its peers', beside the step; one series per worker."""
+        step_s = self.evidence.unchanged_s
+        beyond = (self.taken_s - self.usual_s).sum(axis=0) / step_s
+        # As the logarithm of what the step would be without it.
+        series = np.log1p(np.maximum(beyond, -0.5)).transpose(0, 2, 1)
+        return episodes_of(series.reshape(-1, series.shape[2]), max(len(self.evidence.dp_ranks), self._alone))
+
+    @property
+    def _alone(self) -> int:
+        """How many workers each is compared with where stages have one."""
+        return self.evidence.stages
+
+    def slow(self, smallest: float) -> Bools:
+        """Whose host code exceeds its peers' by that share of the step, and when, [stages, steps, dp_ranks]."""
+        stages, steps, dp_ranks = self.taken_s.shape[1:]
+        if not self.places or stages * dp_ranks < 2:
+            return np.zeros((stages, steps, dp_ranks), np.bool_)
+        hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
+        found = hit.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        if dp_ranks == 1:
+            total, usual = self.taken_s.sum(axis=0), self.usual_s.sum(axis=0)
+            found = found & (total.mean(axis=1) > FACTOR_WITHOUT_PEERS * usual.mean(axis=1))[:, None]
+        return np.asarray(found)
+
+    def beyond_s(self, slow: Bools) -> Floats:
+        """By how much the workers exceed their peers in the mean step of those, seconds, [places, stages, dp_ranks]."""
+        beyond = np.where(slow, self.taken_s - self.usual_s, 0.0).sum(axis=2)
+        return np.asarray(np.maximum(beyond / np.maximum(slow.sum(axis=1), 1), 0.0))
+
+    def as_peers(self, slow: Bools) -> Change:
+        """The job in which these workers exceed their peers no more, [stages, steps, dp_ranks].
+
+        By what they exceed them on average, so that their own scatter stays what it is.
+        """
+        share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
+        return self._scaled(np.where(slow & (self.taken_s > 0), 1 - share, 1.0), _HOST_OPS)
+
+    def none_but_beyond(self, slow: Bools) -> Change:
+        """The job without host code but for what these workers exceed their peers by; losses are work, and stay."""
+        share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
+        return self._scaled(np.where(slow, share, 0.0), _HOST_OPS - {OpKind.LOSS})
+
+    def _scaled(self, factor: Floats, ops: frozenset[OpKind]) -> Change:
+        """Host code times `factor`, shaped as `taken_s`; of ops that are host code themselves only `ops`."""
+        changes: list[Change] = []
+        for place, grid, here in zip(self.places, self.grids, factor[:, :, None], strict=True):
+            if ops.intersection(_PLACES[place]):
+                changes.append(Scale(grid, here))
+            changes.append(ScaleDelays(grid, np.where(_waits_for_data(self.evidence, grid, _PLACES[place]), 1.0, here)))
+        return Together(tuple(changes))
+
+
+def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Floats:
+    """Seconds of host code before (and in) the ops of a grid, [stages, steps, dp_ranks]."""
+    delays = np.maximum(np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0)
+    seconds: Floats = np.where(_waits_for_data(evidence, grid, kinds), 0.0, delays).sum(axis=1)
+    if _HOST_OPS.intersection(kinds):
+        seconds = seconds + np.nan_to_num(grid.gather(evidence.replay.durations.own)).sum(axis=1)
+    return seconds
+
+
+def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
+    """Which delays before the ops of a grid are late data, no host code, in its shape."""
+    found = np.zeros(grid.shape, np.bool_)
+    if OpKind.FORWARD_COMPUTE in kinds and not evidence.data_waits.recorded:
+        found[:, :1] = evidence.data_waits.waits[0].late
+    return found
+
+
+def _of_peers(values: Floats) -> Floats:
+    """What is usual among the DP ranks of a stage, or among the stages of one; of two workers, the other one's."""
+    axis = -1 if values.shape[-1] > 1 else -3
+    if values.shape[axis] == 2:
+        return np.flip(values, axis)
+    return np.asarray(np.expand_dims(lower_median(values, axis), axis))
