@@ -161,7 +161,8 @@ class SlowHostCode(Rule):
         longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
         most = "" if by_place[place, worst] > ALL_OF_IT * longer_s else "mostly "
         stage, dp_index = divmod(worst, hit.shape[1])
-        beyond_s = np.where(slow, (code.taken_s - code.usual_s).sum(axis=0), 0.0)[stage, :, dp_index]
+        # Its level, not what it scatters: when it is slow has been told from chance.
+        by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / evidence.unchanged_s, 1.0)
         episodes = code.episodes
         figures = (
             Figure("longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE),
@@ -174,7 +175,7 @@ class SlowHostCode(Rule):
             figures,
             confidence_from(figures),
             code.as_peers(slow),
-            1 + beyond_s / evidence.unchanged_s,
+            by_step,
         )
 
 
