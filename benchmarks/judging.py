@@ -27,13 +27,13 @@ from benchmarks.eventsim.truth import (
 #: A cause that costs this share of the step must be found.
 MUST_FIND_SHARE = 0.05
 #: Which kinds of tracekit's causes are a right answer to what is wrong. Most have the same name.
-#: Proposed names, which no rule gives yet: slow-optimizer, unrecorded-worker-late, process-pauses.
 ACCEPTED: dict[TruthKind, frozenset[str]] = {
     kind: frozenset({kind.value})
     | {
         TruthKind.BAD_WORKER: {"slow-host"},  # of a host with one worker; the place is checked
         TruthKind.SLOW_RANK_GROUP: {"slow-host", "bad-worker"},  # any label that names exactly these workers
         TruthKind.SLOW_HOST: {"slow-rank-group"},
+        TruthKind.SLOW_HOST_CODE: {"host-bound-launch"},  # where it is all workers'; the place is checked
     }.get(kind, frozenset())
     for kind in TruthKind
 }
