@@ -15,7 +15,7 @@ from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.model import Fix
-from tracekit.analysis.verdict import LossKind, Verdict, main_clause
+from tracekit.analysis.verdict import LossKind, Verdict, main_clause, straggling_s
 from tracekit.model import Worker
 from tracekit.text import cost, seconds
 
@@ -107,7 +107,7 @@ def answer_of(
 def _cost(evidence: Evidence, verdict: Verdict) -> str:
     a_day = evidence.attribution.world_size * 24
     # What a fix saves is another figure: beside its peers a slow rank loses more than beside the mean, which it is in.
-    by_s = verdict.kind is LossKind.STRAGGLER and evidence.attribution.straggling
+    by_s = verdict.kind is LossKind.STRAGGLER and verdict.headline_s == straggling_s(evidence)
     than = ", compared with mean ops;" if by_s else ","
     return (
         f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"

@@ -148,11 +148,11 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
         changes = [cause.change for cause in members if cause.change is not None]
         without_s = float(step_times_with(evidence.replay, changes).mean())
         losses.append(Loss(kind, max(evidence.unchanged_s - without_s, 0.0), tuple(members)))
-    straggling_s = _straggling_s(evidence)
+    straggler_s = max(straggling_s(evidence), _late_s(evidence, causes))
     explained_s = max((loss.lost_s for loss in losses), default=0.0)
-    if straggling_s and (LossKind.STRAGGLER in by_kind or explained_s < EXPLAINED_SHARE * straggling_s):
+    if straggler_s and (LossKind.STRAGGLER in by_kind or explained_s < EXPLAINED_SHARE * straggler_s):
         others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
-        losses = [*others, Loss(LossKind.STRAGGLER, straggling_s, tuple(by_kind.get(LossKind.STRAGGLER, ())))]
+        losses = [*others, Loss(LossKind.STRAGGLER, straggler_s, tuple(by_kind.get(LossKind.STRAGGLER, ())))]
     return sorted(losses, key=lambda loss: -loss.lost_s)
 
 
@@ -162,10 +162,16 @@ def _loss_kind(cause: Cause) -> LossKind:
     return _KIND_OF.get(cause.kind, LossKind.STRAGGLER)
 
 
-def _straggling_s(evidence: Evidence) -> float:
-    """Seconds of a step that stragglers cost, 0 below S = 1.1."""
+def straggling_s(evidence: Evidence) -> float:
+    """Seconds of a step that stragglers cost by S, beside mean ops and without launch delays; 0 below S = 1.1."""
     found = evidence.attribution
     return found.original_s - found.ideal_s if found.straggling else 0.0
+
+
+def _late_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
+    """Seconds of a step that single workers cost by what their host code is late, which S leaves out."""
+    changes = [cause.change for cause in causes if cause.kind is CauseKind.SLOW_HOST_CODE and cause.change is not None]
+    return evidence.unchanged_s - float(step_times_with(evidence.replay, changes).mean()) if changes else 0.0
 
 
 def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
@@ -180,7 +186,9 @@ def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss])
 def _base_s(evidence: Evidence, losses: Sequence[Loss]) -> float:
     """The step that losses are a share of, seconds."""
     found = evidence.attribution
-    by_s = found.straggling and [loss.kind for loss in losses] == [LossKind.STRAGGLER]
+    by_s = found.straggling and [(loss.kind, loss.lost_s) for loss in losses] == [
+        (LossKind.STRAGGLER, straggling_s(evidence))
+    ]
     return found.original_s if by_s else evidence.recorded_s
 
 

@@ -34,8 +34,10 @@ METADATA_KEY = "tracekit"
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 #: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
 UNIT_KEY = "time_unit"
+#: Metadata `format` of traces of our own collectors.
+COLLECTED = "collected"
 #: Metadata that names nobody and that the analysis reads: whole, and of each GPU the field.
-_WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
+_WITHOUT_NAMES = (UNIT_KEY, "format", "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
 #: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
@@ -147,6 +149,13 @@ class Trace:
         hosts = self.metadata.get("hosts")
         named = hosts.items() if isinstance(hosts, dict) else ()
         return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether all ranks were timed by one clock: `tracekit collect` reads that of the host, and there is one."""
+        hosts = self.hosts
+        ranks = set(self.worker_ranks().values())
+        return self.metadata.get("format") == COLLECTED and ranks <= hosts.keys() and len(set(hosts.values())) == 1
 
     def redacted(self) -> Trace:
         """The trace without names: hosts are numbered in order of their ranks, of the metadata only figures stay."""

@@ -12,7 +12,6 @@ import numpy as np
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import (
-    Change,
     NoDelays,
     NoOverlap,
     Scale,
@@ -195,14 +194,16 @@ class HostBound(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        share = _launch_share(evidence) + _host_work_share(evidence) - _of_single_workers(evidence)
+        slow = slow_host_code(evidence)
+        if slow.any():
+            change = evidence.host_code.none_but_beyond(slow)
+            share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+        else:
+            change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
+            share = _launch_share(evidence) + _host_work_share(evidence)
         if share < HOST_BOUND_SHARE:
             return
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE),)
-        slow = slow_host_code(evidence)
-        change: Change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
-        if slow.any():
-            change = evidence.host_code.none_but_beyond(slow)
         effect = f"launch delays and host work between ops take {share:.0%} of the step"
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
 
@@ -214,15 +215,6 @@ def slow_host_code(evidence: Evidence) -> Bools:
     """
     slow = evidence.host_code.slow(SMALLEST_HOST_SHARE)
     return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]
-
-
-def _of_single_workers(evidence: Evidence) -> float:
-    """What the host code of single workers costs beyond that of their peers, over the step."""
-    slow = slow_host_code(evidence)
-    if not slow.any():
-        return 0.0
-    without_s = step_times_with(evidence.replay, (evidence.host_code.as_peers(slow),))
-    return 1 - float(without_s.mean()) / evidence.unchanged_s
 
 
 def _launch_share(evidence: Evidence) -> float:

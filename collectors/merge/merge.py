@@ -31,7 +31,7 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, RankRec
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import Unit
-from tracekit.trace import UNIT_KEY, Trace
+from tracekit.trace import COLLECTED, UNIT_KEY, Trace
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
@@ -103,7 +103,7 @@ def merge_attempt(
         name=name,
         step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},
         metadata={
-            "format": "collected",
+            "format": COLLECTED,
             "framework": "torch",
             UNIT_KEY: str(Unit.NS),
             "hosts": {str(one.rank): one.host for one in ranks},

@@ -8,6 +8,8 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Where
+from tracekit.analysis.verdict import LossKind
+from tracekit.job import Job
 from tracekit.model import Layout, Worker
 from tracekit.trace import Trace
 
@@ -34,11 +36,16 @@ def lane(before: str | None, before_s: float, delay_s: float, last_s: float):
     )
 
 
-def causes(before: str | None, *, before_s=(USUAL_S, USUAL_S), delay_s=(0.0, 0.0)):
-    """What is found where the ranks take so long, by rank."""
+def job(before: str | None, *, before_s=(USUAL_S, USUAL_S), delay_s=(0.0, 0.0)) -> Trace:
+    """A job whose ranks take so long, by rank."""
     last_s = max(map(sum, zip(before_s, delay_s, strict=True))) + COMPUTES_S
     lanes = {at: lane(before, before_s[at], delay_s[at], last_s) for at in range(2)}
-    return found_in(Trace.from_frame(frame(lanes, STEPS), Layout(dp=2, pp=1), name="by hand"))
+    return Trace.from_frame(frame(lanes, STEPS), Layout(dp=2, pp=1), name="by hand")
+
+
+def causes(before: str | None, **seconds):
+    """What is found where the ranks take so long, by rank."""
+    return found_in(job(before, **seconds))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,14 @@ def test_a_delay_before_the_first_forward_is_data_only_where_loading_was_not_rec
     (known,) = causes("data-load", delay_s=(0.0, LONG_S))
     assert (unknown.kind, unknown.where) == (CauseKind.LATE_DATA, Where(dp_ranks=(1,)))
     assert (known.kind, known.where) == (CauseKind.SLOW_HOST_CODE, Where(workers=(Worker(1, 0),)))
+
+
+def test_what_one_rank_is_late_is_lost_to_it_though_s_leaves_launch_delays_out():
+    diagnosis = Job(job("data-load", delay_s=(0.0, 1.0))).whatif().diagnosis
+    assert diagnosis.verdict.kind is LossKind.STRAGGLER
+    assert diagnosis.verdict.lost_s == pytest.approx(1.0)
+    assert diagnosis.answer.headline.startswith("rank 1 costs 22% of each step: host code takes 1000.0 ms longer than")
+    assert diagnosis.fixes[0].saved_s == pytest.approx(1.0)
 
 
 def test_usual_host_work_is_no_cause():

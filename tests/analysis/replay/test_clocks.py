@@ -276,3 +276,17 @@ def test_interleaved_pipelines_tie_too():
 def test_the_published_method_takes_clocks_as_they_are():
     wrong = shifted(trace_of(), (1, 3), 0.02)
     assert not JobReplay.from_trace(wrong, Method.PUBLISHED).clocks.any_off
+
+
+def test_ranks_that_wake_up_unevenly_are_no_doubt_about_a_clock_that_they_share():
+    """Rank 1 is up to 30 ms late in each step, as where processors are busy: no single offset explains that."""
+    trace = trace_of(layout=LAYOUTS["dp 2"], steps=8)
+    drawn = np.random.default_rng(3)
+    late_s = pl.col("step").replace_strict({int(step): drawn.uniform(0, 0.03) for step in trace.steps})
+    start = pl.col("start") + pl.when(pl.col("dp_rank") == 1).then(late_s).otherwise(0.0)
+    hosts = {str(rank): "node-1" for rank in trace.worker_ranks().values()}
+    metadata = trace.metadata | {"format": "collected", "hosts": hosts}
+    collected = replace(trace, ops=trace.ops.with_columns(start), metadata=metadata)
+    apart = replace(collected, metadata=metadata | {"hosts": hosts | {max(hosts): "node-2"}})
+    assert JobReplay.from_trace(apart).clocks.doubts
+    assert not JobReplay.from_trace(collected).clocks.doubts
