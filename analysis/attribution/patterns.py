@@ -29,6 +29,8 @@ CLEAR_LINE_SHARE = 0.8
 SMALLEST_CHANGE = 0.03
 #: Slow steps that are less than this share of the steps come and go; more are the normal state.
 TRANSIENT_SHARE = 0.3
+#: What is lost in all steps, at least this share of what is lost in the slow ones, does not come and go.
+PERSISTENT_SHARE = 0.3
 #: The phase in a period must explain this share of the variance, beyond chance.
 PERIODIC_SHARE = 0.6
 FEWEST_STEPS = 6
@@ -159,7 +161,7 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     period, share = _period(series, np.array(steps))
     if period is not None:
         return found(TimeShape.PERIODIC, share, PERIODIC_SHARE, period=period, slow_steps=slow_steps)
-    if few:
+    if few and level - 1 < PERSISTENT_SHARE * (float(series[slow].mean()) - 1):
         height = float((series[slow] - level).max() / noise)
         return found(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
     return found(steady, level, SMALLEST_SLOWDOWN)

@@ -22,7 +22,6 @@ from tracekit.analysis.graph.rules.gathering import (
     gathers_first,
     with_gathers_first,
     with_work_before_gathering,
-    work_before_gathering,
 )
 from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
@@ -273,8 +272,9 @@ def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
     structures = [with_posting(some, rule) for some in recorded]
     if gathers_first(recorded):
         structures = [with_gathers_first(structure) for structure in structures]
-    if kinds := work_before_gathering(recorded):
-        structures = [with_work_before_gathering(structure, kinds) for structure in structures]
+    structures = [
+        with_work_before_gathering(structure, some) for structure, some in zip(structures, recorded, strict=True)
+    ]
     groups = tuple(
         replace(group, structure=structure) for group, structure in zip(lanes.groups, structures, strict=True)
     )

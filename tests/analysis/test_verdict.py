@@ -157,6 +157,19 @@ def test_a_checkpoint_before_the_gathering_of_parameters_is_what_that_waits_for(
     assert cause.saved_s == pytest.approx(0.5 / 4)
 
 
+def test_what_is_gathered_before_the_data_in_some_steps_waits_for_them_in_the_others():
+    """Rank 1 loads for 0.4 s, then all gather; in every fourth step a metric is gathered at the top as well."""
+    quick = [("data-load", 0.001), ("params-all-gather", 0.409), FORWARD, BACKWARD]
+    slow = [("data-load", 0.4), ("params-all-gather", 0.01), FORWARD, BACKWARD]
+    metric = ("params-all-gather", 0.02)
+    steps = [[[metric, *quick], [metric, *slow]] if step % 4 == 0 else [quick, slow] for step in range(12)]
+    report = report_of(of_steps(steps))
+    (cause,) = report.diagnosis.causes
+    assert (str(cause.kind), cause.where.dp_ranks) == ("late-data-loading", (1,))
+    assert cause.saved_s == pytest.approx(0.399)
+    assert report.trust.trustworthy
+
+
 def test_launch_delays_that_no_cause_explains_are_not_trusted():
     """0.1 s before each backward of each rank can be the host's, or waiting for what was not recorded."""
     program = [("forward-compute", 0.107), ("host-delay", 0.1), ("backward-compute", 0.193)]

@@ -10,10 +10,11 @@ As for posted receives (`posting`), the ops that tell vote: those that could hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
 from tracekit.analysis.graph.rules.posting import FEWEST_TELLING, OBEYED_SHARE, SMALLEST_GAP_S, RecordedLanes
@@ -39,49 +40,62 @@ def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
     return telling >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * telling
 
 
-def work_before_gathering(jobs_lanes: Iterable[RecordedLanes]) -> frozenset[int]:
-    """The kinds of host work (loading data, a checkpoint) behind which a step's first gathering begins, as codes."""
-    votes: dict[int, Ints] = {}
-    for lanes in jobs_lanes:
-        for work, gather in _leading_work(lanes.structure):
-            begin = lanes.start[lanes.structure.pp_rank == lanes.structure.pp_rank[gather]].min(axis=0)
-            tells = lanes.end[work] - begin > SMALLEST_GAP_S
-            behind = tells & (lanes.start[gather] > (begin + lanes.end[work]) / 2)
-            cast = np.array([behind.sum(), tells.sum()])
-            kind = int(lanes.structure.kind[work])
-            votes[kind] = votes.get(kind, np.zeros(2, np.int64)) + cast
-    return frozenset(kind for kind, (behind, tell) in votes.items() if tell and behind >= OBEYED_SHARE * tell)
+def with_work_before_gathering(structure: Structure, lanes: RecordedLanes) -> Structure:
+    """The structure with each gathering behind the host work (loading data, a checkpoint) that its lanes did before.
+
+    The thread that does the work is the one that asks for the parameters. `lanes`: of the same structure, recorded.
+    """
+    before, after = [], []
+    for works, gathers in _leading_work(lanes.structure):
+        done = 0
+        for gather in gathers:
+            behind = sum(_is_behind(lanes, work, gather) for work in works)
+            if behind > done:
+                before.append(works[behind - 1])
+                after.append(gather)
+                done = behind
+    return replace(
+        structure,
+        before=np.concatenate([structure.before, before]).astype(np.int64),
+        after=np.concatenate([structure.after, after]).astype(np.int64),
+    )
 
 
-def with_work_before_gathering(structure: Structure, kinds: frozenset[int]) -> Structure:
-    """The structure with the first gathering of each stage behind what its host does first of those kinds."""
-    found = [(work, gather) for work, gather in _leading_work(structure) if int(structure.kind[work]) in kinds]
-    before = np.concatenate([structure.before, [work for work, _ in found]]).astype(np.int64)
-    after = np.concatenate([structure.after, [gather for _, gather in found]]).astype(np.int64)
-    return replace(structure, before=before, after=after)
+def _is_behind(lanes: RecordedLanes, work: int, gather: int) -> bool:
+    """Whether `gather` began behind `work` wherever it could have begun before."""
+    begin = lanes.start[lanes.structure.pp_rank == lanes.structure.pp_rank[gather]].min(axis=0)
+    tells = lanes.end[work] - begin > SMALLEST_GAP_S
+    behind = tells & (lanes.start[gather] > (begin + lanes.end[work]) / 2)
+    return bool(tells.any() and behind.sum() >= OBEYED_SHARE * tells.sum())
 
 
-def _leading_work(structure: Structure) -> Iterator[tuple[int, int]]:
-    """Each op of host work before the first compute of a stage, with the first gathering there."""
+def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]:
+    """The host work before the first compute of each stage, in its order, and the gatherings there in theirs."""
     kind, before, after = structure.kind, structure.before, structure.after
     work = np.isin(kind, [host.code for host in HOST_KINDS])
     computes = np.isin(kind, (FORWARD.compute.code, BACKWARD.compute.code))
     gathering = kind == OpKind.PARAMS_ALL_GATHER.code
-    waits = np.isin(np.arange(len(kind)), after)
     in_stream = (work | computes)[before] & (work | computes)[after]
-    next_in_stream = dict(zip(before[in_stream].tolist(), after[in_stream].tolist(), strict=True))
+    next_work = dict(zip(before[in_stream].tolist(), after[in_stream].tolist(), strict=True))
+    of_gathers = gathering[before] & gathering[after]
+    next_gather = dict(zip(before[of_gathers].tolist(), after[of_gathers].tolist(), strict=True))
     for stage in np.unique(structure.pp_rank[gathering]):
         of_stage = structure.pp_rank == stage
-        gathers = np.flatnonzero(of_stage & gathering & ~waits)
-        behind = np.isin(np.arange(len(kind)), after[in_stream])
-        first = np.flatnonzero(of_stage & work & ~behind)
-        if len(gathers) == 1 and len(first) == 1:
-            at = int(first[0])
-            while work[at]:
-                yield at, int(gathers[0])
-                if at not in next_in_stream:
-                    break
-                at = next_in_stream[at]
+        first_work = np.setdiff1d(np.flatnonzero(of_stage & work), after[in_stream])
+        first_gather = np.setdiff1d(np.flatnonzero(of_stage & gathering), after[of_gathers])
+        if len(first_work) == 1 and len(first_gather) == 1:
+            yield (
+                list(_chain(int(first_work[0]), next_work, work)),
+                list(_chain(int(first_gather[0]), next_gather, gathering)),
+            )
+
+
+def _chain(first: int, following: Mapping[int, int], among: npt.NDArray[np.bool_]) -> Iterator[int]:
+    """`first` and what follows it, as long as that is `among` them."""
+    at: int | None = first
+    while at is not None and among[at]:
+        yield at
+        at = following.get(at)
 
 
 def with_gathers_first(structure: Structure) -> Structure:

@@ -58,6 +58,11 @@ class TestTime:
         pattern = shape_of(series)
         assert (pattern.shape, pattern.slow_steps) == (TimeShape.TRANSIENT, (4, 17))
 
+    def test_what_is_there_in_all_steps_does_not_come_and_go_for_a_higher_one(self):
+        series = np.full(30, 1.2)
+        series[25] = 1.4
+        assert shape_of(series).shape is TimeShape.PERSISTENT
+
     def test_every_fifth_step_is_a_period_even_where_steps_were_skipped(self):
         steps = np.array([*range(100, 120), *range(203, 223)])
         pattern = shape_of(np.where(steps % 5 == 0, 1.5, 1.02), steps=steps.tolist())
