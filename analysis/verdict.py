@@ -44,6 +44,7 @@ class LossKind(StrEnum):
 _KIND_OF = {
     CauseKind.LATE_DATA: LossKind.INPUT,
     CauseKind.HOST_BOUND: LossKind.HOST,
+    CauseKind.BUSY_CORES: LossKind.HOST,
     CauseKind.CONGESTION: LossKind.COMMUNICATION,
     CauseKind.SHARED_CARD: LossKind.COMMUNICATION,
     CauseKind.PYTHON_GC: LossKind.STALLS,
@@ -236,6 +237,8 @@ def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     if loss.kind is not LossKind.STRAGGLER:
         size = f"{seconds(loss.lost_s)} of every {seconds(evidence.recorded_s)} step"
         on = f" on {place.words}" if place else ""
+        if first.kind is CauseKind.BUSY_CORES:
+            return f"{size} are lost to busy cores{on}: {effect}{others}"
         return f"{size} {_WENT_TO.get(loss.kind, 'are lost')}{on}: {effect}{others}"
     if place is None:
         return f"{effect}, which costs {share}{others}"

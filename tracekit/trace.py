@@ -34,10 +34,12 @@ METADATA_KEY = "tracekit"
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 #: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
 UNIT_KEY = "time_unit"
+#: Rank -> seconds of the mean step in which its training thread was ready to run and had no processor.
+RUN_QUEUE = "run_queue_s"
 #: Metadata `format` of traces of our own collectors.
 COLLECTED = "collected"
 #: Metadata that names nobody and that the analysis reads: whole, and of each GPU the field.
-_WITHOUT_NAMES = (UNIT_KEY, "format", "layers", "ranks_of_workers")
+_WITHOUT_NAMES = (UNIT_KEY, RUN_QUEUE, "format", "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
 #: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
