@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.labels import LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
@@ -45,6 +46,33 @@ class PaceOfPeers:
         return labels["profiler_step"].codes if "profiler_step" in labels else none
 
     @cached_property
+    def marked_steps(self) -> Int32s:
+        """The steps of the training loop, ascending; of a recording that marks none, one that holds everything."""
+        numbers = np.unique(self.steps)
+        return numbers[numbers >= 0] if numbers[-1] >= 0 else numbers
+
+    @cached_property
+    def _critical(self) -> Ints:
+        """The ops that the recording consists of, one after the other."""
+        path = critical_path(self.replay, _At(self.graph, self._cost))
+        ops = [
+            self.graph.blocks[at].op[row, lane] for at, row, lane in zip(path.block, path.row, path.lane, strict=True)
+        ]
+        return np.array(ops, np.int64)
+
+    def _parts(self, count: int) -> Ints:
+        """In which of so many parts of a step each op lies, [ops]: comparable ops in the same, so that steps align."""
+        ops = self.graph.ops
+        _, step = np.unique(self.steps, return_inverse=True)
+        begin, end = np.full(int(step.max()) + 1, np.inf), np.full(int(step.max()) + 1, -np.inf)
+        np.minimum.at(begin, step, ops.start)
+        np.maximum.at(end, step, ops.start)
+        share = (ops.start - begin[step]) / np.maximum(end - begin, np.finfo(float).tiny)[step]
+        _, peer = np.unique(ops.peer, return_inverse=True)
+        mean = np.bincount(peer, weights=share) / np.bincount(peer)
+        return np.minimum((mean * count).astype(np.int64), count - 1)[peer]
+
+    @cached_property
     def _class(self) -> Ints:
         """Comparable ops of one step of the training loop share a number, [ops]: steps differ for all ranks at once."""
         ops, step = self.graph.ops, self.steps
@@ -59,6 +87,28 @@ class PaceOfPeers:
         totals = np.bincount(cell, weights=self._cost, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
 
+    def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
+        """By how much each rank is behind the pace of its peers at what is critical of `rank` and `chosen`, seconds.
+
+        [ranks, steps, parts], for each marked step, which is cut into so many `parts`.
+        """
+        ops, steps = self.graph.ops, self.marked_steps
+        critical = np.zeros(len(ops.start), np.bool_)
+        critical[self._critical] = True
+        critical &= chosen & (ops.rank == rank) & np.isin(self.steps, steps)
+        if ops.comparable is not None:
+            critical &= ops.comparable
+        mine = np.flatnonzero(critical)
+        classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
+        # Of a class whose ops are partly critical, that part.
+        share = count / np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
+        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self._parts(parts)[mine[first]]
+        behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
+        for at in range(len(behind)):
+            more = (self._totals[classes, at] - self._usual(classes, at)) * share
+            behind[at] = np.bincount(cell, weights=more, minlength=behind.shape[1])
+        return behind.reshape(-1, len(steps), parts)
+
     def costs(self, rank: int, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
         """The cost of each op with those of `rank` (of them, the `chosen`) at the pace of the others, seconds, [ops].
 
@@ -72,11 +122,15 @@ class PaceOfPeers:
             mask &= ops.comparable
         mine = np.flatnonzero(mask)
         classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
-        usual = np.median(np.delete(self._totals[classes], at, axis=1), axis=1)
+        usual = self._usual(classes, at)
         whole = np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
         cost = self._cost.copy()
         cost[mine] = (usual / np.maximum(whole, counts))[inverse]
         return cost
+
+    def _usual(self, classes: Ints, at: int) -> Floats:
+        """What ranks spend on each of these classes, the median of all but the one `at` this position, seconds."""
+        return np.asarray(np.median(np.delete(self._totals[classes], at, axis=1), axis=1))
 
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, launch delays kept, seconds, [costs]."""
