@@ -93,12 +93,26 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
     )
 
 
+def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
+    """What the recording would lose if transfers took no time once all ranks are there, seconds."""
+    communicates = (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
+    return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.own)])[0])
+
+
 def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:
     """Seconds that the recording loses with each rank at the pace of the others. Of many, those that delay most."""
     order = np.argsort(-waits.sole_delay, kind="stable")[:_MOST_RANKS]
     ranks = [waits.ranks[at] for at in order.tolist()]
-    times = pace.times([pace.costs(rank) for rank in ranks])
-    return dict(zip(ranks, (pace.recorded_s - times).tolist(), strict=True))
+    times = pace.times([pace.costs(rank) for rank in ranks]).tolist()
+    for number, rank in enumerate(ranks):
+        if (freed := _freed(pace, rank)) is not None:
+            times[number] = freed.times([pace.costs(rank)])[0]
+    return {rank: pace.recorded_s - time for rank, time in zip(ranks, times, strict=True)}
+
+
+def _freed(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
+    """The job where a rank makes no calls that wait for its GPU beyond those of its peers, if it waits long in them."""
+    return pace.without_extra_waits(rank, SMALLEST_SHARE * pace.recorded_s)
 
 
 def _covered(ops: pl.DataFrame) -> Mapping[GpuCause, Sequence[str]]:
@@ -122,6 +136,9 @@ def _causes(
     """Why a rank is late, the dearest first."""
     costs = [pace.costs(rank, ops["kind"].is_in(list(some)).to_numpy()) for some in covered.values()]
     saved = recorded_s - pace.times(costs)
+    if GpuCause.SYNC_CALLS in covered and (freed := _freed(pace, rank)) is not None:
+        at = list(covered).index(GpuCause.SYNC_CALLS)
+        saved[at] = recorded_s - freed.times([costs[at]])[0]
     found = []
     for (cause, some), seconds in zip(covered.items(), saved.tolist(), strict=True):
         named, evidence = _evidence(cause, ops, rank, some)

@@ -8,19 +8,20 @@ rank gives back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
+from tracekit.gpu_recording import KernelClass
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class PaceOfPeers:
     replay: GraphReplay
 
     @cached_property
-    def _cost(self) -> Floats:
+    def own(self) -> Floats:
         """What each op costs by itself, seconds, [ops]."""
         cost = np.empty(len(self.graph.ops.start))
         for block, own in zip(self.graph.blocks, self.replay.durations.own, strict=True):
@@ -54,7 +55,7 @@ class PaceOfPeers:
     @cached_property
     def _critical(self) -> Ints:
         """The ops that the recording consists of, one after the other."""
-        path = critical_path(self.replay, _At(self.graph, self._cost))
+        path = critical_path(self.replay, _At(self.graph, self.own))
         ops = [
             self.graph.blocks[at].op[row, lane] for at, row, lane in zip(path.block, path.row, path.lane, strict=True)
         ]
@@ -84,7 +85,7 @@ class PaceOfPeers:
         """What each rank spends on each class, seconds, [classes, ranks]."""
         ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
         cell = self._class * len(ranks) + np.searchsorted(ranks, ops.rank)
-        totals = np.bincount(cell, weights=self._cost, minlength=(int(self._class.max()) + 1) * len(ranks))
+        totals = np.bincount(cell, weights=self.own, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
 
     def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
@@ -124,13 +125,46 @@ class PaceOfPeers:
         classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
         usual = self._usual(classes, at)
         whole = np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
-        cost = self._cost.copy()
+        cost = self.own.copy()
         cost[mine] = (usual / np.maximum(whole, counts))[inverse]
         return cost
 
     def _usual(self, classes: Ints, at: int) -> Floats:
         """What ranks spend on each of these classes, the median of all but the one `at` this position, seconds."""
         return np.asarray(np.median(np.delete(self._totals[classes], at, axis=1), axis=1))
+
+    def without_extra_waits(self, rank: int, least_s: float) -> PaceOfPeers | None:
+        """The same job where `rank` goes on at once in calls that wait for its GPU and that most peers do not make.
+
+        None where it waits less than `least_s` in them, all together.
+        """
+        ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
+        ranks = len(ops.mesh.ranks)
+        kind = ops.labels["kind"]
+        names = np.array([*(kind.names or ()), ""], dtype=object)[kind.codes]
+        on_gpu = np.isin(names, [str(one) for one in KernelClass])
+        calls = np.flatnonzero((names == "synchronise") & (ops.rank == rank))
+        cell = self._class * ranks + np.searchsorted(ops.mesh.ranks, ops.rank)
+        counts = np.bincount(cell, minlength=len(self._totals) * ranks).reshape(-1, ranks)
+        extra = np.zeros(len(ops.start), np.bool_)
+        extra[calls] = np.median(np.delete(counts[self._class[calls]], at, axis=1), axis=1) == 0
+        end = ops.start + ops.duration
+        waits = extra[ops.after] & on_gpu[ops.before]
+        called = np.full(len(extra), np.inf)
+        host = extra[ops.after] & ~on_gpu[ops.before]
+        np.minimum.at(called, ops.after[host], end[ops.before[host]])
+        if np.maximum(end[ops.before[waits]] - called[ops.after[waits]], 0.0).sum() < least_s:
+            return None
+        graph = fold(replace(ops, before=ops.before[~waits], after=ops.after[~waits], why=ops.why[~waits]))
+        return PaceOfPeers(graph, GraphReplay(graph, self._durations_of(graph)))
+
+    def _durations_of(self, graph: FoldedGraph) -> Durations:
+        """What the ops cost here, launch delays included, laid out as another graph of the same ops is."""
+        delay = np.empty(len(self.own))
+        for block, late in zip(self.graph.blocks, self.replay.durations.launch_delay, strict=True):
+            delay[block.op] = late
+        own = tuple(self.own[block.op] for block in graph.blocks)
+        return Durations(own, tuple(delay[block.op] for block in graph.blocks), own, 0, 0)
 
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, launch delays kept, seconds, [costs]."""
@@ -140,7 +174,7 @@ class PaceOfPeers:
     @cached_property
     def recorded_s(self) -> float:
         """How long it takes as it was."""
-        return float(self.times([self._cost])[0])
+        return float(self.times([self.own])[0])
 
 
 @dataclass(frozen=True, slots=True)

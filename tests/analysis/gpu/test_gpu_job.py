@@ -194,15 +194,18 @@ def test_a_thread_that_goes_on_after_another_one_called_waits_for_it(tmp_path):
         (Trouble(2, input_us=2000), GpuCause.LATE_INPUT),
         (Trouble(2, pause_us=2000), GpuCause.HOST_BOUND),
         (Trouble(2, extra_kernels=12), GpuCause.UNEVEN_WORK),
+        (Trouble(2, gc_us=2000), GpuCause.GC),
+        (Trouble(2, syncs=5), GpuCause.SYNC_CALLS),
+        (Trouble(2, link_us=800), GpuCause.SLOW_LINK),
     ],
 )
 def test_what_was_done_to_a_rank_is_found_and_priced(tmp_path, trouble, cause):
     """The price is what the same job takes longer than without the trouble, to within a tenth."""
-    job = Job(layers=6, bucket=3, host_us=30.0, seed=3, troubles=(trouble,))
+    job = Job(layers=6, bucket=2, host_us=30.0, seed=3, troubles=(trouble,))
     recording = job.run()
     recording.write(tmp_path)
     culprit = load_gpu(tmp_path).whatif().culprit
-    healthy = Job(layers=6, bucket=3, host_us=30.0, seed=3).run()
+    healthy = Job(layers=6, bucket=2, host_us=30.0, seed=3).run()
     assert culprit is not None
     assert culprit.rank == 2
     assert culprit.causes[0].cause is cause
@@ -214,6 +217,16 @@ def test_what_was_done_to_a_rank_is_found_and_priced(tmp_path, trouble, cause):
 def test_a_healthy_job_names_nobody(tmp_path, ranks, host_us):
     Job(ranks=ranks, layers=6, bucket=3, host_us=host_us, late_us=800.0, seed=5).run().write(tmp_path)
     assert load_gpu(tmp_path).whatif().culprit is None
+
+
+def test_exposed_communication_is_priced_and_blamed_on_nobody(tmp_path):
+    """Transfers of 3 ms instead of none, for all ranks: the price is what the job takes longer for them."""
+    slow, free = (Job(ranks=4, layers=6, bucket=2, seed=3, transfer_us=us) for us in (3000.0, 0.0))
+    slow.run().write(tmp_path)
+    report = load_gpu(tmp_path).whatif()
+    assert report.culprit is None
+    assert report.exposed_communication_s / US == pytest.approx(slow.run().took_us - free.run().took_us, rel=0.1)
+    assert report.exposed_communication_s > 0.5 * report.recorded_s
 
 
 def test_clocks_of_a_simulated_job_are_found(tmp_path):
