@@ -83,10 +83,26 @@ class PaceOfPeers:
     @cached_property
     def _totals(self) -> Floats:
         """What each rank spends on each class, seconds, [classes, ranks]."""
-        ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
-        cell = self._class * len(ranks) + np.searchsorted(ranks, ops.rank)
-        totals = np.bincount(cell, weights=self.own, minlength=(int(self._class.max()) + 1) * len(ranks))
+        ranks = self.graph.ops.mesh.ranks
+        totals = np.bincount(self._cell, weights=self.own, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
+
+    @cached_property
+    def _counts(self) -> Ints:
+        """How many ops of each class each rank has, [classes, ranks]."""
+        return np.bincount(self._cell, minlength=self._totals.size).reshape(self._totals.shape)
+
+    @cached_property
+    def _cell(self) -> Ints:
+        """The class and the rank of each op in one number, [ops]."""
+        ranks = self.graph.ops.mesh.ranks
+        return np.asarray(self._class * len(ranks) + np.searchsorted(ranks, self.graph.ops.rank), np.int64)
+
+    def _of_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
+        """Which ops are of one of these kinds, [ops]."""
+        kind = self.graph.ops.labels["kind"]
+        wanted = np.array([name in kinds for name in kind.names or ()], np.bool_)
+        return np.asarray(wanted[kind.codes])
 
     def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
         """By how much each rank is behind the pace of its peers at what is critical of `rank` and `chosen`, seconds.
@@ -139,15 +155,13 @@ class PaceOfPeers:
         None where it waits less than `least_s` in them, all together.
         """
         ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
-        ranks = len(ops.mesh.ranks)
-        kind = ops.labels["kind"]
-        names = np.array([*(kind.names or ()), ""], dtype=object)[kind.codes]
-        on_gpu = np.isin(names, [str(one) for one in KernelClass])
-        calls = np.flatnonzero((names == "synchronise") & (ops.rank == rank))
-        cell = self._class * ranks + np.searchsorted(ops.mesh.ranks, ops.rank)
-        counts = np.bincount(cell, minlength=len(self._totals) * ranks).reshape(-1, ranks)
+        on_gpu = self._of_kind(*KernelClass)
+        calls = np.flatnonzero(self._of_kind("synchronise") & (ops.rank == rank))
+        usual = np.median(np.delete(self._counts[self._class[calls]], at, axis=1), axis=1)
+        if (usual > 0).all():
+            return None
         extra = np.zeros(len(ops.start), np.bool_)
-        extra[calls] = np.median(np.delete(counts[self._class[calls]], at, axis=1), axis=1) == 0
+        extra[calls] = usual == 0
         end = ops.start + ops.duration
         waits = extra[ops.after] & on_gpu[ops.before]
         called = np.full(len(extra), np.inf)
