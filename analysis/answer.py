@@ -66,7 +66,7 @@ class Answer:
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
     `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each, with its
-    cost. `causes`: where each of the diagnosis's causes is and what it does, in the same order.
+    cost. `causes`: where each of the diagnosis's causes is and what it does, in the same order; `places`: only where.
     """
 
     headline: str
@@ -77,6 +77,7 @@ class Answer:
     fix: str | None
     others: tuple[str, ...]
     causes: tuple[str, ...]
+    places: tuple[str, ...]
     trust: str
     culprits: tuple[Culprit, ...]
 
@@ -100,6 +101,7 @@ def answer_of(
         fix=None if leading is None else _fix(evidence, leading, fixes),
         others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
         causes=tuple(_cause(evidence, cause) for cause in causes),
+        places=tuple(_place(evidence, cause) for cause in causes),
         trust=_trust(evidence, trust),
         culprits=tuple(_culprits(evidence, causes)),
     )
@@ -126,6 +128,12 @@ def _cause(evidence: Evidence, cause: Cause) -> str:
     return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
 
 
+def _place(evidence: Evidence, cause: Cause) -> str:
+    """Ranks and nodes of a cause."""
+    place = Names.of(evidence).place(cause.where)
+    return "all ranks" if place is None else place.words
+
+
 def _other(evidence: Evidence, cause: Cause) -> str:
     """One more cause, with what it costs."""
     sentence = _cause(evidence, cause)
@@ -134,11 +142,8 @@ def _other(evidence: Evidence, cause: Cause) -> str:
 
 def _who(evidence: Evidence, cause: Cause) -> str:
     """Ranks and nodes, then coordinates, since when, and how sure."""
-    place = Names.of(evidence).place(cause.where)
-    known = "all ranks" if place is None else place.words
-    at = str(cause.where) if place is not None and cause.where.workers else ""
-    coordinates = f" ({_coordinates(cause.where)})" if at and len(cause.where.workers) == 1 else ""
-    return f"{known}{coordinates}, {cause.when}, {min(cause.confidence, 0.99):.0%} sure"
+    coordinates = f" ({_coordinates(cause.where)})" if len(cause.where.workers) == 1 else ""
+    return f"{_place(evidence, cause)}{coordinates}, {cause.when}, {min(cause.confidence, 0.99):.0%} sure"
 
 
 def _coordinates(where: Where) -> str:

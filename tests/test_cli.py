@@ -36,7 +36,7 @@ from tests.handmade import (
 )
 from tracekit.cli import commands
 from tracekit.errors import TracekitError
-from tracekit.report import PER_STEP_TABLES, TABLES
+from tracekit.report_tables import PER_STEP_TABLES, TABLES
 from tracekit.store import Incoming, Store
 from tracekit.trace import Trace
 

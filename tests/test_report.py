@@ -15,8 +15,9 @@ import pytest
 from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
 from tracekit.errors import SelectionError
 from tracekit.job import Job
-from tracekit.report import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES, Report
+from tracekit.report import Report
 from tracekit.report_json import JSON_TABLES, REPORT_VERSION
+from tracekit.report_tables import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES
 from tracekit.trace import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
-from tracekit.text import cost, seconds
+from tracekit.text import cost, seconds, short
 
 if TYPE_CHECKING:
+    from tracekit.model import Worker
     from tracekit.report import ClockOffset, Report
 
 #: Further causes that an answer names, and clocks.
@@ -40,6 +41,15 @@ def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
     return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
 
 
+def worker_name(report: Report, worker: Worker) -> str:
+    """Rank and node, as far as known: "rank 9 on host-0001"."""
+    rank = report.ranks.get(worker)
+    if rank is None:
+        return "not recorded"
+    host = report.hosts.get(rank)
+    return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+
+
 def answer_rows(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
     """What it costs, who, why, what to do first, what that saves, and whether to believe it.
 
@@ -59,11 +69,11 @@ def answer_rows(report: Report, gpu_hour: float | None = None) -> Iterator[tuple
 
 def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
     """A row for each cause, as `CAUSE_HEADS`."""
-    for cause in report.diagnosis.causes:
+    for cause, place in zip(report.diagnosis.causes, report.diagnosis.answer.places, strict=True):
         priced = cause.change is not None
         yield (
             cause.title,
-            str(cause.where),
+            place,
             cause.when if priced else "",
             f"{min(cause.confidence, 0.99):.0%}" if priced else "",
             cost(cause.saved_s, cause.alone_s).removeprefix("costs ") if priced else "",

@@ -143,7 +143,7 @@ def whatif_command(
             from tracekit.documents.page import page, write_page
 
             tell("the slowest steps")
-            write_page(html, page(report, loaded.replay, gpu_hour=gpu_hour))
+            write_page(html, page(report, gpu_hour=gpu_hour))
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -168,7 +168,7 @@ def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | 
     from tracekit.atomic_write import check_writable
 
     if parquet_file is not None:
-        from tracekit.report import TABLE_FILE
+        from tracekit.report_tables import TABLE_FILE
 
         check_writable(parquet_file, TABLE_FILE)
     if markdown is not None and markdown != STDOUT:

@@ -134,9 +134,10 @@ def _worst(frame: pl.DataFrame) -> pl.DataFrame:
 def _causes(report: Report) -> RenderableType:
     """What is wrong, where, since when, how sure, on what evidence, what to check next."""
     lines: list[RenderableType] = [Text("Causes", style="bold underline")]
-    for number, cause in enumerate(report.diagnosis.causes, 1):
+    places = report.diagnosis.answer.places
+    for number, (cause, place) in enumerate(zip(report.diagnosis.causes, places, strict=True), 1):
         line = Text(f" {number}. ").append(cause.title, style="bold")
-        line.append(f"  {cause.where}" if cause.change is not None or str(cause.where) != "whole job" else "")
+        line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
             line.append(f", {cause.when}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
             if cause.saved_when_acting_s is not None:
