@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
 from tracekit.worker_cells import worker_cells
 
@@ -18,6 +19,8 @@ LARGEST_MAP = (24, 32)
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
 _SPARKS = "▁▂▃▄▅▆▇█"
+#: Bars of the line of steps.
+_LINE_BARS = 24
 
 
 def worker_map(report: Report, largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
@@ -42,6 +45,41 @@ def worker_map(report: Report, largest: tuple[int, int] = LARGEST_MAP) -> Render
     return Group(*lines)
 
 
+def small_map(report: Report, rows: int) -> RenderableType:
+    """`worker_map` in at most `rows` rows, its scale in the line above."""
+    cells = worker_cells(report, (rows, LARGEST_MAP[1]))
+    across = "stages across" if cells.patch[1] == 1 else f"{cells.patch[1]} stages in a cell"
+    title = Text("Workers", style="bold")
+    title.append(f"  slowdown each causes alone, {across}: ", style="not bold")
+    for glyph, colour, words in (
+        (_GLYPHS[0], _HEAT[0], f" < {cells.bounds[0]:.2f}  "),
+        (_GLYPHS[-1], _HEAT[-1], f" >= {cells.bounds[-1]:.2f}"),
+    ):
+        title.append(glyph * 2, style=f"not bold {colour}").append(words, style="not bold")
+    lines: list[RenderableType] = [title]
+    last = report.attribution.dp_ranks[-1]
+    ends = [*(first - 1 for first in cells.dp_ranks[1:]), last]
+    for first, end, values in zip(cells.dp_ranks, ends, cells.slowdown, strict=True):
+        line = Text(f"  dp {first}".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
+        for value in values:
+            level = cells.level(value)
+            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+        lines.append(line)
+    return Group(*lines)
+
+
+def steps_line(report: Report) -> Text:
+    """The slowdown over the steps in one line: bars, and the extremes in words."""
+    found = report.attribution
+    slowdown = found.step_slowdown
+    line = Text("Steps    ", style="bold")
+    if len(slowdown) == 1:
+        return line.append(f"only step {found.steps[0]} was traced", style="not bold")
+    line.append(_bars(slowdown, _LINE_BARS), style="not bold #fe9929")
+    extremes = f"{slowdown.min():.2f} to {slowdown.max():.2f}"
+    return line.append(f" slowdown {extremes}, worst step {found.steps[int(slowdown.argmax())]}", style="not bold")
+
+
 def step_bars(report: Report, width: int) -> RenderableType:
     """Slowdown over the steps as a line of bars, with its extremes in words."""
     found = report.attribution
@@ -55,9 +93,13 @@ def step_bars(report: Report, width: int) -> RenderableType:
         f" {found.steps[worst]}",
         style="not bold",
     )
-    size = -(-len(slowdown) // max(width - 10, 10))
+    return Group(line, Text(f"        {_bars(slowdown, max(width - 10, 10))}", style="#fe9929"))
+
+
+def _bars(slowdown: Floats, most: int) -> str:
+    """At most so many characters, each as high as the largest slowdown of its steps."""
+    size = -(-len(slowdown) // most)
     peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
     low = min(peaks)
     high = max(*peaks, low + 0.05)  # so that noise stays flat
-    bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
-    return Group(line, Text(f"        {bars}", style="#fe9929"))
+    return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
