@@ -1,10 +1,12 @@
 """Workers as outputs show them: the map in cells, pooled and in levels of slowness, and the few that matter most.
 
-In: a `Report`. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw alike; workers.
+In: S of each worker, or a `Report`. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw
+alike; workers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,9 +41,8 @@ class WorkerCells:
         return int(np.searchsorted(self.bounds, slowdown, side="right"))
 
 
-def worker_cells(report: Report, largest: tuple[int, int]) -> WorkerCells:
-    """The map reduced to at most `largest` rows and columns by maximum."""
-    values, dp_ranks = report.attribution.worker_slowdown, report.attribution.dp_ranks
+def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
+    """S of workers, [dp_ranks, stages], reduced to at most `largest` rows and columns by maximum."""
     patch = tuple(-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
     rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
     padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
