@@ -8,7 +8,7 @@ GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-she
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check bench fuzz lock clean
+.PHONY: demo test check docs bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
@@ -34,6 +34,11 @@ check: $(VENV)/.dev
 
 test: check $(CHROMIUM)
 	$(BIN)/pytest -n 2
+
+# The documentation as a site; the tests build it, too.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 # A hundred times as many examples of every property, other ones each time: some hours.
 fuzz: $(VENV)/.dev

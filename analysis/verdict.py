@@ -211,7 +211,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
         return _Headline(
             LossKind.CONTRADICTION,
             0.0,
-            f"without stragglers the job would be slower than it is (S = {found.slowdown:.2f}), which cannot be",
+            f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
         )
     small = ""
     if losses and losses[0].causes:
@@ -220,7 +220,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY:
         small += f"; launch delays that no cause explains add {left:.0%} to the step"
-    sentence = f"no straggler (S = {found.slowdown:.3f}, below {STRAGGLING_SLOWDOWN}){small}"
+    sentence = f"no straggler (slowdown {found.slowdown:.3f}, straggling from {STRAGGLING_SLOWDOWN}){small}"
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 

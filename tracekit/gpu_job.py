@@ -31,7 +31,10 @@ from tracekit.op_trace import OpTrace
 
 @dataclass(frozen=True)
 class GpuJob:
-    """One job: its recording. Matches, clocks, graph and replay are made on first use."""
+    """One job of GPUs. Matches, clocks, graph and replay are made on first use.
+
+    `recording`: what torch.profiler wrote on each rank, on one time axis.
+    """
 
     recording: GpuRecording
 

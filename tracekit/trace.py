@@ -70,11 +70,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One job: ops (canonical columns), parallel layout, name and free metadata.
+    """One job as recorded. Frames are never changed.
 
-    `step_starts` maps a step to its absolute start, where known: seconds since the epoch, or of another clock that ran
-    on from step to step. `metadata` is plain JSON data (framework, GPU model, hosts, the labels of a synthetic trace
-    ...). Build one with `Trace.from_frame`, which validates; the constructor does not.
+    `ops`: a polars frame with a row per op and the canonical columns (step, rank, dp_rank, pp_rank, kind, seq,
+    microbatch, chunk, start, duration; times in seconds, from the start of the step). `layout`: the parallel sizes.
+    `name`: of the job. `step_starts` maps a step to its absolute start, where known: seconds since the epoch, or of
+    another clock that ran on from step to step. `metadata` is plain JSON data (framework, GPU model, hosts, the labels
+    of a synthetic trace ...). Build one with `Trace.from_frame`, which validates; the constructor does not.
     """
 
     ops: pl.DataFrame
