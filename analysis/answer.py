@@ -64,9 +64,10 @@ class Culprit:
 class Account:
     """One cause in sentences, with what an alert on it needs.
 
-    `part`: what of a rank is slow, None for what concerns the whole job. `what`: place, effect and cost. `who`, `why`,
-    `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: whom it sits on, as far as known. `cost_s`: seconds
-    of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: by `fix`; None where nothing is promised.
+    `part`: what of a rank is slow, None for what concerns the whole job. `what`: place, effect and cost. `who`,
+    `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: whom it sits on, as far as known.
+    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: by `fix`; None where
+    nothing is promised.
     """
 
     kind: str
@@ -110,8 +111,8 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = {"culprits": self.culprits, "accounts": self.accounts}
-        return asdict(self) | {name: [asdict(row) for row in of_kind] for name, of_kind in rows.items()}
+        plain = asdict(self)
+        return plain | {name: list(plain[name]) for name in ("culprits", "accounts")}
 
 
 def answer_of(

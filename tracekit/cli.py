@@ -36,6 +36,7 @@ _HOMES = {
     "info": "tracekit.commands.info",
     "store": "tracekit.commands.store",
     "synth": "tracekit.commands.synth",
+    "watch": "tracekit.commands.watch",
     "whatif": "tracekit.commands.whatif",
 }
 

@@ -72,8 +72,13 @@ def merge_attempt(
     options: LayoutOptions | None = None,
     clocks: Mapping[str, ClockFit] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    running: bool = False,
 ) -> MergedAttempt:
-    """Merge the ranks of one attempt. Raises LayoutError where ranks disagree, TraceError where no step is whole."""
+    """Merge the ranks of one attempt. Raises LayoutError where ranks disagree, TraceError where no step is whole.
+
+    `running`: the recording is a part of a run that goes on. NCCL's events and samples of GPUs are then left out, for
+    their files are of the whole run.
+    """
     reference = _reference(recording, clocks or {})
     device_clocks = _device_clocks(recording)
     records = _records(recording, clocks or {}, reference, device_clocks)
@@ -85,7 +90,7 @@ def merge_attempt(
             f"{recording.directory}: no rank finished a recorded step after step {first_step - 1}; a step ends with an"
             " optimizer step: run longer, choose --steps that the run reaches, or call tracekit.collectors.set_step"
         )
-    nccl = read_nccl(Path(recording.directory), recording.processes())
+    nccl = None if running else read_nccl(Path(recording.directory), recording.processes())
     joined = join_nccl(records, groups, nccl, clocks or {}, timed.steps) if nccl is not None else None
     if joined is not None:
         records = joined.records
@@ -116,7 +121,7 @@ def merge_attempt(
             **_run_queues(records, timed.steps),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
-            **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden),
+            **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden, sampled=not running),
             **find_unrecorded(recording).metadata(),
             **({"nccl": joined.report.to_dict()} if joined is not None else {}),
             **(metadata or {}),
@@ -134,7 +139,7 @@ def rank_report(recording: RankRecording) -> RankReport:
         host=str(recording.facts["process"][0]["host"]),
         steps=int((recording.records["category"] == Category.STEP).sum()),
         records=len(recording.records),
-        dropped=int(summary.get("dropped", 0)),
+        dropped=int(summary.get("dropped", recording.facts.get("dropped", [0])[-1])),
         unfinished=int(summary.get("unfinished", 0)),
         torn_bytes=recording.torn_bytes,
         failures=summary.get("failures", {}),
@@ -165,6 +170,8 @@ def _device_metadata(
     clocks: Mapping[int, DeviceClockFit],
     left_out: int,
     hidden: Mapping[str, int],
+    *,
+    sampled: bool,
 ) -> dict[str, Any]:
     """How ranks with a GPU were timed, and what GPUs they had; nothing without one."""
     metadata: dict[str, Any] = {}
@@ -180,7 +187,8 @@ def _device_metadata(
         facts = one.facts.get("device")
         if facts:
             host = one.facts["process"][0]["host"]
-            summary = summarize_gpu({"host": host, **facts[-1]}, read_samples(recording.directory, one.rank))
+            samples = read_samples(recording.directory, one.rank) if sampled else []
+            summary = summarize_gpu({"host": host, **facts[-1]}, samples)
             gpus[str(one.rank)] = summary.to_dict()
     if gpus:
         metadata["gpus"] = gpus
