@@ -25,7 +25,9 @@ EPOCH_S = 1_700_000_000
 class WrittenRun:
     """A data-parallel run of `ranks`, `per_host` of them on a host, in `directory`."""
 
-    def __init__(self, directory: Path, ranks: int, *, microbatches: int = 2, per_host: int = 8, attempt: int = 0) -> None:
+    def __init__(
+        self, directory: Path, ranks: int, *, microbatches: int = 2, per_host: int = 8, attempt: int = 0
+    ) -> None:
         self.directory, self.ranks, self.microbatches = directory, ranks, microbatches
         self._per_host, self._attempt = per_host, attempt
         self._written = [0] * ranks
@@ -66,7 +68,9 @@ class WrittenRun:
         with path.open("ab") as file:
             file.write(content)
 
-    def run(self, steps: Iterable[int], *, slow: Mapping[int, float] | None = None, without: Collection[int] = ()) -> None:
+    def run(
+        self, steps: Iterable[int], *, slow: Mapping[int, float] | None = None, without: Collection[int] = ()
+    ) -> None:
         """Run steps: ranks take `slow` times as long for computes; those `without` write nothing, and nobody waits."""
         slower = slow or {}
         for step in steps:

@@ -6,8 +6,8 @@ Device times become host times here; the rules that turn records into ops of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ def merge_attempt(
     device_clocks = _device_clocks(recording)
     records = _records(recording, clocks or {}, reference, device_clocks)
     groups = _groups(recording)
-    placement = place_ranks([_facts(one, records, groups[one.rank]) for one in recording.ranks.values()], options)
+    reduced = _reduced(records)
+    facts = [_facts(one, reduced.get(one.rank, []), groups[one.rank]) for one in recording.ranks.values()]
+    placement = place_ranks(facts, options)
     timed = timed_alike(records, _whole_steps(records, first_step))
     if timed.steps.is_empty():
         raise TraceError(
@@ -208,18 +210,11 @@ def _records(
     A host whose clock nobody measured (no folder shared by the nodes) is placed by the wall clocks.
     """
     frames = []
-    for one in recording.ranks.values():
-        # A rank killed right behind the first use of a name has not told the name.
-        count = 1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0))
-        names = pl.Series([one.names.get(number, "?") for number in range(count)])
-        frame = pl.DataFrame({field: one.records[field] for field in one.records.dtype.names or ()}).with_columns(
-            rank=pl.lit(one.rank, pl.Int32),
-            name=names.gather(one.records["name"].astype(np.uint32)),
-            category=pl.col("category").replace_strict(_CATEGORIES, return_dtype=pl.String),
-        )
-        if one.rank in device_clocks:
-            frame = on_host_clock(frame, device_clocks[one.rank])
-        process = one.facts["process"][0]
+    for members in _timed_alike(recording, clocks, reference, device_clocks):
+        frame = _frame(members)
+        if members[0].rank in device_clocks:
+            frame = on_host_clock(frame, device_clocks[members[0].rank])
+        process = members[0].facts["process"][0]
         fit = clocks.get(str(process["host"]))
         if fit is not None:
             frame = _moved(frame, fit.to_reference)
@@ -228,6 +223,41 @@ def _records(
             frame = _moved(frame, partial(np.add, shift))
         frames.append(frame)
     return pl.concat(frames)
+
+
+def _timed_alike(
+    recording: AttemptRecording,
+    clocks: Mapping[str, ClockFit],
+    reference: Mapping[str, Any],
+    device_clocks: Mapping[int, DeviceClockFit],
+) -> Iterable[list[RankRecording]]:
+    """The ranks whose times are put on the reference clock in the same way.
+
+    A rank is alone where its times are of a GPU, or where its own wall clock places it.
+    """
+    groups: dict[tuple[str, int | None], list[RankRecording]] = {}
+    for one in recording.ranks.values():
+        host = str(one.facts["process"][0]["host"])
+        alone = one.rank in device_clocks or (host not in clocks and host != reference["host"])
+        groups.setdefault((host, one.rank if alone else None), []).append(one)
+    return groups.values()
+
+
+def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
+    """The records of some ranks, rank by rank, with names and categories as text."""
+    records = np.concatenate([one.records for one in members])
+    sizes = [len(one.records) for one in members]
+    # A rank killed right behind the first use of a name has not told the name.
+    counts = [1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0)) for one in members]
+    names = pl.Series(
+        [one.names.get(number, "?") for one, count in zip(members, counts, strict=True) for number in range(count)]
+    )
+    first = np.repeat(np.cumsum([0, *counts[:-1]]), sizes)
+    return pl.DataFrame({field: records[field] for field in records.dtype.names or ()}).with_columns(
+        rank=pl.Series(np.repeat(np.array([one.rank for one in members], np.int32), sizes)),
+        name=names.gather((first + records["name"]).astype(np.uint32)),
+        category=pl.col("category").replace_strict(_CATEGORIES, return_dtype=pl.String),
+    )
 
 
 def _moved(frame: pl.DataFrame, move: Callable[[IntArray], IntArray]) -> pl.DataFrame:
@@ -262,18 +292,21 @@ def _groups(recording: AttemptRecording) -> dict[int, dict[int, dict[str, Any]]]
     }
 
 
-def _facts(recording: RankRecording, records: pl.DataFrame, groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
-    """What one rank knows about the layout."""
+def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
+    """Rank -> numbers of the groups over which it reduced gradients, most used first."""
     used = (
-        records.filter(
-            (pl.col("rank") == recording.rank)
-            & (pl.col("category") == "collective")
-            & pl.col("name").str.contains("reduce")
-        )
-        .group_by("peer")
+        records.filter((pl.col("category") == "collective") & pl.col("name").str.contains("reduce"))
+        .group_by("rank", "peer")
         .agg(pl.col("extra").sum())
-        .sort("extra", "peer", descending=[True, False])
+        .sort("rank", "extra", "peer", descending=[False, True, False])
+        .group_by("rank", maintain_order=True)
+        .agg("peer")
     )
+    return dict(used.iter_rows())
+
+
+def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
+    """What one rank knows about the layout. `reduced`: numbers of groups, as `_reduced` has them."""
     megatron = recording.facts.get("megatron")
     return RankFacts(
         rank=recording.rank,
@@ -281,7 +314,7 @@ def _facts(recording: RankRecording, records: pl.DataFrame, groups: Mapping[int,
         meshes=tuple(recording.facts.get("mesh", [])),
         megatron=megatron[-1] if megatron else None,
         pipelines=tuple(recording.facts.get("pipeline", [])),
-        reduced=tuple(tuple(groups[number]["ranks"]) for number in used["peer"].to_list() if number in groups),
+        reduced=tuple(tuple(groups[number]["ranks"]) for number in reduced if number in groups),
     )
 
 
@@ -299,16 +332,13 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     `members` is the same number on all ranks of a group, whatever each calls it.
     """
     rows = []
-    numbers: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[int, ...], _Members] = {}
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
-            places = [placement.places[member] for member in group["ranks"] if member in placement.places]
-            description = str(group["description"] or group["name"])
-            size, members = len(group["ranks"]), numbers.setdefault(tuple(group["ranks"]), len(numbers))
-            data_parallel = _is_data_parallel(places, size)
-            joins_all = data_parallel and len({place.dp for place in places}) == placement.layout.dp
-            within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
-            rows.append((rank, number, description, data_parallel, joins_all, within_worker, size, members))
+            members = tuple(group["ranks"])
+            if members not in known:
+                known[members] = _Members.of(len(known), members, placement)
+            rows.append((rank, number, str(group["description"] or group["name"]), *astuple(known[members])))
     schema = {
         "rank": pl.Int32,
         "peer": pl.Int32,
@@ -320,6 +350,30 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
         "members": pl.Int32,
     }
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The ranks of a group, however many ranks call it what: columns of the table of groups."""
+
+    data_parallel: bool
+    joins_all: bool
+    within_worker: bool
+    size: int
+    number: int
+
+    @classmethod
+    def of(cls, number: int, ranks: Sequence[int], placement: Placement) -> _Members:
+        """What the places of these ranks say."""
+        places, size = [placement.places[rank] for rank in ranks if rank in placement.places], len(ranks)
+        data_parallel = _is_data_parallel(places, size)
+        return cls(
+            data_parallel=data_parallel,
+            joins_all=data_parallel and len({place.dp for place in places}) == placement.layout.dp,
+            within_worker=size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1,
+            size=size,
+            number=number,
+        )
 
 
 def _is_data_parallel(places: list[Place], size: int) -> bool:
