@@ -1,4 +1,4 @@
-"""A run directory as ranks write it, without the ranks: data-parallel jobs of any size whose steps are written when asked.
+"""A run directory as ranks write it, without the ranks: a data-parallel job of any size, its steps written when asked.
 
 In: how many ranks there are, and how long each takes. Out: segments and facts, as `tracekit watch` meets them while the
 job runs. Microbatches of 10 ms forward and 20 ms backward, gradients reduced in 5 ms once the last rank is there, an

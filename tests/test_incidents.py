@@ -10,8 +10,8 @@ from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SLOW = Sighting(
-    "bad-worker", "compute", "rank 3: slow", "rank 3", "slow", "look", "replace it", (3,), ("node-a",), (), 0.02, 0.2, 0.9,
-    None, 5.0,
+    "bad-worker", "compute", "rank 3: slow", "rank 3", "slow", "look", "replace it", (3,), ("node-a",), (), 0.02, 0.2,
+    0.9, None, 5.0,
 )  # fmt: skip
 LATE = replace(SLOW, kind="late-data-loading", part="data-loading", what="data comes late", ranks=(), hosts=())
 

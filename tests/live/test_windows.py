@@ -4,7 +4,7 @@ from tracekit.live.windows import SETTLE_S, ReadyWindow, WindowCutter, WindowSiz
 
 
 def ready(cutter: WindowCutter, now_s: float, *finished: int, first: int = 1) -> ReadyWindow | None:
-    """Asks for a window of ranks 0, 1, ... that have finished the steps up to `finished`; those before `first` are out."""
+    """Asks for a window of ranks 0, 1, ... that have finished the steps up to `finished`; `first`: not handed out."""
     steps = {rank: set(range(first, newest + 1)) for rank, newest in enumerate(finished)}
     return cutter.ready(steps, dict(enumerate(finished)), range(len(finished)), now_s)
 

@@ -6,10 +6,12 @@ In: the folder that ranks write to, or a store. Out: windows in a store, lines o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.collectors.launch.live import LiveOptions as WatchOptions
+from tracekit.collectors.launch.live import watch_options
 from tracekit.commands.options import PATH
 from tracekit.errors import SelectionError
 from tracekit.stderr import say
@@ -31,46 +33,20 @@ _DEFAULT_SECONDS = 60.0
 @click.option(
     "--name", help="Name of the job in the store [default: that of DIR]; of a STORE, the only job to tell of."
 )
-@click.option("--window-steps", type=click.IntRange(min=1), metavar="N", help="A window is N recorded steps.")
-@click.option(
-    "--window-seconds",
-    type=click.FloatRange(min=0.1),
-    metavar="T",
-    help="A window is what ends within T seconds, 5 steps at least [default: 60].",
-)
-@click.option(
-    "--late-after",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Analyse a window without the ranks that are so far behind the first.",
-)
+@watch_options
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
 @click.option("--consume", is_flag=True, help="Remove segments in DIR once their steps are stored.")
-@click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="Answer Prometheus at this port; 0 takes a free one."
-)
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address for --metrics-port.")
-@click.option("--notify", metavar="URL", help="Post incidents to this webhook, in Slack's format where it is Slack's.")
-@click.option("--dashboard-url", default="", metavar="URL", help="Where `tracekit dashboard` answers, for links.")
 def watch_command(
     source: Path,
     store: Path | None,
     name: str | None,
-    window_steps: int | None,
-    window_seconds: float | None,
-    late_after: float,
     dp: int | None,
     pp: int | None,
     tp: int | None,
     consume: bool,
-    metrics_port: int | None,
-    metrics_host: str,
-    notify: str | None,
-    dashboard_url: str,
+    **watching: Any,
 ) -> None:
     """Analyse a running job window by window, and say which incidents open and close.
 
@@ -86,19 +62,21 @@ def watch_command(
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
 
-    if window_steps is not None and window_seconds is not None:
+    asked = WatchOptions(**watching)
+    steps, seconds = asked.window_steps, asked.window_seconds
+    if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds exclude each other; choose one")
     if Store(source).is_store():
-        _check_of_store(store, window_steps, window_seconds, consume)
+        _check_of_store(store, steps, seconds, consume)
         watched, run = Store(source), None
     else:
-        seconds = None if window_steps is not None else window_seconds or _DEFAULT_SECONDS
+        seconds = None if steps is not None else seconds or _DEFAULT_SECONDS
         options = LiveOptions(
             directory=source,
             store=store or default_store(),
             name=name or source.absolute().name,
-            size=WindowSize(window_steps, seconds, _FEWEST_STEPS),
-            late_after_s=late_after,
+            size=WindowSize(steps, seconds, _FEWEST_STEPS),
+            late_after_s=asked.late_after,
             layout=LayoutOptions(dp=dp, pp=pp, tp=tp),
             consume=consume,
         )
@@ -107,12 +85,12 @@ def watch_command(
         watched, run = Store(options.store), LiveRun(options, _tell)
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
-        notifier = None if notify is None else Notifier(notify, dashboard_url)
+        notifier = None if asked.notify is None else Notifier(asked.notify, asked.dashboard_url)
         watch = Watch(watched, run, name, _tell, notifier)
-        if metrics_port is not None:
-            serving = serving_metrics(metrics_host, metrics_port, watched, watch, dashboard_url)
+        if asked.metrics_port is not None:
+            serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
             port = stack.enter_context(serving)
-            _tell(f"metrics: http://{metrics_host}:{port}/metrics")
+            _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
         watch.until_ended(stop)
 
 
