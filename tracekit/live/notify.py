@@ -86,6 +86,8 @@ class Notifier:
     def _run(self) -> None:
         while (body := self._waiting.get()) is not None:
             self._deliver(body)
+            if self._closing.is_set() and self._waiting.empty():  # there was no room for the None
+                return
 
     def _deliver(self, body: bytes) -> None:
         delay_s = FIRST_RETRY_S
