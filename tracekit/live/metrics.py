@@ -45,6 +45,8 @@ _GAUGES = (
     ("tracekit_job_ranks_missing", "Ranks without a whole step in the newest window", pl.col("ranks_missing")),
     ("tracekit_job_window_lag_seconds", "From the start of a window's last step until it was stored",
      pl.col("added_at") - pl.col("ended_at")),
+    ("tracekit_job_window_seconds", "From the first to the last step of the newest window",
+     pl.col("ended_at") - pl.col("started_at")),
     ("tracekit_job_last_window_timestamp_seconds", "When the newest window was stored, Unix time", pl.col("added_at")),
 )  # fmt: skip
 #: Counters, without their `_total`.
@@ -135,6 +137,9 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     lost = GaugeMetricFamily(
         "tracekit_incident_lost_ratio", "Share of the step that the cause of an open incident costs", labels=labels
     )
+    windows = GaugeMetricFamily(
+        "tracekit_incident_windows", "Windows from the first to the last that shows it; 0 for a hang", labels=labels
+    )
     info = InfoMetricFamily(
         "tracekit_incident", "What to tell a person of an open incident", labels=[LABEL, "incident"]
     )
@@ -147,8 +152,9 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         values = [*identity, cause.kind, cause.part or cause.kind]
         opened.add_metric(values, incident.opened_at.timestamp())
         lost.add_metric(values, cause.share)
+        windows.add_metric(values, incident.windows)
         info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
-    yield from (opened, lost, info)
+    yield from (opened, lost, windows, info)
 
 
 def told(incident: Incident, page: str) -> dict[str, str]:

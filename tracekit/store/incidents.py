@@ -41,6 +41,13 @@ class Incident:
     closed_at: datetime | None = None
     closed_window: int | None = None
 
+    @property
+    def windows(self) -> int:
+        """Windows from the first to the last that showed it; 0 for a hang."""
+        if self.opened_window is None or self.seen_window is None:
+            return 0
+        return self.seen_window - self.opened_window + 1
+
     def shows_in(self, sighting: Sighting) -> bool:
         """Whether a sighting is of this incident: the same part of some of the same ranks, or of the whole job."""
         if (self.cause.part or self.cause.kind) != (sighting.part or sighting.kind):
