@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHROMIUM := /usr/bin/chromium-headless-shell
 GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core
+PROMETHEUS := /usr/bin/prometheus
+GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus prometheus-alertmanager
 
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
@@ -32,7 +34,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check $(CHROMIUM)
+test: check $(CHROMIUM) $(PROMETHEUS)
 	$(BIN)/pytest -n 2
 
 # A hundred times as many examples of every property, other ones each time: some hours.
@@ -44,6 +46,12 @@ $(CHROMIUM):
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_CHROMIUM) >/dev/null; \
 	else echo "The dashboard's tests need Chromium: sudo $(GET_CHROMIUM)" >&2; exit 1; fi
+
+# What receives metrics and alerts in the tests.
+$(PROMETHEUS):
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_PROMETHEUS) >/dev/null; \
+	else echo "The tests of alerts need Prometheus and Alertmanager: sudo $(GET_PROMETHEUS)" >&2; exit 1; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
+import duckdb
+
+from tests.handmade import run
+from tests.test_store_windows import window
 from tracekit.findings import Sighting, WindowVerdict
+from tracekit.store import Store
+from tracekit.store.care import damages, prune, repair
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -26,10 +34,10 @@ HEALTHY = verdict(kind="balanced")
 def after(*windows: WindowVerdict) -> list[Incident]:
     """All incidents of a job with these windows, a minute each."""
     known: list[Incident] = []
-    for number, window in enumerate(windows):
+    for number, shown in enumerate(windows):
         still_open = [one for one in known if one.closed_at is None]
         done = [one for one in known if one.closed_at is not None]
-        known = done + list(followed(still_open, "job", number, window, NOON + timedelta(minutes=number)))
+        known = done + list(followed(still_open, "job", number, shown, NOON + timedelta(minutes=number)))
     return known
 
 
@@ -78,3 +86,87 @@ def test_a_hang_is_over_with_the_first_window_that_ends() -> None:
     hang = Incident(1, "job", replace(SLOW, kind=HANG, part=HANG), NOON, None, None)
     (closed,) = followed([hang], "job", 5, HEALTHY, NOON)
     assert (closed.closed_window, closed.closed_at) == (5, NOON)
+
+
+# ---- in a store
+
+
+def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0))  # not analysed
+    assert store.incidents() == ()
+    store.append(window(1, analysed=True))
+    (incident,) = store.incidents("live", only_open=True)
+    assert (incident.opened_window, incident.cause.ranks, incident.cause.part) == (1, (1,), "compute")
+    assert store.incidents("other") == ()
+    line = run("store", "incidents", "--store", store.path).out.splitlines()[0]
+    assert "live since window 1, open for 0 min" in line
+    assert incident.cause.what in line
+    assert "rank 1 costs 13% of each step" in run("store", "windows", "live", "--store", store.path).out
+    store.append(window(2, analysed=True))
+    assert [one.seen_window for one in store.incidents()] == [2]
+    store.end_watch("live")
+    assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
+    assert run("store", "incidents", "--store", store.path, "--open").out == ""
+    assert store.history("live", 2)["number"].to_list() == [1, 2]
+
+
+def test_a_store_of_version_3_is_read_as_it_is_and_the_next_writer_adds_what_it_lacks(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))
+    catalogue = store.path / "catalog.duckdb"
+    with duckdb.connect(str(catalogue)) as connection:
+        for table in ("findings", "culprits", "incidents", "watches"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("DROP SEQUENCE incident_id")
+        connection.execute("UPDATE store_version SET version = 3")
+    before = catalogue.read_bytes()
+    assert (store.incidents(), store.history("live")["headline"].to_list()) == ((), [None])
+    assert store.newest() == "live"
+    assert catalogue.read_bytes() == before
+    assert store.append(window(1, analysed=True)) == 1
+    assert [one.opened_window for one in store.incidents()] == [1]
+    with duckdb.connect(str(catalogue), read_only=True) as connection:
+        assert connection.execute("SELECT version FROM store_version").fetchall() == [(4,)]
+
+
+STANDS: dict[str, Any] = {
+    "hang": True,
+    "headline": "rank 5 on node-b never issued all_reduce 12",
+    "first_step": "read its stack",
+    "culprits": [{"rank": 5, "host": "node-b", "evidence": ["its peers issued it"]}],
+}
+
+
+def test_a_hang_is_an_incident_until_a_window_ends_or_the_job_does(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.add_hang("live", ["HANG"], STANDS)
+    store.add_hang("live", ["HANG"], STANDS)  # a second report on the same
+    (incident,) = store.incidents(only_open=True)
+    assert (incident.cause.kind, incident.cause.ranks, incident.cause.hosts) == (HANG, (5,), ("node-b",))
+    assert (incident.cause.what, incident.cause.check) == (STANDS["headline"], STANDS["first_step"])
+    assert incident.cause.who == "rank 5 on node-b"
+    assert store.jobs() == ()  # a job that hangs at once has no window
+    store.add([window(0)])
+    assert [job.name for job in store.jobs()] == ["live"]
+    store.append(window(1, analysed=True))
+    assert HANG not in [one.cause.kind for one in store.incidents(only_open=True)]
+    store.add_hang("stuck", ["HANG"], STANDS)
+    store.end_watch("stuck")
+    assert store.incidents("stuck", only_open=True) == ()
+
+
+def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.add_hang("live", ["HANG"], STANDS)
+    damaged = store.path / "hangs" / "19990101-000000-000000-00000000.json"
+    damaged.write_text("{")
+    (found,) = damages(store)
+    assert found.startswith(f"{damaged}: no report on a hang")
+    (line,) = repair(store)
+    assert line == f"removed; {found}"
+    assert (list(damages(store)), len(store.hangs("live"))) == ([], 1)
+    assert prune(store, older_than=timedelta(days=1)) == []
+    (line,) = prune(store, older_than=timedelta(0))
+    assert "removed the report on a hang" in line
+    assert (store.hangs(), len(store.incidents("live"))) == ((), 1)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import check_writable
-from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher, read_report
+from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
+from tracekit.collectors.launch.kept_hangs import KeptHangs
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     finish_run,
@@ -158,8 +159,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     drain = Drain(directory)
     watcher: HangWatcher | None = None
     watch: subprocess.Popen[bytes] | None = None
-    if options.live is not None:
-        options = replace(options, name=_job_name(options, 0, last=True))
+    options = replace(options, name=_job_name(options, 0, last=True))  # one name for trace, windows and hangs
+    hangs = KeptHangs(Store(options.store or default_store()) if options.keep_in_store else None, str(options.name))
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
@@ -178,11 +179,16 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
                 drain.update()
             if show_progress:
                 progress.show()
-            return watcher is not None and watcher.tick()
+            if watcher is None:
+                return False
+            stop = watcher.tick()
+            hangs.keep(watcher.found)
+            return stop
 
         launched = run_command(options.command, environment, directory, on_poll)
         if watcher is not None:
             watcher.command_ended(launched.exit_code)
+            hangs.keep(watcher.found)
         if watch is not None:
             watch.wait()  # for the last window
     except BaseException:
@@ -197,22 +203,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
-    options = replace(options, name=_job_name(options, 0, last=True))  # one name for the trace and its hangs
-    if watcher is not None and options.keep_in_store:
-        _store_hangs(options, watcher)
+    hangs.over()
     return _conclude(options, directory, launched)
-
-
-def _store_hangs(options: CollectOptions, watcher: HangWatcher) -> None:
-    """Keep the reports beside the job; one that cannot be is in its folder all the same."""
-    for folder in watcher.found:
-        found = read_report(folder)
-        if found is None:
-            continue
-        try:
-            Store(options.store or default_store()).add_hang(str(options.name), found.lines, found.report)
-        except TracekitError as error:
-            say(f"tracekit: the report is not in the store: {printable(str(error))}")
 
 
 def _start_watch(options: CollectOptions, directory: Path) -> subprocess.Popen[bytes] | None:

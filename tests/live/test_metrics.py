@@ -79,7 +79,7 @@ def test_a_job_with_many_incidents_has_series_for_the_costliest(store: Store) ->
     store.append(window(0))
     jobs = JobStates.of(store).jobs
     many = tuple(
-        Incident(number, "live", replace(SLOW, ranks=(number,), cost_s=float(number)), NOON, 0, 0)
+        Incident(number, "live", replace(SLOW, ranks=(number,), share=number / 1000), NOON, 0, 0)
         for number in range(1, 1000)
     )
     other = Incident(1000, "other", LATE, NOON, 0, 0)

@@ -144,7 +144,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         "tracekit_incident", "What to tell a person of an open incident", labels=[LABEL, "incident"]
     )
     shown: dict[str, int] = {}
-    for incident in sorted(incidents, key=lambda one: -one.cause.cost_s):
+    for incident in sorted(incidents, key=lambda one: -one.cause.share):
         shown[incident.job] = shown.get(incident.job, 0) + 1
         if shown[incident.job] > MOST_INCIDENTS:
             continue

@@ -186,6 +186,11 @@ class Catalogue:
         ).fetchall()
         return int(rows[0][0])
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a window of a job. A job that hangs at once, or has just begun, has none."""
+        found = self.job_id(name)
+        return found is not None and self.next_window(found) > 0
+
     def ensured(self, name: str, source: str) -> int:
         """The number of a job, which is made where there is none."""
         found = self.job_id(name)

@@ -23,8 +23,8 @@ from tracekit.store.catalogue import WITHOUT_LIVE_VERSION, Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
 from tracekit.store.connection import connected, version_in
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
-from tracekit.store.hangs import StoredHang, read_hangs, write_hang
-from tracekit.store.incidents import Incident
+from tracekit.store.hangs import StoredHang, read_hangs, sighting_of_hang, write_hang
+from tracekit.store.incidents import HANG, Incident
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.text import encodable, short
@@ -128,7 +128,10 @@ class Store:
                 writer.catalogue.live.watch_ends(job_id, datetime.now(UTC))
 
     def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
-        """Keep a report on a hang of the job, which need not be in the store: its text and its JSON."""
+        """Keep a report on a hang of the job, which need not be in the store: its text and its JSON.
+
+        It opens an incident, which closes with the first window that ends afterwards, or with the job.
+        """
         self._check_encodable()
         self._refuse_single_file()
         try:
@@ -138,6 +141,13 @@ class Store:
             raise StoreError(str(error)) from None
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
+        if not report["hang"]:
+            return
+        with self.writing() as writer:
+            known = writer.catalogue.live.incidents(job, only_open=True)
+            if not any(incident.cause.kind == HANG for incident in known):
+                incident = Incident(0, job, sighting_of_hang(report), datetime.now(UTC), None, None)
+                writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
     def check_new(self, name: str | None) -> None:
         """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
@@ -151,7 +161,7 @@ class Store:
             raise StoreError(str(error)) from None
         if self._exists():
             with self.reading() as catalogue:
-                if name is not None and catalogue.job_id(name) is not None:
+                if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: job {short(name)!r} is there already; choose another --name")
 
     @contextmanager
@@ -203,14 +213,15 @@ class Store:
                 folder.clear_unfinished()
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
-        old = writer.catalogue.job_id(item.name)
-        if old is not None:
+        catalogue = writer.catalogue
+        old = catalogue.job_id(item.name)
+        if old is not None and catalogue.holds(item.name):
             if not replace:
                 raise StoreError(
                     f"{self.path}: job {item.name!r} is there already; replace it with --replace or choose --name"
                 )
-            writer.remove(old, writer.catalogue.windows(item.name))
-        writer.write(writer.catalogue.add_job(item.name, item.source), 0, item)
+            writer.remove(old, catalogue.windows(item.name))
+        writer.write(catalogue.ensured(item.name, item.source), 0, item)
 
     def _check_name(self, name: str) -> None:
         if encodable(name) != name:
