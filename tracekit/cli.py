@@ -37,6 +37,7 @@ _HOMES = {
     "info": "tracekit.commands.info",
     "store": "tracekit.commands.store",
     "synth": "tracekit.commands.synth",
+    "top": "tracekit.commands.top",
     "watch": "tracekit.commands.watch",
     "whatif": "tracekit.commands.whatif",
 }

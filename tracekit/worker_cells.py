@@ -1,19 +1,16 @@
 """The map of workers in cells that an output can show: pooled, and in levels of slowness.
 
-In: a `Report`. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw alike.
+In: S of each worker. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
-
-if TYPE_CHECKING:
-    from tracekit.report import Report
 
 #: Where levels begin, as a share of the way from S = 1 to the largest.
 _SHARES = (0.1, 0.25, 0.45, 0.65, 0.85)
@@ -38,9 +35,8 @@ class WorkerCells:
         return int(np.searchsorted(self.bounds, slowdown, side="right"))
 
 
-def worker_cells(report: Report, largest: tuple[int, int]) -> WorkerCells:
-    """The map reduced to at most `largest` rows and columns by maximum."""
-    values, dp_ranks = report.attribution.worker_slowdown, report.attribution.dp_ranks
+def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
+    """S of workers, [dp_ranks, stages], reduced to at most `largest` rows and columns by maximum."""
     patch = tuple(-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
     rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
     padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)

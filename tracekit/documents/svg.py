@@ -23,7 +23,7 @@ _BAR, _HEIGHT = 8, 96
 
 def worker_map(report: Report) -> str:
     """S of every worker alone, DP ranks down, stages across."""
-    cells = worker_cells(report, _LARGEST_MAP)
+    cells = worker_cells(report.attribution.worker_slowdown, report.attribution.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
     width, height = _LEFT + columns * _CELL, _TOP + rows * _CELL
     marks = [*_cells(report, cells), *_ticks(cells)]

@@ -34,7 +34,8 @@ def print_details(report: Report, console: Console) -> None:
     """Print everything that the answer rests on."""
     console.print(_figures(report))
     console.print()
-    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), worker_map(report)]
+    found_map = worker_map(report.attribution.worker_slowdown, report.attribution.dp_ranks)
+    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), found_map]
     console.print(side_by_side(panels, console))
     console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
     console.print(_causes(report))

@@ -1,14 +1,17 @@
 """Pictures of a job in characters: the map of workers, and S over the steps.
 
-In: a `Report`. Out: what rich prints.
+In: S of workers, or a `Report`. Out: what rich prints.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
 from tracekit.worker_cells import worker_cells
 
@@ -20,11 +23,11 @@ _GLYPHS = "·░▒▓▆█"
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def worker_map(report: Report, largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
+def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
     """S of every worker, DP ranks down, stages across; large maps keep the maximum of each patch."""
-    if report.attribution.worker_slowdown.size == 1:
+    if slowdown.size == 1:
         return Text()
-    cells = worker_cells(report, largest)
+    cells = worker_cells(slowdown, dp_ranks, largest)
     lines: list[RenderableType] = [Text("S alone: DP rank down, stage across", style="bold underline")]
     if cells.patch != (1, 1):
         lines.append(Text(f"a cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers", style="dim"))
@@ -55,9 +58,13 @@ def step_bars(report: Report, width: int) -> RenderableType:
         f" {found.steps[worst]}",
         style="not bold",
     )
-    size = -(-len(slowdown) // max(width - 10, 10))
+    return Group(line, Text(f"        {sparkline(slowdown, max(width - 10, 10))}", style="#fe9929"))
+
+
+def sparkline(slowdown: Floats, width: int) -> str:
+    """S over time as at most `width` bars, each the largest of its share; noise stays flat."""
+    size = -(-len(slowdown) // width)
     peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
     low = min(peaks)
-    high = max(*peaks, low + 0.05)  # so that noise stays flat
-    bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
-    return Group(line, Text(f"        {bars}", style="#fe9929"))
+    high = max(*peaks, low + 0.05)
+    return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)

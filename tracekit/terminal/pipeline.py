@@ -58,7 +58,7 @@ def print_report(
     if full:
         print_details(report, console)
     elif report.diagnosis.verdict.losses:
-        console.print(worker_map(report, _SMALL_MAP))
+        console.print(worker_map(report.attribution.worker_slowdown, report.attribution.dp_ranks, _SMALL_MAP))
         console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
     if source is not None:
         console.print(Text("Next", style="bold"))
