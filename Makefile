@@ -10,7 +10,7 @@ GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus promethe
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check bench fuzz lock clean
+.PHONY: demo demo-live test check bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
@@ -27,6 +27,10 @@ demo: $(VENV)/.demo
 	@echo
 	@echo "In the browser:  $(BIN)/tracekit dashboard sample_traces/*.parquet"
 	@echo "Your own trace:  $(BIN)/tracekit whatif job.parquet      All commands:  $(BIN)/tracekit --help"
+
+# A job that trains, a rank that becomes slow, and the message that says so.
+demo-live: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.demo_live
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

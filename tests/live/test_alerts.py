@@ -49,7 +49,7 @@ def rules(tmp_path: Path) -> Path:
 def test_rules_and_the_configuration_of_the_document_are_what_prometheus_reads(tmp_path: Path, rules: Path) -> None:
     (tmp_path / "prometheus.yml").write_text(block("Prometheus", **{"/etc/prometheus/tracekit": str(rules)}))
     checked = promtool("check", "config", tmp_path / "prometheus.yml")
-    assert (checked.returncode, "8 rules found" in checked.stdout) == (0, True), checked.stdout + checked.stderr
+    assert (checked.returncode, "9 rules found" in checked.stdout) == (0, True), checked.stdout + checked.stderr
 
 
 def test_rules_fire_when_they_should_with_what_a_person_needs(rules: Path) -> None:

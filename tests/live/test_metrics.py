@@ -65,7 +65,7 @@ def test_an_open_incident_has_what_a_person_needs_and_a_closed_one_nothing(store
     (incident,) = store.incidents()
     labels = {"training_job": "live", "incident": "1", "cause": "bad-worker", "part": "compute"}
     assert value(store, "tracekit_incident_lost_ratio", **labels) == pytest.approx(incident.cause.share)
-    assert value(store, "tracekit_incident_opened_timestamp_seconds") == incident.opened_at.timestamp()
+    assert value(store, "tracekit_incident_windows", **labels) == 1
     (info,) = [one for one in samples(remembered(store), "https://dash/") if one.name == "tracekit_incident_info"]
     said = incident.cause
     assert (info.labels["what"], info.labels["who"], info.labels["check"]) == (said.what, said.who, said.check)

@@ -35,7 +35,6 @@ _GAUGES = (
     ("tracekit_job_waste_ratio", "Share of the GPU time that stragglers cost", pl.col("waste")),
     ("tracekit_job_lost_gpus", "As many GPUs' worth of time is lost, to stragglers or anything else",
      pl.col("lost_gpu_hours_per_day").clip(0) / 24),
-    ("tracekit_job_lost_ratio", "Share of the step that is lost, to stragglers or anything else", pl.col("share")),
     ("tracekit_job_confidence_ratio", "Confidence in the leading cause, 0 to 1", pl.col("confidence")),
     ("tracekit_job_fix_saves_gpus", "As many GPUs' worth of time the best fix gives back",
      pl.col("saved_gpu_hours_per_day") / 24),
@@ -131,9 +130,6 @@ def _filled(family: Metric, names: Sequence[str], values: Sequence[float | None]
 
 def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     labels = [LABEL, "incident", "cause", "part"]
-    opened = GaugeMetricFamily(
-        "tracekit_incident_opened_timestamp_seconds", "When an open incident began, Unix time", labels=labels
-    )
     lost = GaugeMetricFamily(
         "tracekit_incident_lost_ratio", "Share of the step that the cause of an open incident costs", labels=labels
     )
@@ -150,11 +146,10 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
             continue
         cause, identity = incident.cause, [incident.job, str(incident.incident_id)]
         values = [*identity, cause.kind, cause.part or cause.kind]
-        opened.add_metric(values, incident.opened_at.timestamp())
         lost.add_metric(values, cause.share)
         windows.add_metric(values, incident.windows)
         info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
-    yield from (opened, lost, windows, info)
+    yield from (lost, windows, info)
 
 
 def told(incident: Incident, page: str) -> dict[str, str]:
