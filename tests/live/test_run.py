@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from unittest import mock
@@ -139,6 +140,26 @@ def test_a_rank_that_writes_garbage_is_left_out_in_one_line(
 
 def stepped_back() -> bytes:
     return RECORD.pack(Category.COMPUTE, 0, 1, 12, 0, -1, -1, 3000 * MS, 1500 * MS, 0, 10_000)
+
+
+def test_a_window_that_cannot_be_analysed_is_said_and_the_next_one_is(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    """A rank says nonsense of its process group until it says it anew."""
+    beside = Beside(tmp_path, clock)
+    broken = written.attempt_directory / "rank-000001.facts"
+    whole = broken.read_text()
+    broken.write_text(whole.replace('"number": 0', '"number": []'))
+    written.run(range(1, 11))
+    beside.look()
+    (line,) = beside.said
+    assert line.startswith("steps 1 to 10: cannot be analysed: ")
+    assert beside.run.counts.failed == 1
+    beside.run._follower.ranks[1].facts["group"].clear()
+    written.tell(1, [("group", json.loads(whole.splitlines()[2])["value"])])
+    written.run(range(11, 21))
+    beside.look()
+    assert beside.windows() == [(11, 20)]
 
 
 def test_ranks_of_another_job_in_the_folder_are_left_out(

@@ -91,6 +91,8 @@ def watch_command(
             serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
             port = stack.enter_context(serving)
             _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
+        if run is not None and not (source / "run.json").exists():
+            _tell(f"{source}: nobody records there yet; waiting")
         watch.until_ended(stop)
 
 
@@ -110,8 +112,6 @@ def _check_directory(options: LiveOptions) -> None:
             f"{options.directory}: a file; expected the folder of `tracekit collect --segments`, or a store"
         )
     Store(options.store).check_new(None)
-    if not (options.directory / "run.json").exists():
-        _tell(f"{options.directory}: nobody records there yet; waiting")
 
 
 def _tell(line: str) -> None:

@@ -52,7 +52,8 @@ class StoreNews:
             }
             incidents = catalogue.live.incidents(self._job)
         new = [one for one in incidents if one.incident_id > self._last]
-        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in self._open]
+        known = self._open | {one.incident_id for one in new}
+        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in known]
         news = News(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else News()
         self._state, self._newest, self._begun = state, newest, True
         self._open = {one.incident_id for one in incidents if one.closed_at is None}

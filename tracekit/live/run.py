@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tracekit.collectors.importers.formats import DAMAGE
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import AttemptFollower
@@ -187,9 +188,9 @@ class LiveRun:
             self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
         try:
             trace = self._merged(recording, window, missing)
-        except (TracekitError, OSError) as error:
+        except (TracekitError, OSError, *DAMAGE) as error:
             self.counts.failed += 1
-            self._tell(f"{title}: cannot be analysed: {error}")
+            self._tell(f"{title}: cannot be analysed: {error or type(error).__name__}")
             return
         findings = Job(trace).findings()
         assert self._run is not None
