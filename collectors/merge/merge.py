@@ -6,7 +6,7 @@ Device times become host times here; the rules that turn records into ops of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -209,38 +209,25 @@ def _records(
 
     A host whose clock nobody measured (no folder shared by the nodes) is placed by the wall clocks.
     """
-    frames = []
-    for members in _timed_alike(recording, clocks, reference, device_clocks):
-        frame = _frame(members)
-        if members[0].rank in device_clocks:
-            frame = on_host_clock(frame, device_clocks[members[0].rank])
-        process = members[0].facts["process"][0]
-        fit = clocks.get(str(process["host"]))
-        if fit is not None:
-            frame = _moved(frame, fit.to_reference)
-        elif process["host"] != reference["host"]:
-            shift = _epoch_ns(process) - _epoch_ns(reference)
-            frame = _moved(frame, partial(np.add, shift))
-        frames.append(frame)
-    return pl.concat(frames)
+    on_host = [one for one in recording.ranks.values() if one.rank not in device_clocks]
+    on_device = [one for one in recording.ranks.values() if one.rank in device_clocks]
+    frames = [_frame(on_host)] if on_host else []
+    frames += [on_host_clock(_frame([one]), device_clocks[one.rank]) for one in on_device]
+    moves = [(len(one.records), _move(one, clocks, reference)) for one in (*on_host, *on_device)]
+    return _moved(pl.concat(frames), moves)
 
 
-def _timed_alike(
-    recording: AttemptRecording,
-    clocks: Mapping[str, ClockFit],
-    reference: Mapping[str, Any],
-    device_clocks: Mapping[int, DeviceClockFit],
-) -> Iterable[list[RankRecording]]:
-    """The ranks whose times are put on the reference clock in the same way.
-
-    A rank is alone where its times are of a GPU, or where its own wall clock places it.
-    """
-    groups: dict[tuple[str, int | None], list[RankRecording]] = {}
-    for one in recording.ranks.values():
-        host = str(one.facts["process"][0]["host"])
-        alone = one.rank in device_clocks or (host not in clocks and host != reference["host"])
-        groups.setdefault((host, one.rank if alone else None), []).append(one)
-    return groups.values()
+def _move(
+    one: RankRecording, clocks: Mapping[str, ClockFit], reference: Mapping[str, Any]
+) -> Callable[[IntArray], IntArray] | None:
+    """What puts the times of a rank on the reference clock; None where they are on it."""
+    process = one.facts["process"][0]
+    fit = clocks.get(str(process["host"]))
+    if fit is not None:
+        return fit.to_reference
+    if process["host"] == reference["host"]:
+        return None
+    return partial(np.add, _epoch_ns(process) - _epoch_ns(reference))
 
 
 def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
@@ -260,13 +247,25 @@ def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
     )
 
 
-def _moved(frame: pl.DataFrame, move: Callable[[IntArray], IntArray]) -> pl.DataFrame:
-    """Records with every time moved; `extra` is one only of a transfer: when its waiter went on."""
-    is_time = pl.lit(value=True), pl.lit(value=True), pl.col("category") == "p2p"
-    return frame.with_columns(
-        pl.when(rows).then(pl.Series(move(frame[column].to_numpy()))).otherwise(column).alias(column)
-        for column, rows in zip(("start_ns", "end_ns", "extra"), is_time, strict=True)
-    )
+def _moved(frame: pl.DataFrame, moves: Sequence[tuple[int, Callable[[IntArray], IntArray] | None]]) -> pl.DataFrame:
+    """Records with every time moved. `moves`: of so many rows each, in order.
+
+    `extra` is a time only of a transfer: when its waiter went on.
+    """
+    if not any(move for _, move in moves):
+        return frame
+    times = {name: frame[name].to_numpy().copy() for name in ("start_ns", "end_ns", "extra")}
+    is_transfer = (frame["category"] == "p2p").to_numpy()
+    first = 0
+    for count, move in moves:
+        rows = slice(first, first + count)
+        first += count
+        if move is not None:
+            extra, transfers = times["extra"][rows], is_transfer[rows]
+            extra[transfers] = move(extra[transfers])
+            for name in ("start_ns", "end_ns"):
+                times[name][rows] = move(times[name][rows])
+    return frame.with_columns(**{name: pl.Series(values) for name, values in times.items()})
 
 
 def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
