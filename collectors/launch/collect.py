@@ -29,7 +29,7 @@ from tracekit.collectors.launch.launcher import (
     run_command,
     running_launchers,
 )
-from tracekit.collectors.launch.live import LiveOptions, start_watch
+from tracekit.collectors.launch.live import WatchOptions, start_watch
 from tracekit.collectors.launch.progress import Overhead, Progress, measure_overhead
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.placement import LayoutOptions
@@ -86,7 +86,7 @@ class CollectOptions:
     profiler: Path | None = None
     profiler_steps: int = 3
     layout: LayoutOptions = field(default_factory=LayoutOptions)
-    live: LiveOptions | None = None
+    live: WatchOptions | None = None
     analyse: Analyse | None = None
 
 

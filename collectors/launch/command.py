@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.collectors.launch.live import LiveOptions, watch_options
+from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.collectors.launch.signals import hold, release
 from tracekit.errors import SelectionError
 from tracekit.stderr import say
@@ -141,7 +141,7 @@ def collect_command(
     The exit code is the command's.
     """
     # `analyse` is the object of the command line: the analysis is a layer above this one.
-    if not live and (given := LiveOptions(**watching).given()):
+    if not live and (given := WatchOptions(**watching).given()):
         raise SelectionError(f"{given[0]} is for --live, which is not there")
     hold()  # before the imports below: see there
     try:
@@ -166,7 +166,7 @@ def collect_command(
                 profiler=profiler,
                 profiler_steps=profiler_steps,
                 layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
-                live=LiveOptions(**watching) if live else None,
+                live=WatchOptions(**watching) if live else None,
                 analyse=analyse,
             )
         )

@@ -58,7 +58,7 @@ def watch_options(command: _Command) -> _Command:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveOptions:
+class WatchOptions:
     """Values of the options above: how the run is cut, and who hears of it."""
 
     window_steps: int | None = None
@@ -84,11 +84,11 @@ class LiveOptions:
 
     def given(self) -> list[str]:
         """What is not as it is by default."""
-        return [argument for argument in self.arguments() if argument not in LiveOptions().arguments()]
+        return [argument for argument in self.arguments() if argument not in WatchOptions().arguments()]
 
 
 def start_watch(
-    options: LiveOptions, directory: Path, store: Path, name: str, layout: LayoutOptions, *, consume: bool
+    options: WatchOptions, directory: Path, store: Path, name: str, layout: LayoutOptions, *, consume: bool
 ) -> subprocess.Popen[bytes]:
     """Start `tracekit watch` of a run directory. `consume`: it removes segments that are stored."""
     sizes = {"--dp": layout.dp, "--pp": layout.pp, "--tp": layout.tp}

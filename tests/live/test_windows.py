@@ -1,12 +1,12 @@
 """When a window of a running job is over, on a clock that the test turns."""
 
-from tracekit.live.windows import SETTLE_S, ReadyWindow, WindowCutter, WindowSize
+from tracekit.live.windows import SETTLE_S, RanksState, ReadyWindow, WindowCutter, WindowSize
 
 
 def ready(cutter: WindowCutter, now_s: float, *finished: int, first: int = 1) -> ReadyWindow | None:
     """Asks for a window of ranks 0, 1, ... that have finished the steps up to `finished`; `first`: not handed out."""
     steps = {rank: set(range(first, newest + 1)) for rank, newest in enumerate(finished)}
-    return cutter.ready(steps, dict(enumerate(finished)), range(len(finished)), now_s)
+    return cutter.ready(RanksState(steps, dict(enumerate(finished)), range(len(finished))), now_s)
 
 
 def test_a_window_of_steps_is_ready_once_every_rank_has_finished_them() -> None:
@@ -38,9 +38,9 @@ def test_a_late_rank_holds_up_one_window_for_the_stated_time_and_no_later_one_un
 
 def test_a_rank_that_never_wrote_is_late_too() -> None:
     cutter = WindowCutter(WindowSize(steps=2), late_after_s=5)
-    asked = ({0: {1, 2}}, {0: 2}, range(2))
-    assert cutter.ready(*asked, now_s=0) is None
-    assert cutter.ready(*asked, now_s=5) == ReadyWindow(2, (1,))
+    state = RanksState({0: {1, 2}}, {0: 2}, range(2))
+    assert cutter.ready(state, now_s=0) is None
+    assert cutter.ready(state, now_s=5) == ReadyWindow(2, (1,))
 
 
 def test_several_windows_behind_become_one() -> None:
@@ -63,5 +63,6 @@ def test_a_window_of_seconds_ends_with_the_last_step_in_them_and_has_some_steps(
 
 def test_the_rest_is_a_window_at_the_end() -> None:
     cutter = WindowCutter(WindowSize(steps=10), late_after_s=5)
-    assert cutter.rest({0: {21, 22}, 1: {21}}, {0: 22, 1: 21}, range(2), 0) == ReadyWindow(22, (1,))
-    assert cutter.rest({0: set(), 1: set()}, {0: 22, 1: 21}, range(2), 0) is None
+    newest = {0: 22, 1: 21}
+    assert cutter.rest(RanksState({0: {21, 22}, 1: {21}}, newest, range(2)), 0) == ReadyWindow(22, (1,))
+    assert cutter.rest(RanksState({0: set(), 1: set()}, newest, range(2)), 0) is None

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.collectors.launch.live import LiveOptions as WatchOptions
-from tracekit.collectors.launch.live import watch_options
+from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.commands.options import PATH
 from tracekit.errors import SelectionError
 from tracekit.stderr import say
@@ -56,6 +55,7 @@ def watch_command(
     from contextlib import ExitStack
 
     from tracekit.collectors.merge.placement import LayoutOptions
+    from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.live.notify import Notifier
     from tracekit.live.run import LiveOptions, LiveRun
     from tracekit.live.watch import Watch, serving_metrics, stopped_by_signals
@@ -91,7 +91,7 @@ def watch_command(
             serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
             port = stack.enter_context(serving)
             _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
-        if run is not None and not (source / "run.json").exists():
+        if run is not None and not is_run_directory(source):
             _tell(f"{source}: nobody records there yet; waiting")
         watch.until_ended(stop)
 

@@ -11,20 +11,24 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tracekit.collectors.importers.formats import DAMAGE
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import AttemptRecording, Run, attempts, read_run
+from tracekit.collectors.run_directory.segments import (
+    AttemptRecording,
+    Run,
+    attempts,
+    is_run_directory,
+    read_run,
+)
 from tracekit.errors import OutputError, StoreError, StoreTakenError, TracekitError
 from tracekit.job import Job
-from tracekit.live.windows import ReadyWindow, WindowCutter, WindowSize
+from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.store import Incoming, Part, Store
 from tracekit.text import ranks_text
 from tracekit.trace import Trace
@@ -92,14 +96,13 @@ class LiveRun:
         if self._follower is None:
             self._follow(numbers[-1])
         self._update()
-        while (window := self._ready()) is not None:
+        while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
             self._window(window)
 
     def ended(self) -> bool:
         """Whether every launcher of the run has ended."""
-        states = [path.suffix for path in self.options.directory.glob("launcher-*") if not _is_dead(path)]
-        begun = any(self.options.directory.glob("launcher-*"))
-        return begun and ".running" not in states
+        launchers = list(self.options.directory.glob("launcher-*"))
+        return bool(launchers) and not any(path.suffix == ".running" and not _is_dead(path) for path in launchers)
 
     def finish(self) -> None:
         """The job has ended: its last steps are a window, whatever their number."""
@@ -120,14 +123,12 @@ class LiveRun:
         """Whether the run has begun; notes its job in the store when it does."""
         if self._run is not None:
             return True
-        if not self.options.directory.is_dir():
+        if not is_run_directory(self.options.directory):
             return False
-        with suppress(FileNotFoundError):
-            if (self.options.directory / "run.json").exists():
-                self._run = read_run(self.options.directory)
-                self._next = self._store.begin_watch(self.options.name, " ".join(self._run.command))
-                self._resume = self._stored_so_far()
-        return self._run is not None
+        self._run = read_run(self.options.directory)
+        self._next = self._store.begin_watch(self.options.name, " ".join(self._run.command))
+        self._resume = self._stored_so_far()
+        return True
 
     def _stored_so_far(self) -> tuple[int, int] | None:
         """Attempt and last step of the newest window in the store; None where there is none."""
@@ -156,22 +157,17 @@ class LiveRun:
         for line in lines:
             self._tell(f"{line}; the others go on")
 
-    def _state(self) -> dict[str, Any]:
-        """What a cutter wants to know."""
+    def _state(self) -> RanksState:
         assert self._follower is not None
         good = self._follower.good
-        return {
-            "steps": {number: rank.steps for number, rank in good.items()},
-            "newest": {number: rank.whole for number, rank in good.items()},
-            "ranks": range(self._follower.world_size),
-            "now_s": time.monotonic(),
-        }
-
-    def _ready(self) -> ReadyWindow | None:
-        return self._cutter.ready(**self._state())
+        return RanksState(
+            steps={number: rank.steps for number, rank in good.items()},
+            newest={number: rank.whole for number, rank in good.items()},
+            ranks=range(self._follower.world_size),
+        )
 
     def _finish_attempt(self) -> None:
-        if (window := self._cutter.rest(**self._state())) is not None:
+        if (window := self._cutter.rest(self._state(), time.monotonic())) is not None:
             self._window(window)
         self._follower = None
 
@@ -250,7 +246,7 @@ def _is_dead(presence: Path) -> bool:
     try:
         os.kill(int(number), 0)
     except ProcessLookupError:
-        return presence.suffix == ".running"
-    except OSError:
+        return True
+    except OSError:  # it is somebody else's
         return False
     return False

@@ -23,6 +23,26 @@ class WindowSize:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksState:
+    """How far ranks are. `steps`: the finished steps of each that were not handed out. `newest`: its newest finished
+    step, handed out or not. `ranks`: all that there should be.
+    """
+
+    steps: Mapping[int, Collection[int]]
+    newest: Mapping[int, int]
+    ranks: Collection[int]
+
+    @property
+    def finished(self) -> list[int]:
+        """The steps that any rank has finished, in order."""
+        return sorted(set().union(*self.steps.values()))
+
+    def behind(self, step: int) -> set[int]:
+        """The ranks that have not finished a step."""
+        return {rank for rank in self.ranks if self.newest.get(rank, -1) < step}
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyWindow:
     """The steps up to `last` are a window. `late`: ranks that have not finished them and are not waited for."""
 
@@ -45,15 +65,9 @@ class WindowCutter:
     _due_s: float = 0.0
     _late: set[int] = field(default_factory=set)
 
-    def ready(
-        self, steps: Mapping[int, Collection[int]], newest: Mapping[int, int], ranks: Collection[int], now_s: float
-    ) -> ReadyWindow | None:
-        """The window that is ready at `now_s`, seconds on any steady clock; None where none is.
-
-        `steps`: the finished steps of each rank that were not handed out. `newest`: its newest finished step, handed
-        out or not. `ranks`: all that there should be.
-        """
-        finished = sorted(set().union(*steps.values()))
+    def ready(self, state: RanksState, now_s: float) -> ReadyWindow | None:
+        """The window that is ready at `now_s`, seconds on any steady clock; None where none is."""
+        finished = state.finished
         if not finished:
             return None
         if self._began_s is None:
@@ -62,24 +76,17 @@ class WindowCutter:
             self._due, self._due_s = self._last_of(finished, now_s), now_s
         if self._due is None:
             return None
-        due = self._due
-        behind = {rank for rank in ranks if newest.get(rank, -1) < due}
+        behind = state.behind(self._due)
         self._late &= behind
-        waiting = behind - self._late
-        waited_s = now_s - self._due_s
-        if waited_s < (self.late_after_s if waiting else SETTLE_S):
+        if now_s - self._due_s < (self.late_after_s if behind - self._late else SETTLE_S):
             return None
-        return self._end(due, behind, now_s)
+        return self._end(self._due, behind, now_s)
 
-    def rest(
-        self, steps: Mapping[int, Collection[int]], newest: Mapping[int, int], ranks: Collection[int], now_s: float
-    ) -> ReadyWindow | None:
+    def rest(self, state: RanksState, now_s: float) -> ReadyWindow | None:
         """What is left at the end of the job; None where nothing is."""
-        finished = set().union(*steps.values())
-        if not finished:
+        if not state.finished:
             return None
-        last = max(finished)
-        return self._end(last, {rank for rank in ranks if newest.get(rank, -1) < last}, now_s)
+        return self._end(state.finished[-1], state.behind(state.finished[-1]), now_s)
 
     def _last_of(self, finished: list[int], now_s: float) -> int | None:
         """The last step of a window that has begun; None while it goes on."""
