@@ -75,19 +75,22 @@ def read_hang(path: Path) -> StoredHang:
 
 
 def sighting_of_hang(report: Mapping[str, Any]) -> Sighting:
-    """What an incident says of a hang, in the words of its report (docs/hang.md): all of the job stands."""
-    culprits = report["culprits"]
-    hosts = dict.fromkeys(str(one["host"]) for one in culprits if one["host"])
+    """What an incident says of a hang, in the words of its report (docs/hang.md), as far as it has them.
+
+    All of the job stands.
+    """
+    headline, culprits = str(report.get("headline", "the job hangs")), report.get("culprits", ())
+    hosts = dict.fromkeys(str(one["host"]) for one in culprits if one.get("host"))
     ranks = tuple(int(one["rank"]) for one in culprits)
-    evidence = [str(line) for one in culprits for line in one["evidence"]]
+    evidence = [str(line) for one in culprits for line in one.get("evidence", ())]
     on = f" on {', '.join(hosts)}" if hosts else ""
     return Sighting(
         kind=HANG,
         part=HANG,
-        what=str(report["headline"]),
+        what=headline,
         who=f"{ranks_text(ranks)}{on}" if ranks else "nobody can be told yet",
-        why=evidence[0] if evidence else str(report["headline"]),
-        check=str(report["first_step"]),
+        why=evidence[0] if evidence else headline,
+        check=str(report.get("first_step", "")),
         fix=None,
         ranks=ranks,
         hosts=tuple(hosts),

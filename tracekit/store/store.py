@@ -141,7 +141,7 @@ class Store:
             raise StoreError(str(error)) from None
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
-        if not report["hang"]:
+        if not report.get("hang"):
             return
         with self.writing() as writer:
             known = writer.catalogue.live.incidents(job, only_open=True)
