@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHROMIUM := /usr/bin/chromium-headless-shell
 GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core
+PROMETHEUS := /usr/bin/prometheus
+GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus prometheus-alertmanager
 
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check docs bench fuzz lock clean
+.PHONY: demo demo-live test check docs bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
@@ -26,13 +28,17 @@ demo: $(VENV)/.demo
 	@echo "In the browser:  $(BIN)/tracekit dashboard sample_traces/*.parquet"
 	@echo "Your own trace:  $(BIN)/tracekit whatif job.parquet      All commands:  $(BIN)/tracekit --help"
 
+# A job that trains, a rank that becomes slow, and the message that says so.
+demo-live: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.demo_live
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check $(CHROMIUM)
+test: check $(CHROMIUM) $(PROMETHEUS)
 	$(BIN)/pytest -n 2
 
 # The documentation as a site; the tests build it, too.
@@ -49,6 +55,12 @@ $(CHROMIUM):
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_CHROMIUM) >/dev/null; \
 	else echo "The dashboard's tests need Chromium: sudo $(GET_CHROMIUM)" >&2; exit 1; fi
+
+# What receives metrics and alerts in the tests.
+$(PROMETHEUS):
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_PROMETHEUS) >/dev/null; \
+	else echo "The tests of alerts need Prometheus and Alertmanager: sudo $(GET_PROMETHEUS)" >&2; exit 1; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -62,13 +62,41 @@ class Culprit:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """One cause in sentences, with what an alert on it needs.
+
+    `part`: what of a rank is slow, None for what concerns the whole job. `what`: place, effect and cost. `who`,
+    `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: whom it sits on, as far as known.
+    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: by `fix`; None where
+    nothing is promised.
+    """
+
+    kind: str
+    part: str | None
+    what: str
+    who: str
+    why: str
+    check: str
+    fix: str | None
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    cost_s: float
+    share: float
+    confidence: float
+    first_step: int | None
+    saved_gpu_hours_per_day: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
     `fix`: the best fix of the leading cause and what it saves. `others`: the other causes that cost time, a sentence
     each, with its cost. `stalls`: isolated slow steps, by how much and what of, longest first. `causes`: where each of
-    the diagnosis's causes is and what it does, in the same order; `places`: only where.
+    the diagnosis's causes is and what it does, in the same order; `places`: only where. `accounts`: of each cause that
+    costs something, the leading one first, all that is to be said about it.
     """
 
     headline: str
@@ -83,10 +111,12 @@ class Answer:
     places: tuple[str, ...]
     trust: str
     culprits: tuple[Culprit, ...]
+    accounts: tuple[Account, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self) | {"culprits": [asdict(culprit) for culprit in self.culprits]}
+        plain = asdict(self)
+        return plain | {name: list(plain[name]) for name in ("culprits", "accounts")}
 
 
 def answer_of(
@@ -113,6 +143,7 @@ def answer_of(
         places=tuple(_place(evidence, cause) for cause in causes),
         trust=_trust(evidence, trust),
         culprits=tuple(_culprits(evidence, causes)),
+        accounts=tuple(_accounts(evidence, causes, leading, fixes)),
     )
 
 
@@ -215,6 +246,36 @@ def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
                 confidence=cause.confidence,
                 first_step=cause.since_step,
             )
+
+
+def _accounts(
+    evidence: Evidence, causes: Sequence[Cause], leading: Cause | None, fixes: Sequence[Fix]
+) -> Iterator[Account]:
+    """What is to be said about each cause that costs something."""
+    gpus = evidence.trace.metadata.get("gpus")
+    for cause in sorted(causes, key=lambda cause: cause is not leading):
+        if cause.change is None:
+            continue
+        ranks = tuple(dict.fromkeys(rank for rank, _ in _places(evidence, cause.where) if rank is not None))
+        named, best = [evidence.trace.hosts.get(rank) for rank in ranks], best_fix(cause, fixes)
+        cost_s = max(cause.saved_s, cause.alone_s)
+        yield Account(
+            kind=str(cause.kind),
+            part=_PART.get(cause.kind),
+            what=_other(evidence, cause),
+            who=_who(evidence, cause),
+            why=cause.effect,
+            check=cause.next_check,
+            fix=_fix(evidence, cause, fixes),
+            ranks=ranks,
+            hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
+            gpu_uuids=tuple(uuid for rank in ranks if (uuid := _uuid(gpus, rank))),
+            cost_s=cost_s,
+            share=cost_s / evidence.recorded_s,
+            confidence=cause.confidence,
+            first_step=cause.since_step,
+            saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
+        )
 
 
 def _places(evidence: Evidence, where: Where) -> Iterator[tuple[int | None, Worker]]:

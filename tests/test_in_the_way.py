@@ -39,7 +39,7 @@ class Writing:
 
 
 #: Of these the command names the folder.
-FOLDERS = frozenset({"by_kind.csv", "report.txt"})
+FOLDERS = frozenset({"by_kind.csv", "report.txt", "tracekit.rules.yml"})
 WRITING = {
     "synth --out": Writing("out.parquet", lambda path: ["synth", "--out", path]),
     "export --out": Writing("out.json.gz", lambda path: ["export", "slow.parquet", "--out", path]),
@@ -48,6 +48,7 @@ WRITING = {
     "whatif --markdown": Writing("out.md", lambda path: ["whatif", "slow.parquet", "--markdown", path]),
     "whatif --html": Writing("out.html", lambda path: ["whatif", "slow.parquet", "--html", path]),
     "hang --out": Writing("report.txt", lambda path: ["hang", "dumps", "--out", path.parent]),
+    "alerts": Writing("tracekit.rules.yml", lambda path: ["alerts", path.parent]),
     "import --store": Writing("jobs.store", lambda path: ["import", "slow.parquet", "--store", path]),
     "collect --out": Writing("out.parquet", lambda path: ["collect", "--no-store", "--out", path, "touch", "started"]),
     "collect --store": Writing("jobs.store", lambda path: ["collect", "--store", path, "touch", "started"]),
@@ -99,6 +100,7 @@ OWN: dict[str, Callable[[Path], object]] = {
     "out.md": lambda path: run("whatif", "slow.parquet", "--markdown", path),
     "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
+    "tracekit.rules.yml": lambda path: run("alerts", path.parent),
     "by_kind.csv": lambda path: Job(slow_trace()).whatif().write_csv(path.parent),
     "jobs.store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }

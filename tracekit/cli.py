@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Where each command is: `NAME_command` of a module.
 _HOMES = {
+    "alerts": "tracekit.commands.alerts",
     "collect": "tracekit.collectors.launch.command",
     "compare": "tracekit.commands.compare",
     "culprits": "tracekit.commands.culprits",
@@ -37,6 +38,8 @@ _HOMES = {
     "info": "tracekit.commands.info",
     "store": "tracekit.commands.store",
     "synth": "tracekit.commands.synth",
+    "top": "tracekit.commands.top",
+    "watch": "tracekit.commands.watch",
     "whatif": "tracekit.commands.whatif",
 }
 

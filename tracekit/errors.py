@@ -7,6 +7,7 @@
     ├── LayoutError       the parallel layout is impossible or contradicts the trace
     ├── StoreError        the store cannot be opened, read or written, or lacks the job
     │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
+    │   ├── StoreTakenError another process adds windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── SelectionError    a selection or scenario names something that does not exist
     └── OutputError       a result cannot be written
@@ -42,6 +43,10 @@ class StoreError(TracekitError):
 
 class StoreBusyError(StoreError):
     """Another process has the store open."""
+
+
+class StoreTakenError(StoreError):
+    """Another process adds windows to the same job."""
 
 
 class NotStoredError(StoreError):

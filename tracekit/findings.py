@@ -31,6 +31,10 @@ FIGURES = (
     "cause_places",
     "cause_hosts",
 )
+#: A cause that costs less of the step is no headline by itself.
+SMALLEST_ALARMING_SHARE = 0.05
+#: Verdicts on a job that loses nothing, and on a trace that cannot be right (`analysis.verdict.LossKind`).
+_BALANCED, _CONTRADICTION = "balanced", "contradiction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,62 @@ class WorkerSlowdowns:
             },
             schema_overrides={"slowdown": pl.Array(pl.Float32, workers)},
         ).with_columns(pl.col("slowdown").arr.to_list())
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One cause as a window shows it: a row of `answer.accounts` (docs/report-schema.md)."""
+
+    kind: str
+    part: str | None
+    what: str
+    who: str
+    why: str
+    check: str
+    fix: str | None
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    cost_s: float
+    share: float
+    confidence: float
+    first_step: int | None
+    saved_gpu_hours_per_day: float | None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Sighting:
+        """The row of a report."""
+        lists = {name: tuple(row[name]) for name in ("ranks", "hosts", "gpu_uuids")}
+        return cls(**{**row, **lists})
+
+
+@dataclass(frozen=True, slots=True)
+class WindowVerdict:
+    """What alerts need of a window. `kind`: of its loss; `share`: of the step, lost in all; `fix`: the best one.
+
+    `sightings`: causes that cost something, the leading one first.
+    """
+
+    kind: str
+    headline: str
+    share: float
+    confidence: float | None
+    trustworthy: bool
+    trust: str
+    fix: str | None
+    sightings: tuple[Sighting, ...]
+
+    @property
+    def judged(self) -> bool:
+        """Whether the window tells what goes on in the job."""
+        return self.trustworthy and self.kind != _CONTRADICTION
+
+    @property
+    def alarming(self) -> tuple[Sighting, ...]:
+        """What a person should hear of: the causes of a loss that is a headline, each of a size to be one itself."""
+        if not self.judged or self.kind == _BALANCED:
+            return ()
+        return tuple(one for one in self.sightings if one.share >= SMALLEST_ALARMING_SHARE)
 
 
 @dataclass(frozen=True)
@@ -91,6 +151,23 @@ class Findings:
             "cause_places": [cause["where_text"] for cause in causes],
             "cause_hosts": [self._host_of(cause["where"]) for cause in causes],
         }
+
+    def verdict(self) -> WindowVerdict | None:
+        """What alerts need; None for the report on an op trace, which has no such verdict."""
+        found = self._content
+        if "answer" not in found:
+            return None
+        verdict, answer = found["verdict"], found["answer"]
+        return WindowVerdict(
+            kind=verdict["kind"],
+            headline=answer["headline"],
+            share=verdict["share"],
+            confidence=verdict["confidence"],
+            trustworthy=found["trust"]["trustworthy"],
+            trust=answer["trust"],
+            fix=answer["fix"],
+            sightings=tuple(Sighting.of(row) for row in answer["accounts"]),
+        )
 
     def hosts(self) -> list[str]:
         """The hosts of the job, as far as they are known."""

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polars.exceptions import PolarsError
+
 from tracekit.errors import FormatError
 from tracekit.model import Unit
+
+#: What reading can raise over bytes that nobody wrote so; importers say it better where they can.
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
 
 
 def refuse_unit(path: Path, unit: Unit | None, form: str) -> None:

@@ -11,12 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from polars.exceptions import PolarsError
-
 from tracekit.chrome import MARK
 from tracekit.collectors.importers import ndtimeline
 from tracekit.collectors.importers.exported_timeline import ExportedImporter
-from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
 from tracekit.collectors.importers.nccl_inspector import InspectorImporter
 from tracekit.collectors.importers.published import read_layout_file, read_published
 from tracekit.collectors.merge.merge import merge_attempt
@@ -31,8 +29,6 @@ from tracekit.trace import Trace, read_header, read_parquet
 _PARQUET = b"PAR1"
 #: What a YAML file may state about segments -> word of `LayoutOptions`.
 STATED_SIZES = {"dp_size": "dp", "pp_size": "pp", "tp_size": "tp", "vpp_size": "vpp"}
-#: What reading can raise over bytes that nobody wrote so; importers say it better where they can.
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
 #: How the names of Chrome traces end.
 _JSON = (".json", ".json.gz")
 
@@ -193,7 +189,7 @@ def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None
         raise FormatError(
             f"{error.filename or path}: cannot be read: {error.strerror or error}; check the path, or copy it again"
         ) from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = (str(error).splitlines() or [""])[0]
         raise FormatError(
             f"{path}: damaged, or not of the format {importer.name} ({type(error).__name__}: {reason:.200}); copy or"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import check_writable
-from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher, read_report
+from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
+from tracekit.collectors.launch.kept_hangs import KeptHangs
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     finish_run,
@@ -27,6 +29,7 @@ from tracekit.collectors.launch.launcher import (
     run_command,
     running_launchers,
 )
+from tracekit.collectors.launch.live import WatchOptions, start_watch
 from tracekit.collectors.launch.progress import Overhead, Progress, measure_overhead
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.placement import LayoutOptions
@@ -36,7 +39,7 @@ from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import AttemptRecording, attempts, read_attempt, write_manifest
 from tracekit.collectors.runtime.wire_format import RuntimeOptions, attempt_directory
-from tracekit.errors import OutputError, TracekitError
+from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import say
 from tracekit.store import Incoming, Store, default_store
@@ -63,6 +66,7 @@ class CollectOptions:
     `hang_after_s`: without progress for so long, report who holds the job up (0: never), and end the command if
     `stop_on_hang`.
     `profiler`: where torch.profiler is to write traces of `profiler_steps` steps, None for nowhere.
+    `live`: the run is cut into windows while it goes on, which are in the store instead of the whole trace.
     `analyse`: what the store is to know of the trace beside it.
     """
 
@@ -82,6 +86,7 @@ class CollectOptions:
     profiler: Path | None = None
     profiler_steps: int = 3
     layout: LayoutOptions = field(default_factory=LayoutOptions)
+    live: WatchOptions | None = None
     analyse: Analyse | None = None
 
 
@@ -114,7 +119,8 @@ class CollectedAttempt:
 class CollectSummary:
     """What came of a run. `segments`: the kept segments, None where they were merged and removed.
 
-    `profiles`: what is to be said about the traces of torch.profiler, where they were asked for.
+    `profiles`: what is to be said about the traces of torch.profiler, where they were asked for. `live`: name of the
+    job whose windows are in the store, None without `--live`.
     """
 
     exit_code: int
@@ -124,6 +130,7 @@ class CollectSummary:
     merged_elsewhere: bool
     problem: str | None
     profiles: tuple[str, ...] = ()
+    live: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -151,6 +158,9 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     progress = Progress(directory)
     drain = Drain(directory)
     watcher: HangWatcher | None = None
+    watch: subprocess.Popen[bytes] | None = None
+    options = replace(options, name=_job_name(options, 0, last=True))  # one name for trace, windows and hangs
+    hangs = KeptHangs(Store(options.store or default_store()) if options.keep_in_store else None, str(options.name))
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
@@ -159,6 +169,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             _warn(setup.warnings)
             options = options if setup.plugged else replace(options, nccl=None)
 
+        watch = _start_watch(options, directory)
         watcher = _hang_watcher(options, directory)
         if watcher is not None:
             environment.setdefault(*RECORDER_SIZE)
@@ -168,12 +179,21 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
                 drain.update()
             if show_progress:
                 progress.show()
-            return watcher is not None and watcher.tick()
+            if watcher is None:
+                return False
+            stop = watcher.tick()
+            hangs.keep(watcher.found)
+            return stop
 
         launched = run_command(options.command, environment, directory, on_poll)
         if watcher is not None:
             watcher.command_ended(launched.exit_code)
+            hangs.keep(watcher.found)
+        if watch is not None:
+            watch.wait()  # for the last window
     except BaseException:
+        if watch is not None:
+            watch.terminate()
         if options.segments is None:
             shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -183,22 +203,17 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
-    options = replace(options, name=_job_name(options, 0, last=True))  # one name for the trace and its hangs
-    if watcher is not None and options.keep_in_store:
-        _store_hangs(options, watcher)
+    hangs.over()
     return _conclude(options, directory, launched)
 
 
-def _store_hangs(options: CollectOptions, watcher: HangWatcher) -> None:
-    """Keep the reports beside the job; one that cannot be is in its folder all the same."""
-    for folder in watcher.found:
-        found = read_report(folder)
-        if found is None:
-            continue
-        try:
-            Store(options.store or default_store()).add_hang(str(options.name), found.lines, found.report)
-        except TracekitError as error:
-            say(f"tracekit: the report is not in the store: {printable(str(error))}")
+def _start_watch(options: CollectOptions, directory: Path) -> subprocess.Popen[bytes] | None:
+    """What cuts the run into windows: one process, beside the first launcher."""
+    if options.live is None or (options.segments is not None and launched_elsewhere(options.segments)):
+        return None
+    store = options.store or default_store()
+    consume = options.segments is None and options.out is None
+    return start_watch(options.live, directory, store, str(options.name), options.layout, consume=consume)
 
 
 def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
@@ -220,6 +235,12 @@ def _check_targets(options: CollectOptions) -> None:
         return
     if options.out is not None:
         check_writable(options.out, TRACE_FILE)
+    if options.live is not None and not options.keep_in_store:
+        raise SelectionError("--live puts windows into a store; leave out --no-store")
+    if options.live is not None and options.nccl is not None:
+        raise SelectionError(
+            "--live reads windows that go on, and NCCL's events are of the whole run; leave out --nccl"
+        )
     if options.keep_in_store:
         Store(options.store or default_store()).check_new(options.name)
     if options.profiler is not None and options.profiler.is_dir() and any(options.profiler.iterdir()):
@@ -238,7 +259,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     try:
         _await_other_launchers(directory)
         numbers = attempts(directory)
-        for number in numbers:
+        for number in numbers if options.live is None or options.out is not None else ():
             collected.append(_collect_attempt(options, directory, number, last=number == numbers[-1]))
         finish_run(directory)
         if not numbers:
@@ -259,6 +280,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
         merged_elsewhere=False,
         problem=problem,
         profiles=tuple(_profile_lines(options, collected)),
+        live=None if options.live is None else options.name,
     )
 
 
@@ -311,7 +333,7 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
     try:
         if out is not None:
             merged.trace.write_parquet(out)
-        if options.keep_in_store:
+        if options.keep_in_store and options.live is None:
             store = store_trace(options, merged.trace)
     except TracekitError as error:
         problem = str(error)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.collectors.launch.signals import hold, release
+from tracekit.errors import SelectionError
 from tracekit.stderr import say
 from tracekit.text import printable, short
 
@@ -100,6 +102,10 @@ class NcclMask(click.ParamType[int]):
 @click.option(
     "--profiler-steps", type=click.IntRange(1, 100), default=3, show_default=True, help="How many steps it records."
 )
+@click.option(
+    "--live", is_flag=True, help="Analyse the run window by window while it goes on, as `tracekit watch` does."
+)
+@watch_options
 @click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
@@ -107,6 +113,7 @@ class NcclMask(click.ParamType[int]):
 @click.pass_obj
 def collect_command(
     analyse: Analyse | None,
+    /,
     command: tuple[str, ...],
     out: Path | None,
     store: Path | None,
@@ -124,14 +131,18 @@ def collect_command(
     on_hang: str,
     profiler: Path | None,
     profiler_steps: int,
+    live: bool,
     overhead: bool,
     as_json: bool,
+    **watching: Any,
 ) -> int:
     """Record a step trace of an unmodified training command: tracekit collect [OPTIONS] -- torchrun ... train.py.
 
     The exit code is the command's.
     """
     # `analyse` is the object of the command line: the analysis is a layer above this one.
+    if not live and (given := WatchOptions(**watching).given()):
+        raise SelectionError(f"{given[0]} is for --live, which is not there")
     hold()  # before the imports below: see there
     try:
         from tracekit.collectors.launch.collect import CollectOptions, collect
@@ -155,6 +166,7 @@ def collect_command(
                 profiler=profiler,
                 profiler_steps=profiler_steps,
                 layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
+                live=WatchOptions(**watching) if live else None,
                 analyse=analyse,
             )
         )
@@ -173,6 +185,8 @@ def summary_lines(summary: CollectSummary) -> list[str]:
     if summary.merged_elsewhere:
         lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
     lines += summary.profiles
+    if summary.live is not None and not summary.merged_elsewhere:
+        lines.append(f"next: tracekit store windows {shlex.quote(summary.live)}")
     if summary.problem:
         lines.append(f"no trace: {summary.problem}")
     if summary.segments and not summary.merged_elsewhere:

@@ -6,8 +6,8 @@ Device times become host times here; the rules that turn records into ops of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,20 +72,27 @@ def merge_attempt(
     options: LayoutOptions | None = None,
     clocks: Mapping[str, ClockFit] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    running: bool = False,
 ) -> MergedAttempt:
-    """Merge the ranks of one attempt. Raises LayoutError where ranks disagree, TraceError where no step is whole."""
+    """Merge the ranks of one attempt. Raises LayoutError where ranks disagree, TraceError where no step is whole.
+
+    `running`: the recording is a part of a run that goes on. NCCL's events and samples of GPUs are then left out, for
+    their files are of the whole run.
+    """
     reference = _reference(recording, clocks or {})
     device_clocks = _device_clocks(recording)
     records = _records(recording, clocks or {}, reference, device_clocks)
     groups = _groups(recording)
-    placement = place_ranks([_facts(one, records, groups[one.rank]) for one in recording.ranks.values()], options)
+    reduced = _reduced(records)
+    facts = [_facts(one, reduced.get(one.rank, []), groups[one.rank]) for one in recording.ranks.values()]
+    placement = place_ranks(facts, options)
     timed = timed_alike(records, _whole_steps(records, first_step))
     if timed.steps.is_empty():
         raise TraceError(
             f"{recording.directory}: no rank finished a recorded step after step {first_step - 1}; a step ends with an"
             " optimizer step: run longer, choose --steps that the run reaches, or call tracekit.collectors.set_step"
         )
-    nccl = read_nccl(Path(recording.directory), recording.processes())
+    nccl = None if running else read_nccl(Path(recording.directory), recording.processes())
     joined = join_nccl(records, groups, nccl, clocks or {}, timed.steps) if nccl is not None else None
     if joined is not None:
         records = joined.records
@@ -116,7 +123,7 @@ def merge_attempt(
             **_run_queues(records, timed.steps),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
-            **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden),
+            **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden, sampled=not running),
             **find_unrecorded(recording).metadata(),
             **({"nccl": joined.report.to_dict()} if joined is not None else {}),
             **(metadata or {}),
@@ -134,7 +141,7 @@ def rank_report(recording: RankRecording) -> RankReport:
         host=str(recording.facts["process"][0]["host"]),
         steps=int((recording.records["category"] == Category.STEP).sum()),
         records=len(recording.records),
-        dropped=int(summary.get("dropped", 0)),
+        dropped=int(summary.get("dropped", recording.facts.get("dropped", [0])[-1])),
         unfinished=int(summary.get("unfinished", 0)),
         torn_bytes=recording.torn_bytes,
         failures=summary.get("failures", {}),
@@ -165,6 +172,8 @@ def _device_metadata(
     clocks: Mapping[int, DeviceClockFit],
     left_out: int,
     hidden: Mapping[str, int],
+    *,
+    sampled: bool,
 ) -> dict[str, Any]:
     """How ranks with a GPU were timed, and what GPUs they had; nothing without one."""
     metadata: dict[str, Any] = {}
@@ -180,7 +189,8 @@ def _device_metadata(
         facts = one.facts.get("device")
         if facts:
             host = one.facts["process"][0]["host"]
-            summary = summarize_gpu({"host": host, **facts[-1]}, read_samples(recording.directory, one.rank))
+            samples = read_samples(recording.directory, one.rank) if sampled else []
+            summary = summarize_gpu({"host": host, **facts[-1]}, samples)
             gpus[str(one.rank)] = summary.to_dict()
     if gpus:
         metadata["gpus"] = gpus
@@ -199,36 +209,63 @@ def _records(
 
     A host whose clock nobody measured (no folder shared by the nodes) is placed by the wall clocks.
     """
-    frames = []
-    for one in recording.ranks.values():
-        # A rank killed right behind the first use of a name has not told the name.
-        count = 1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0))
-        names = pl.Series([one.names.get(number, "?") for number in range(count)])
-        frame = pl.DataFrame({field: one.records[field] for field in one.records.dtype.names or ()}).with_columns(
-            rank=pl.lit(one.rank, pl.Int32),
-            name=names.gather(one.records["name"].astype(np.uint32)),
-            category=pl.col("category").replace_strict(_CATEGORIES, return_dtype=pl.String),
-        )
-        if one.rank in device_clocks:
-            frame = on_host_clock(frame, device_clocks[one.rank])
-        process = one.facts["process"][0]
-        fit = clocks.get(str(process["host"]))
-        if fit is not None:
-            frame = _moved(frame, fit.to_reference)
-        elif process["host"] != reference["host"]:
-            shift = _epoch_ns(process) - _epoch_ns(reference)
-            frame = _moved(frame, partial(np.add, shift))
-        frames.append(frame)
-    return pl.concat(frames)
+    on_host = [one for one in recording.ranks.values() if one.rank not in device_clocks]
+    on_device = [one for one in recording.ranks.values() if one.rank in device_clocks]
+    frames = [_frame(on_host)] if on_host else []
+    frames += [on_host_clock(_frame([one]), device_clocks[one.rank]) for one in on_device]
+    moves = [(len(one.records), _move(one, clocks, reference)) for one in (*on_host, *on_device)]
+    return _moved(pl.concat(frames), moves)
 
 
-def _moved(frame: pl.DataFrame, move: Callable[[IntArray], IntArray]) -> pl.DataFrame:
-    """Records with every time moved; `extra` is one only of a transfer: when its waiter went on."""
-    is_time = pl.lit(value=True), pl.lit(value=True), pl.col("category") == "p2p"
-    return frame.with_columns(
-        pl.when(rows).then(pl.Series(move(frame[column].to_numpy()))).otherwise(column).alias(column)
-        for column, rows in zip(("start_ns", "end_ns", "extra"), is_time, strict=True)
+def _move(
+    one: RankRecording, clocks: Mapping[str, ClockFit], reference: Mapping[str, Any]
+) -> Callable[[IntArray], IntArray] | None:
+    """What puts the times of a rank on the reference clock; None where they are on it."""
+    process = one.facts["process"][0]
+    fit = clocks.get(str(process["host"]))
+    if fit is not None:
+        return fit.to_reference
+    if process["host"] == reference["host"]:
+        return None
+    return partial(np.add, _epoch_ns(process) - _epoch_ns(reference))
+
+
+def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
+    """The records of some ranks, rank by rank, with names and categories as text."""
+    records = np.concatenate([one.records for one in members])
+    sizes = [len(one.records) for one in members]
+    # A rank killed right behind the first use of a name has not told the name.
+    counts = [1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0)) for one in members]
+    names = pl.Series(
+        [one.names.get(number, "?") for one, count in zip(members, counts, strict=True) for number in range(count)]
     )
+    first = np.repeat(np.cumsum([0, *counts[:-1]]), sizes)
+    return pl.DataFrame({field: records[field] for field in records.dtype.names or ()}).with_columns(
+        rank=pl.Series(np.repeat(np.array([one.rank for one in members], np.int32), sizes)),
+        name=names.gather((first + records["name"]).astype(np.uint32)),
+        category=pl.col("category").replace_strict(_CATEGORIES, return_dtype=pl.String),
+    )
+
+
+def _moved(frame: pl.DataFrame, moves: Sequence[tuple[int, Callable[[IntArray], IntArray] | None]]) -> pl.DataFrame:
+    """Records with every time moved. `moves`: of so many rows each, in order.
+
+    `extra` is a time only of a transfer: when its waiter went on.
+    """
+    if not any(move for _, move in moves):
+        return frame
+    times = {name: frame[name].to_numpy().copy() for name in ("start_ns", "end_ns", "extra")}
+    is_transfer = (frame["category"] == "p2p").to_numpy()
+    first = 0
+    for count, move in moves:
+        rows = slice(first, first + count)
+        first += count
+        if move is not None:
+            extra, transfers = times["extra"][rows], is_transfer[rows]
+            extra[transfers] = move(extra[transfers])
+            for name in ("start_ns", "end_ns"):
+                times[name][rows] = move(times[name][rows])
+    return frame.with_columns(**{name: pl.Series(values) for name, values in times.items()})
 
 
 def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
@@ -254,18 +291,21 @@ def _groups(recording: AttemptRecording) -> dict[int, dict[int, dict[str, Any]]]
     }
 
 
-def _facts(recording: RankRecording, records: pl.DataFrame, groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
-    """What one rank knows about the layout."""
+def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
+    """Rank -> numbers of the groups over which it reduced gradients, most used first."""
     used = (
-        records.filter(
-            (pl.col("rank") == recording.rank)
-            & (pl.col("category") == "collective")
-            & pl.col("name").str.contains("reduce")
-        )
-        .group_by("peer")
+        records.filter((pl.col("category") == "collective") & pl.col("name").str.contains("reduce"))
+        .group_by("rank", "peer")
         .agg(pl.col("extra").sum())
-        .sort("extra", "peer", descending=[True, False])
+        .sort("rank", "extra", "peer", descending=[False, True, False])
+        .group_by("rank", maintain_order=True)
+        .agg("peer")
     )
+    return dict(used.iter_rows())
+
+
+def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
+    """What one rank knows about the layout. `reduced`: numbers of groups, as `_reduced` has them."""
     megatron = recording.facts.get("megatron")
     return RankFacts(
         rank=recording.rank,
@@ -273,7 +313,7 @@ def _facts(recording: RankRecording, records: pl.DataFrame, groups: Mapping[int,
         meshes=tuple(recording.facts.get("mesh", [])),
         megatron=megatron[-1] if megatron else None,
         pipelines=tuple(recording.facts.get("pipeline", [])),
-        reduced=tuple(tuple(groups[number]["ranks"]) for number in used["peer"].to_list() if number in groups),
+        reduced=tuple(tuple(groups[number]["ranks"]) for number in reduced if number in groups),
     )
 
 
@@ -291,16 +331,13 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     `members` is the same number on all ranks of a group, whatever each calls it.
     """
     rows = []
-    numbers: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[int, ...], _Members] = {}
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
-            places = [placement.places[member] for member in group["ranks"] if member in placement.places]
-            description = str(group["description"] or group["name"])
-            size, members = len(group["ranks"]), numbers.setdefault(tuple(group["ranks"]), len(numbers))
-            data_parallel = _is_data_parallel(places, size)
-            joins_all = data_parallel and len({place.dp for place in places}) == placement.layout.dp
-            within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
-            rows.append((rank, number, description, data_parallel, joins_all, within_worker, size, members))
+            members = tuple(group["ranks"])
+            if members not in known:
+                known[members] = _Members.of(len(known), members, placement)
+            rows.append((rank, number, str(group["description"] or group["name"]), *astuple(known[members])))
     schema = {
         "rank": pl.Int32,
         "peer": pl.Int32,
@@ -312,6 +349,30 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
         "members": pl.Int32,
     }
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The ranks of a group, however many ranks call it what: columns of the table of groups."""
+
+    data_parallel: bool
+    joins_all: bool
+    within_worker: bool
+    size: int
+    number: int
+
+    @classmethod
+    def of(cls, number: int, ranks: Sequence[int], placement: Placement) -> _Members:
+        """What the places of these ranks say."""
+        places, size = [placement.places[rank] for rank in ranks if rank in placement.places], len(ranks)
+        data_parallel = _is_data_parallel(places, size)
+        return cls(
+            data_parallel=data_parallel,
+            joins_all=data_parallel and len({place.dp for place in places}) == placement.layout.dp,
+            within_worker=size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1,
+            size=size,
+            number=number,
+        )
 
 
 def _is_data_parallel(places: list[Place], size: int) -> bool:

@@ -57,6 +57,10 @@ class ClockFit:
         return local_ns + np.round(self.offset_ns + self.drift * since).astype(np.int64)
 
 
+#: About so long is a line of a file of samples.
+_SAMPLE_BYTES = 100
+
+
 class EchoServer:
     """Answers each ping with the reference clock, until closed."""
 
@@ -140,14 +144,26 @@ def append_sample(directory: Path, host: str, sample: ClockSample) -> None:
         file.write(json.dumps(asdict(sample)) + "\n")
 
 
-def read_clocks(directory: Path) -> dict[str, ClockFit]:
-    """The fit of each host that measured. Raises FormatError where a file is damaged."""
+def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFit]:
+    """The fit of each host that measured, to all samples or to about the `newest`.
+
+    Raises FormatError where a file is damaged.
+    """
     fits = {}
     for path in sorted(directory.glob("clock-*.samples")):
         try:
-            samples = [ClockSample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+            samples = [ClockSample(**json.loads(line)) for line in _lines(path, newest)]
         except (ValueError, TypeError) as error:
             raise FormatError(f"{path}: damaged ({error}); delete it to merge without correcting this clock") from None
         if samples:
             fits[path.name.removeprefix("clock-").removesuffix(".samples")] = fit_clock(samples)
     return fits
+
+
+def _lines(path: Path, newest: int | None) -> list[bytes]:
+    """The whole lines at the end of a file, about `newest` of them, or all."""
+    with path.open("rb") as file:
+        skipped = 0 if newest is None else max(0, path.stat().st_size - newest * _SAMPLE_BYTES)
+        file.seek(skipped)
+        lines = file.read().split(b"\n")
+    return [line for line in lines[bool(skipped) :] if line]

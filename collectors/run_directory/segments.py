@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
         facts.setdefault(kind, []).append(value)
     if "process" not in facts:
         return None
-    _check_process(facts["process"][0], directory / (rank_stem(rank) + FACTS_SUFFIX))
+    check_process(facts["process"][0], directory / (rank_stem(rank) + FACTS_SUFFIX))
     parts, torn = [np.empty(0, RECORD_DTYPE)], 0
     for path in paths:
         records, rest = read_segment(path)
@@ -203,11 +203,11 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
     # What the launcher saved of a rank that was killed can be in its own segments too.
     _, first = np.unique(records["number"], return_index=True)
     records = records[first]
-    names = _names(facts, directory / (rank_stem(rank) + FACTS_SUFFIX))
+    names = names_of(facts.get("name", []), directory / (rank_stem(rank) + FACTS_SUFFIX))
     return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
 
 
-def _check_process(process: Any, path: Path) -> None:
+def check_process(process: Any, path: Path) -> None:
     """Raise FormatError where a rank's first fact does not say which of how many it is, where and when."""
     known = process if isinstance(process, dict) else {}
     if not is_size(known.get("world_size")):
@@ -216,10 +216,12 @@ def _check_process(process: Any, path: Path) -> None:
         raise FormatError(f"{path}: the process has no {missing[0]}; copy it again")
 
 
-def _names(facts: Mapping[str, list[Any]], path: Path) -> dict[int, str]:
-    """Number -> name of what was recorded. Raises FormatError for a number no record can hold."""
+def names_of(facts: Sequence[Any], path: Path) -> dict[int, str]:
+    """Number -> name of what was recorded, of facts of the kind `name`. Raises FormatError for a number that no record
+    can hold.
+    """
     try:
-        names = {int(number): str(name) for number, name in facts.get("name", [])}
+        names = {int(number): str(name) for number, name in facts}
     except (ValueError, TypeError, OverflowError) as error:
         raise FormatError(f"{path}: damaged name ({error!s:.200}); copy it again") from None
     if names and not (min(names) >= 0 and max(names) <= _LARGEST_NAME):
@@ -252,11 +254,19 @@ def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
         raise _unreadable(path, error) from None
     if len(content) < HEADER.size:
         return np.empty(0, RECORD_DTYPE), len(content)
-    magic, version, record_size, *_ = HEADER.unpack_from(content)
-    if magic != MAGIC or version != VERSION or record_size != RECORD.size:
-        raise FormatError(f"{path}: not a segment this tracekit reads (version {version}); upgrade, or record again")
-    whole, torn = divmod(len(content) - HEADER.size, RECORD.size)
-    records = np.frombuffer(content, RECORD_DTYPE, whole, HEADER.size)
+    return records_in(content, path), (len(content) - HEADER.size) % RECORD.size
+
+
+def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.NDArray[np.void]:
+    """The whole records in a segment, or in a part of one, which has no header. Raises FormatError where it is none."""
+    start = HEADER.size if has_header else 0
+    if has_header:
+        magic, version, record_size, *_ = HEADER.unpack_from(content)
+        if magic != MAGIC or version != VERSION or record_size != RECORD.size:
+            raise FormatError(
+                f"{path}: not a segment this tracekit reads (version {version}); upgrade, or record again"
+            )
+    records = np.frombuffer(content, RECORD_DTYPE, (len(content) - start) // RECORD.size, start)
     unknown = ~np.isin(records["category"], _CATEGORIES)
     if unknown.any():
         row = int(unknown.argmax())
@@ -264,7 +274,7 @@ def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
             f"{path}: damaged, record {row} is of category {records['category'][row]}; copy it again, or record the run"
             " again"
         )
-    return records, torn
+    return records
 
 
 def _unreadable(path: Path, error: OSError) -> FormatError:
@@ -303,10 +313,13 @@ __all__ = [
     "RankRecording",
     "Run",
     "attempts",
+    "check_process",
     "is_run_directory",
+    "names_of",
     "read_attempt",
     "read_run",
     "read_segment",
+    "records_in",
     "write_left_over",
     "write_manifest",
 ]

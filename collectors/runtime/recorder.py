@@ -55,6 +55,7 @@ class Recorder:
         self._segment_path = directory
         self._segments = 0
         self._in_segment = 0
+        self._dropped_told = 0
         self._facts_file: BinaryIO | None = None
         self._writer = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
@@ -123,9 +124,16 @@ class Recorder:
             self._ring.drain(count)
             self._in_segment += count
             self.written += count
+            self._tell_drops()
             if self._in_segment >= self._per_segment:
                 self._seal()
         self._write_facts()
+
+    def _tell_drops(self) -> None:
+        """How many records were lost so far, for who looks on; the summary tells it at the end."""
+        if self.dropped != self._dropped_told:
+            self._dropped_told = self.dropped
+            self._facts.append(json.dumps({"kind": "dropped", "value": self.dropped}))
 
     def _write_facts(self) -> None:
         if not self._facts:

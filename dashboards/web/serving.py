@@ -6,6 +6,10 @@ In: the Dash app. Out: the same with what an operator needs around it. Nothing h
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import flask
 from dash import Dash
@@ -16,6 +20,9 @@ from tracekit.dashboards.web import downloads
 from tracekit.dashboards.web.auth import Auth
 from tracekit.errors import TracekitError
 from tracekit.text import printable
+
+if TYPE_CHECKING:
+    from tracekit.live.metrics import JobStates
 
 #: What a load balancer or Kubernetes may ask without a password; neither tells a name.
 _OPEN = ("/healthz", "/readyz")
@@ -53,12 +60,23 @@ def _readyz() -> flask.Response:
 
 
 def _metrics() -> flask.Response:
-    from tracekit.dashboards.web.metrics import CONTENT_TYPE, exposition
+    from tracekit.live.metrics import CONTENT_TYPE, exposition
 
+    states = _states(results().path)
     try:
-        return flask.Response(exposition(results().jobs), content_type=CONTENT_TYPE)
+        states()
     except TracekitError as error:
         return flask.Response(f"{error}\n", 503, mimetype="text/plain")
+    return flask.Response(exposition(states, flask.request.url_root), content_type=CONTENT_TYPE)
+
+
+@lru_cache(maxsize=1)
+def _states(store: Path) -> Callable[[], JobStates]:
+    """What metrics are made of."""
+    from tracekit.live.metrics import remembered
+    from tracekit.store import Store
+
+    return remembered(Store(store))
 
 
 def _failed(error: Exception) -> flask.Response | HTTPException:

@@ -14,10 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.dashboards.page_text import Pages, found
 from tests.handmade import run, slow_trace
 from tracekit.analysis.verdict import LossKind, Verdict
-from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.whatif_query import WhatifQuery
-from tracekit.dashboards.web.metrics import exposition
 from tracekit.job import Job
+from tracekit.live.metrics import exposition, remembered
 from tracekit.store import Incoming, Store
 from tracekit.text import seconds
 
@@ -27,7 +26,7 @@ PAGES = ("/", "/job", "/workers", "/attribution", "/time", "/whatif", "/compare"
 
 
 def metrics(store: Path, job: str) -> dict[str, float]:
-    families = text_string_to_metric_families(exposition(Results(store).jobs).decode())
+    families = text_string_to_metric_families(exposition(remembered(Store(store))).decode())
     samples = (sample for family in families for sample in family.samples)
     return {sample.name: sample.value for sample in samples if sample.labels.get("training_job") == job}
 

@@ -33,13 +33,38 @@ def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
     from tracekit.store import Part, Store, default_store
 
-    for window in Store(store or default_store()).windows(job):
+    opened = Store(store or default_store())
+    headlines = dict(opened.history(job).select("number", "headline").iter_rows())
+    for window in opened.windows(job):
         slowdown = "not analysed" if window.slowdown is None else f"S = {window.slowdown:.3f}"
+        if headline := headlines.get(window.number):
+            slowdown = f"{slowdown}: {printable(headline)}"
         pruned = "" if Part.OPS in window.files else ", ops pruned"
         click.echo(
             f"{window.number:>6}  {window.added_at:%Y-%m-%d %H:%M:%S}  steps {window.first_step} to {window.last_step},"
             f" {window.ops:,} ops{pruned}  {slowdown}"
         )
+
+
+@store_command.command()
+@click.argument("job", required=False)
+@_STORE
+@click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
+def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
+    """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
+    from tracekit.live.watch import advice, lasted
+    from tracekit.store import Store, default_store
+
+    for incident in Store(store or default_store()).incidents(job, only_open=only_open):
+        windows = "" if incident.opened_window is None else f" since window {incident.opened_window}"
+        state = f"open for {lasted(incident)}" if incident.closed_at is None else f"lasted {lasted(incident)}"
+        click.echo(
+            f"{incident.incident_id:>6}  {incident.opened_at:%Y-%m-%d %H:%M:%S}  {short(incident.job)}{windows},"
+            f" {state}: {printable(incident.cause.what)}"
+        )
+        if incident.closed_at is None:
+            for title, text in advice(incident):
+                click.echo(f"{title:>14}: {printable(text)}")
 
 
 @store_command.command()

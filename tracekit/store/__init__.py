@@ -5,11 +5,14 @@ In: validated traces of any kind and what the analysis found. Out: the same by j
 """
 
 from tracekit.store.hangs import StoredHang
+from tracekit.store.incidents import HANG, Incident
 from tracekit.store.store import STORE_VARIABLE, Store, default_store
 from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow, TraceKind
 
 __all__ = [
+    "HANG",
     "STORE_VARIABLE",
+    "Incident",
     "Incoming",
     "Part",
     "Store",

@@ -14,6 +14,7 @@ from tracekit.errors import OutputError, StoreError, TracekitError
 from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
 from tracekit.op_trace import is_op_trace, read_op_trace
 from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
+from tracekit.store.hangs import hang_files, read_hang
 from tracekit.store.single_file import SingleFile
 from tracekit.store.store import Store, Writer
 from tracekit.store.window import Incoming, Part, StoredWindow
@@ -36,6 +37,7 @@ def damages(store: Store) -> Iterator[str]:
                 yield f"{_title(window)}: {_NAMES[part]}: {problem}"
     for path in sorted(set((store.path / JOBS).glob("*/*")) - named):
         yield f"{path}: no window names it; left over from a writer that was killed, or one is at work"
+    yield from _damaged_hangs(store).values()
 
 
 def repair(store: Store) -> list[str]:
@@ -56,7 +58,23 @@ def repair(store: Store) -> list[str]:
     for path in left:
         path.unlink(missing_ok=True)
         lines.append(f"{path}: removed; no window named it")
+    for path, problem in _damaged_hangs(store).items():
+        path.unlink(missing_ok=True)
+        lines.append(f"removed; {problem}")
     return lines
+
+
+def _damaged_hangs(store: Store) -> dict[Path, str]:
+    """What is wrong with reports on hangs, by file."""
+    found = {}
+    for path in hang_files(store.path):
+        try:
+            read_hang(path)
+        except FileNotFoundError:  # removed since
+            continue
+        except StoreError as error:
+            found[path] = str(error)
+    return found
 
 
 def _rebuilt(store: Store, folder: Folder) -> list[str]:
@@ -106,10 +124,11 @@ def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
 def prune(store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None) -> list[str]:
     """Remove ops, a line each, oldest windows first: those added before, and as many as the size asks for.
 
-    Reports and slowdowns of workers stay. `most_bytes`: of all files of windows.
+    Reports and slowdowns of workers stay. Reports on hangs go by age alone; their incidents stay. `most_bytes`: of all
+    files of windows.
     """
     _folder(store)
-    lines = []
+    lines = [] if older_than is None else list(_prune_hangs(store, older_than))
     with store.writing() as writer:
         windows = [window for window in writer.catalogue.windows() if Part.OPS in window.files]
         size = sum(file.bytes for window in writer.catalogue.windows() for file in window.files.values())
@@ -123,6 +142,15 @@ def prune(store: Store, *, older_than: timedelta | None = None, most_bytes: int 
             added = f"{window.added_at:%Y-%m-%d %H:%M}"
             lines.append(f"{_title(window)}: removed {window.ops:,} ops of {added} ({freed:,} bytes)")
     return lines
+
+
+def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
+    """Remove reports on hangs that were made before."""
+    for path in hang_files(store.path):
+        made_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        if datetime.now(UTC) - made_at > older_than:
+            path.unlink(missing_ok=True)
+            yield f"{path}: removed the report on a hang of {made_at:%Y-%m-%d %H:%M}"
 
 
 def migrate(old: Path, new: Path, tell: Callable[[str], None] = lambda _: None) -> int:

@@ -23,6 +23,7 @@ from tracekit.errors import NotStoredError
 from tracekit.findings import FIGURES, Findings
 from tracekit.model import Layout
 from tracekit.op_trace import OpTrace
+from tracekit.store.live_tables import LiveTables
 from tracekit.store.window import (
     AnyTrace,
     Incoming,
@@ -38,7 +39,9 @@ from tracekit.text import short
 if TYPE_CHECKING:
     import duckdb
 
-STORE_VERSION = 3
+STORE_VERSION = 4
+#: A store of this version lacks what live.sql adds; it is read as it is, and the next writer adds that.
+WITHOUT_LIVE_VERSION = 3
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Longer values of the free metadata are in the trace only.
 LONGEST_FACT = 1000
@@ -79,7 +82,20 @@ class Catalogue:
     @classmethod
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
-        connection.execute(files("tracekit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        connection.execute(_statements("schema.sql"))
+        return cls.upgraded(connection, path)
+
+    @classmethod
+    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
+        """The catalogue with the tables of live.sql, which it lacked."""
+        connection.execute(_statements("live.sql"))
+        connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
+        return cls(connection, path)
+
+    @classmethod
+    def without_live(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
+        """A catalogue that is only read and lacks the tables of live.sql: with these tables, empty."""
+        connection.execute(_statements("live.sql").replace("CREATE ", "CREATE TEMP "))
         return cls(connection, path)
 
     def job_list(self) -> pl.DataFrame:
@@ -170,6 +186,21 @@ class Catalogue:
         ).fetchall()
         return int(rows[0][0])
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a window of a job. A job that hangs at once, or has just begun, has none."""
+        found = self.job_id(name)
+        return found is not None and self.next_window(found) > 0
+
+    def ensured(self, name: str, source: str) -> int:
+        """The number of a job, which is made where there is none."""
+        found = self.job_id(name)
+        return self.add_job(name, source) if found is None else found
+
+    @property
+    def live(self) -> LiveTables:
+        """What alerts, metrics and the history of a job need."""
+        return LiveTables(self.connection)
+
     def ensure_job(self, job_id: int, name: str, source: str) -> None:
         """A job of this number, unless it is there; later ones get higher numbers."""
         job = {"job": job_id, "name": name, "source": source}
@@ -204,6 +235,7 @@ class Catalogue:
             )
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
+            self.live.add_findings(job_id, number, item)
 
     def remove_file(self, window: StoredWindow, part: Part) -> None:
         """Name a file no longer."""
@@ -214,6 +246,7 @@ class Catalogue:
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
         """Forget what was found of a window, and say why."""
+        self.live.remove_findings(window.job_id, window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
             f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
@@ -222,7 +255,7 @@ class Catalogue:
 
     def remove_window(self, window: StoredWindow) -> None:
         """Remove a window, and its job where it was the last."""
-        for deletion in ("DELETE FROM files", "DELETE FROM windows"):
+        for deletion in ("DELETE FROM files", "DELETE FROM findings", "DELETE FROM culprits", "DELETE FROM windows"):
             self.connection.execute(
                 f"{deletion} WHERE job_id = $job AND number = $number", {"job": window.job_id, "number": window.number}
             )
@@ -234,6 +267,10 @@ class Catalogue:
         for deletion in (
             "DELETE FROM files",
             "DELETE FROM hosts",
+            "DELETE FROM findings",
+            "DELETE FROM culprits",
+            "DELETE FROM incidents",
+            "DELETE FROM watches",
             "DELETE FROM windows",
             "DELETE FROM jobs",
         ):
@@ -245,6 +282,11 @@ class Catalogue:
             " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
             {"job": job_id, "hosts": list(hosts)},
         )
+
+
+def _statements(name: str) -> str:
+    """The SQL in a file beside this one."""
+    return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

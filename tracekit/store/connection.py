@@ -100,13 +100,14 @@ def version_in(connection: duckdb.DuckDBPyConnection) -> tuple[int, ...] | None:
         return None
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, store: Path, expected: int) -> None:
-    """Raise StoreError where the file is no tracekit store, or one of another version."""
+def check_version(connection: duckdb.DuckDBPyConnection, store: Path, *known: int) -> int:
+    """The version of a store, one of `known`, the newest last. Raises StoreError for any other, and for no store."""
     found = version_in(connection)
     if found is None:
         raise StoreError(f"{store}: a DuckDB file, but no tracekit store; choose another --store")
-    if found != (expected,):
-        shown = ", ".join(map(str, found)) or "none"
-        newer = len(found) == 1 and found[0] > expected
-        advice = "a newer tracekit wrote it, upgrade this one" if newer else "use the tracekit that wrote it"
-        raise StoreError(f"{store}: store version {shown}; this tracekit uses {expected}: {advice}")
+    if len(found) == 1 and found[0] in known:
+        return found[0]
+    shown = ", ".join(map(str, found)) or "none"
+    newer = len(found) == 1 and found[0] > known[-1]
+    advice = "a newer tracekit wrote it, upgrade this one" if newer else "use the tracekit that wrote it"
+    raise StoreError(f"{store}: store version {shown}; this tracekit uses {known[-1]}: {advice}")

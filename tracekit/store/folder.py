@@ -32,7 +32,7 @@ from tracekit.atomic_write import Place
 from tracekit.errors import FormatError, OutputError, StoreError
 from tracekit.findings import Findings
 from tracekit.op_trace import read_op_trace
-from tracekit.store.catalogue import STORE_VERSION, Catalogue
+from tracekit.store.catalogue import STORE_VERSION, WITHOUT_LIVE_VERSION, Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
 from tracekit.store.connection import check_version, connected
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
@@ -77,8 +77,9 @@ class Folder:
                 yield Catalogue.new(connection, self.path)
             return
         with connected(self.catalogue, self.path, read_only=True) as connection:
-            check_version(connection, self.path, STORE_VERSION)
-            yield Catalogue(connection, self.path)
+            version = check_version(connection, self.path, WITHOUT_LIVE_VERSION, STORE_VERSION)
+            of_version = Catalogue if version == STORE_VERSION else Catalogue.without_live
+            yield of_version(connection, self.path)
 
     def check_no_jobs(self) -> None:
         """Raise StoreError where files of jobs lie in a store without a catalogue."""

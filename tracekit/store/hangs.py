@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any
 
 from tracekit.atomic_write import Kind, starting_with, write_text
 from tracekit.errors import StoreError
-from tracekit.text import printable
+from tracekit.findings import Sighting
+from tracekit.store.incidents import HANG
+from tracekit.text import printable, ranks_text
 
 HANGS = "hangs"
 _KIND = Kind("a report on a hang", starting_with(b'{"format": "tracekit-hang"'))
@@ -46,14 +48,56 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, A
 
 def read_hangs(folder: Path, job: str | None = None) -> Iterator[StoredHang]:
     """The reports in the store in `folder`, those of one job or of all, newest first. Raises StoreError."""
-    for path in sorted((folder / HANGS).glob("*.json"), reverse=True):
+    for path in reversed(hang_files(folder)):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            del content["format"]
-            found = StoredHang(**{**content, "lines": tuple(content["lines"])})
+            found = read_hang(path)
         except FileNotFoundError:  # removed since
             continue
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise StoreError(f"{path}: no report on a hang ({printable(str(error))}); remove it") from None
         if job is None or found.job == job:
             yield found
+
+
+def hang_files(folder: Path) -> list[Path]:
+    """The files of the reports in the store in `folder`, oldest first."""
+    return sorted((folder / HANGS).glob("*.json"))
+
+
+def read_hang(path: Path) -> StoredHang:
+    """One report. Raises StoreError where it is none, FileNotFoundError where it is gone."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        del content["format"]
+        return StoredHang(**{**content, "lines": tuple(content["lines"])})
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path}: no report on a hang ({printable(str(error))}); remove it") from None
+
+
+def sighting_of_hang(report: Mapping[str, Any]) -> Sighting:
+    """What an incident says of a hang, in the words of its report (docs/hang.md), as far as it has them.
+
+    All of the job stands.
+    """
+    headline, culprits = str(report.get("headline", "the job hangs")), report.get("culprits", ())
+    hosts = dict.fromkeys(str(one["host"]) for one in culprits if one.get("host"))
+    ranks = tuple(int(one["rank"]) for one in culprits)
+    evidence = [str(line) for one in culprits for line in one.get("evidence", ())]
+    on = f" on {', '.join(hosts)}" if hosts else ""
+    return Sighting(
+        kind=HANG,
+        part=HANG,
+        what=headline,
+        who=f"{ranks_text(ranks)}{on}" if ranks else "nobody can be told yet",
+        why=evidence[0] if evidence else headline,
+        check=str(report.get("first_step", "")),
+        fix=None,
+        ranks=ranks,
+        hosts=tuple(hosts),
+        gpu_uuids=(),
+        cost_s=0.0,
+        share=1.0,
+        confidence=1.0,
+        first_step=None,
+        saved_gpu_hours_per_day=None,
+    )

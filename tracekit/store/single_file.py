@@ -62,7 +62,7 @@ class SingleFile:
         """The catalogue."""
         with self._connected() as connection:
             connection.execute(_VIEWS)
-            yield Catalogue(connection, self.path)
+            yield Catalogue.without_live(connection, self.path)
 
     def trace(self, window: StoredWindow) -> Trace:
         """The trace of a job."""

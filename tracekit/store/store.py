@@ -17,12 +17,14 @@ from typing import Any, Protocol, TypeVar
 
 import polars as pl
 
-from tracekit.errors import NotStoredError, OutputError, StoreError
-from tracekit.store.catalogue import Catalogue
+from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
+from tracekit.findings import Findings
+from tracekit.store.catalogue import WITHOUT_LIVE_VERSION, Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
-from tracekit.store.connection import connected
+from tracekit.store.connection import connected, version_in
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
-from tracekit.store.hangs import StoredHang, read_hangs, write_hang
+from tracekit.store.hangs import StoredHang, read_hangs, sighting_of_hang, write_hang
+from tracekit.store.incidents import HANG, Incident
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.text import encodable, short
@@ -84,24 +86,52 @@ class Store:
             for item in incoming:
                 self._add(writer, item, replace)
 
-    def append(self, item: Incoming) -> int:
-        """Add a window to a job, which is made where there is none; the number of the window."""
+    def append(self, item: Incoming, *, expected: int | None = None) -> int:
+        """Add a window to a job, which is made where there is none; the number of the window.
+
+        The incidents of the job go on to this window. `expected`: the number that the window is to have;
+        StoreTakenError where another writer has added that one.
+        """
         self._check_name(item.name)
         with self.writing() as writer:
-            job_id = writer.catalogue.job_id(item.name)
-            if job_id is None:
-                job_id = writer.catalogue.add_job(item.name, item.source)
-            elif (kind := writer.catalogue.window(item.name).kind) != trace_kind(item.trace):
+            catalogue = writer.catalogue
+            job_id = catalogue.ensured(item.name, item.source)
+            number = catalogue.next_window(job_id)
+            if number and (kind := catalogue.window(item.name).kind) != trace_kind(item.trace):
                 raise StoreError(
                     f"{self.path}: job {short(item.name)!r} has windows of kind {kind}, this one is of kind"
                     f" {trace_kind(item.trace)}; choose another --name"
                 )
-            number = writer.catalogue.next_window(job_id)
+            if expected is not None and number != expected:
+                raise StoreTakenError(
+                    f"{self.path}: another process adds windows to job {short(item.name)!r}; end one of the two, or"
+                    " choose another --name"
+                )
             writer.write(job_id, number, item)
+            verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
+            if verdict is not None:
+                catalogue.live.follow(job_id, item.name, number, verdict, datetime.now(UTC))
         return number
 
+    def begin_watch(self, name: str, source: str) -> int:
+        """Note that a job is being cut into windows; the number of its next one."""
+        self._check_name(name)
+        with self.writing() as writer:
+            job_id = writer.catalogue.ensured(name, source)
+            writer.catalogue.live.watch_begins(job_id, datetime.now(UTC))
+            return writer.catalogue.next_window(job_id)
+
+    def end_watch(self, name: str) -> None:
+        """Note that a job has ended; its open incidents close."""
+        with self.writing() as writer:
+            if (job_id := writer.catalogue.job_id(name)) is not None:
+                writer.catalogue.live.watch_ends(job_id, datetime.now(UTC))
+
     def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
-        """Keep a report on a hang of the job, which need not be in the store: its text and its JSON."""
+        """Keep a report on a hang of the job, which need not be in the store: its text and its JSON.
+
+        It opens an incident, which closes with the first window that ends afterwards, or with the job.
+        """
         self._check_encodable()
         self._refuse_single_file()
         try:
@@ -111,6 +141,13 @@ class Store:
             raise StoreError(str(error)) from None
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
+        if not report.get("hang"):
+            return
+        with self.writing() as writer:
+            known = writer.catalogue.live.incidents(job, only_open=True)
+            if not any(incident.cause.kind == HANG for incident in known):
+                incident = Incident(0, job, sighting_of_hang(report), datetime.now(UTC), None, None)
+                writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
     def check_new(self, name: str | None) -> None:
         """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
@@ -124,7 +161,7 @@ class Store:
             raise StoreError(str(error)) from None
         if self._exists():
             with self.reading() as catalogue:
-                if name is not None and catalogue.job_id(name) is not None:
+                if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: job {short(name)!r} is there already; choose another --name")
 
     @contextmanager
@@ -161,6 +198,8 @@ class Store:
                     if not rebuilding:
                         folder.check_no_jobs()
                     catalogue = Catalogue.new(connection, self.path)
+                elif version_in(connection) == (WITHOUT_LIVE_VERSION,):
+                    catalogue = Catalogue.upgraded(connection, self.path)
                 connection.begin()
                 writer = Writer(folder, catalogue)
                 yield writer
@@ -174,14 +213,15 @@ class Store:
                 folder.clear_unfinished()
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
-        old = writer.catalogue.job_id(item.name)
-        if old is not None:
+        catalogue = writer.catalogue
+        old = catalogue.job_id(item.name)
+        if old is not None and catalogue.holds(item.name):
             if not replace:
                 raise StoreError(
                     f"{self.path}: job {item.name!r} is there already; replace it with --replace or choose --name"
                 )
-            writer.remove(old, writer.catalogue.windows(item.name))
-        writer.write(writer.catalogue.add_job(item.name, item.source), 0, item)
+            writer.remove(old, catalogue.windows(item.name))
+        writer.write(catalogue.ensured(item.name, item.source), 0, item)
 
     def _check_name(self, name: str) -> None:
         if encodable(name) != name:
@@ -219,6 +259,16 @@ class Store:
         """The reports on hangs, of one job or of all, newest first."""
         self.check()
         return tuple(read_hangs(self.path, job)) if self.path.is_dir() else ()
+
+    def history(self, name: str, most: int = 1000) -> pl.DataFrame:
+        """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
+        with self.reading() as catalogue:
+            return catalogue.live.history(name, most)
+
+    def incidents(self, name: str | None = None, *, only_open: bool = False) -> tuple[Incident, ...]:
+        """The incidents of one job or of all, newest first."""
+        with self.reading() as catalogue:
+            return catalogue.live.incidents(name, only_open=only_open)
 
     def windows(self, name: str) -> tuple[StoredWindow, ...]:
         """The windows of a job, oldest first."""

@@ -72,3 +72,14 @@ def test_samples_of_a_run(tmp_path):
     (tmp_path / "clock-node2.samples").write_text("{")
     with pytest.raises(FormatError, match=r"clock-node2.samples: damaged"):
         read_clocks(tmp_path)
+
+
+def test_a_clock_can_be_read_from_its_newest_samples(tmp_path):
+    """A long run is not read from its beginning for each window: here its clock drifted only at first."""
+    for number in range(400):
+        offset_ns = 1000 * number if number < 200 else 200_000
+        append_sample(tmp_path, "node1", ClockSample(number * 10**10, offset_ns, 100))
+    assert read_clocks(tmp_path)["node1"].drift > 0
+    newest = read_clocks(tmp_path, 64)["node1"]
+    assert newest.drift == pytest.approx(0, abs=1e-15)
+    assert 32 <= newest.samples <= 128

@@ -60,6 +60,7 @@ def test_a_full_ring_drops_and_counts(tmp_path):
     recording = read_attempt(tmp_path, 0).ranks[3]
     assert len(recording.records) == 20
     assert recording.summary == {"dropped": 10}
+    assert recording.facts["dropped"] == [10]  # told while the run goes on, too
 
 
 @pytest.mark.parametrize("cut", [1, RECORD.size - 1, RECORD.size, RECORD.size + 1])

@@ -196,7 +196,9 @@ class TestMetrics:
         stored = Store(serving.store).job_list().select("name", "slowdown").rows()
         assert slowdowns == dict(stored)
         assert {tuple(sample.labels) for family in families.values() for sample in family.samples} == {
+            (),
             ("training_job",),
+            ("training_job", "verdict"),
             ("analysed",),
         }
         assert all(sample.value > 0 for sample in families["tracekit_job_trace_age_seconds"].samples)

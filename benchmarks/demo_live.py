@@ -1,0 +1,96 @@
+"""`make demo-live`: a small real job, a rank that becomes slow, the message that says so, and the page.
+
+It needs torch and no GPU. Two ranks train under `tracekit collect --live`; from the third window on one takes twice as
+long, until the message has come; then it recovers. Everything is in a folder of its own, which is removed at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "tests" / "collectors" / "scripts" / "slow_on_demand.py"
+SLOW_FROM_WINDOW = 2
+DASHBOARD = "http://127.0.0.1:8050"
+
+
+class Webhook(HTTPServer):
+    """Prints what arrives; `opened` and `closed` say that an incident of rank 1 did."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = threading.Event(), threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Webhook
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        for incident in message["incidents"]:
+            print(f"\n  >>> the webhook got: incident {incident['incident']} {incident['status']}")
+            for key in ("what", "who", "check", "fix", "page"):
+                print(f"      {key:<6} {incident[key]}")
+            print(flush=True)
+            if incident["ranks"] == "1":
+                (self.server.opened if incident["status"] == "opened" else self.server.closed).set()
+
+    def log_message(self, *_: object) -> None:
+        """Requests are printed above."""
+
+
+def main() -> None:
+    """Run the demonstration; the dashboard at its end until Ctrl-C, unless its output goes to a file."""
+    with tempfile.TemporaryDirectory(prefix="tracekit-demo-") as folder, Webhook() as webhook:
+        threading.Thread(target=webhook.serve_forever, daemon=True).start()
+        store = Path(folder) / "demo.store"
+        _train(Path(folder), store, webhook)
+        webhook.shutdown()
+        tracekit = [sys.executable, "-m", "tracekit"]
+        subprocess.run([*tracekit, "store", "incidents", "--store", store], check=True)
+        subprocess.run([*tracekit, "top", "demo", "--once", "--store", store], check=True)
+        if sys.stdout.isatty():
+            print(f"\nThe page: {DASHBOARD}/job?job=demo   (Ctrl-C ends the demonstration)", flush=True)
+            subprocess.run([*tracekit, "dashboard", store], check=False)
+
+
+def _train(folder: Path, store: Path, webhook: Webhook) -> None:
+    slow, stop = folder / "slow", folder / "stop"
+    url = f"http://127.0.0.1:{webhook.server_port}/"
+    live = ["--window-steps", "20", "--notify", url, "--dashboard-url", DASHBOARD]
+    job = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tracekit", "collect", "--live", *live, "--name", "demo", "--store", store, "--"),
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SCRIPT),
+        ],
+        cwd=folder,
+        env={**os.environ, "SLOW": str(slow), "STOP": str(stop), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stderr is not None
+    with job.stderr:
+        for line in job.stderr:
+            if "demo, window" in line:
+                print(line, end="", flush=True)
+            if f"demo, window {SLOW_FROM_WINDOW}," in line:
+                print("\n  >>> rank 1 takes twice as long from now on\n", flush=True)
+                slow.touch()
+            if webhook.opened.is_set() and slow.exists():
+                print("\n  >>> rank 1 is as fast as before\n", flush=True)
+                slow.unlink()
+            if webhook.closed.is_set():
+                stop.touch()
+    job.wait()
+
+
+if __name__ == "__main__":
+    main()

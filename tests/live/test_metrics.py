@@ -1,0 +1,102 @@
+"""Metrics are made of what is stored: base units, a bounded number of series, and what a person needs of incidents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.handmade import slow_trace
+from tests.test_incidents import LATE, SLOW
+from tests.test_store_windows import window
+from tracekit.job import Job
+from tracekit.live.metrics import MOST_INCIDENTS, JobStates, exposition, remembered
+from tracekit.store import Incident, Incoming, Store
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "jobs.store")
+
+
+def samples(states: Any, page: str = "") -> list[Any]:
+    text = exposition(states, page).decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def value(store: Store, name: str, **labels: str) -> float:
+    (found,) = [one for one in samples(remembered(store)) if one.name == name and labels.items() <= one.labels.items()]
+    return float(found.value)
+
+
+def test_figures_of_a_job_are_those_of_its_newest_window_and_counters_add_up_all(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    store.append(window(1, analysed=True))
+    row = store.job_list().row(0, named=True)
+    assert value(store, "tracekit_job_slowdown_ratio") == pytest.approx(15.5 / 13.5)
+    assert value(store, "tracekit_job_step_seconds") == pytest.approx(15.5)
+    assert value(store, "tracekit_job_windows_total") == 2
+    # two windows of two steps on 4 GPUs, each of which loses 3.5 s beside peers that are fast
+    assert value(store, "tracekit_job_lost_gpu_seconds_total") == pytest.approx(2 * 3600 * row["lost_gpu_hours"])
+    assert value(store, "tracekit_job_verdict", verdict="straggler") == 1
+    assert value(store, "tracekit_job_last_window_timestamp_seconds") == pytest.approx(row["imported_at"])
+    assert value(store, "tracekit_job_watched") == 0
+    store.begin_watch("live", "torchrun")
+    assert value(store, "tracekit_job_watched") == 1
+    store.end_watch("live")
+    assert value(store, "tracekit_job_watched") == 0
+
+
+def test_what_is_missing_and_dropped_is_counted(store: Store) -> None:
+    trace = slow_trace(metadata={"missing_ranks": [7, 9], "dropped_records": 12})
+    store.append(Incoming(trace, "live", "x", Job(trace).findings()))
+    assert value(store, "tracekit_job_ranks_missing") == 2
+    assert value(store, "tracekit_job_dropped_records_total") == 12
+
+
+def test_an_open_incident_has_what_a_person_needs_and_a_closed_one_nothing(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    (incident,) = store.incidents()
+    labels = {"training_job": "live", "incident": "1", "cause": "bad-worker", "part": "compute"}
+    assert value(store, "tracekit_incident_lost_ratio", **labels) == pytest.approx(incident.cause.share)
+    assert value(store, "tracekit_incident_windows", **labels) == 1
+    (info,) = [one for one in samples(remembered(store), "https://dash/") if one.name == "tracekit_incident_info"]
+    said = incident.cause
+    assert (info.labels["what"], info.labels["who"], info.labels["check"]) == (said.what, said.who, said.check)
+    assert info.labels["page"] == "https://dash/job?job=live&window=0"
+    store.end_watch("live")
+    assert not [one for one in samples(remembered(store)) if one.name.startswith("tracekit_incident")]
+
+
+def test_a_job_with_many_incidents_has_series_for_the_costliest(store: Store) -> None:
+    """Never one per worker, whatever goes wrong."""
+    store.append(window(0))
+    jobs = JobStates.of(store).jobs
+    many = tuple(
+        Incident(number, "live", replace(SLOW, ranks=(number,), share=number / 1000), NOON, 0, 0)
+        for number in range(1, 1000)
+    )
+    other = Incident(1000, "other", LATE, NOON, 0, 0)
+    found = [one for one in samples(lambda: JobStates(jobs, (*many, other))) if one.name == "tracekit_incident_info"]
+    shown = [(one.labels["training_job"], int(one.labels["incident"])) for one in found]
+    assert sorted(shown) == [("live", 1000 - place) for place in range(MOST_INCIDENTS, 0, -1)] + [("other", 1000)]
+
+
+def test_a_store_that_cannot_be_read_is_a_metric(store: Store) -> None:
+    found = samples(remembered(store))
+    assert [(one.name, one.value) for one in found] == [("tracekit_store_readable", 0)]
+
+
+def test_names_and_units_are_prometheus_own(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    for family in text_string_to_metric_families(exposition(remembered(store)).decode()):
+        assert family.name.startswith("tracekit_")
+        assert family.documentation
+        assert (family.type == "counter") == all(one.name.endswith("_total") for one in family.samples)
+        assert not family.name.endswith(("_ms", "_hours", "_percent", "_minutes"))

@@ -1,0 +1,141 @@
+"""Messages to a webhook: once per incident with its end, tried again, and never more waiting than there is room for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.test_incidents import SLOW
+from tracekit.errors import SelectionError
+from tracekit.live import notify
+from tracekit.live.notify import Notifier, slack_message
+from tracekit.store import Incident
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+OPENED = Incident(7, "job <1>", SLOW, NOON, 3, 4)
+CLOSED = replace(OPENED, closed_at=NOON + timedelta(minutes=5), closed_window=6)
+PATIENCE_S = 60
+
+
+class Receiver(HTTPServer):
+    """A webhook. `answers`: status codes to give, then 200; `got`: what was posted."""
+
+    def __init__(self, *answers: int) -> None:
+        self.answers, self.got = list(answers), []
+        self.arrived = threading.Semaphore(0)
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook"
+
+    def wait_for(self, messages: int) -> None:
+        for _ in range(messages):
+            assert self.arrived.acquire(timeout=PATIENCE_S)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append(json.loads(content))
+        self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
+        self.end_headers()
+        self.server.arrived.release()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def receiving(*answers: int) -> Iterator[Receiver]:
+    with Receiver(*answers) as receiver:
+        thread = threading.Thread(target=receiver.serve_forever)
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            receiver.shutdown()
+            thread.join()
+
+
+def test_what_opens_and_closes_is_posted_with_all_that_is_to_be_said() -> None:
+    with receiving() as receiver:
+        notifier = Notifier(receiver.url, "https://dash")
+        notifier.tell([], [])
+        notifier.tell([OPENED], [])
+        notifier.tell([], [CLOSED])
+        receiver.wait_for(2)
+        notifier.close(PATIENCE_S)
+    opened, closed = (message["incidents"][0] for message in receiver.got)
+    assert (opened["status"], closed["status"]) == ("opened", "closed")
+    assert opened == opened | {
+        "job": "job <1>",
+        "incident": 7,
+        "what": SLOW.what,
+        "who": SLOW.who,
+        "why": SLOW.why,
+        "check": SLOW.check,
+        "fix": SLOW.fix,
+        "hosts": "node-a",
+        "page": "https://dash/job?job=job+%3C1%3E&window=4",
+        "opened_at": NOON.timestamp(),
+        "closed_at": None,
+    }
+    assert closed["closed_at"] == NOON.timestamp() + 300
+    assert (notifier.counts.sent, notifier.counts.failed, notifier.counts.dropped) == (2, 0, 0)
+
+
+def test_a_receiver_that_fails_is_asked_again() -> None:
+    with receiving(500, 503) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+        notifier = Notifier(receiver.url)
+        notifier.tell([OPENED], [])
+        receiver.wait_for(3)
+        notifier.close(PATIENCE_S)
+    assert len(receiver.got) == 3
+    assert (notifier.counts.sent, notifier.counts.failed, notifier.problem) == (1, 0, None)
+
+
+def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits() -> None:
+    with receiving() as receiver:
+        url = receiver.url
+    with mock.patch.object(notify, "MOST_WAITING", 3):
+        notifier = Notifier(url)
+    for _ in range(10):
+        notifier.tell([OPENED], [])
+    notifier.close(PATIENCE_S)
+    counts = notifier.counts
+    assert (counts.sent, counts.failed + counts.dropped) == (0, 10)
+    assert counts.dropped >= 6  # one is on its way, three wait
+    assert notifier.problem is not None
+    assert notifier.problem.startswith("cannot be reached: ")
+
+
+def test_slack_gets_a_text_in_its_markup() -> None:
+    text = slack_message([OPENED], [], "https://dash")["text"]
+    assert text.splitlines() == [
+        ":red_circle: *job &lt;1&gt;*: incident 7 opened: rank 3: slow",
+        "*Who*: rank 3",
+        "*Check*: look",
+        "*Fix*: replace it",
+        "<https://dash/job?job=job+%3C1%3E&amp;window=4|the page of this window>",
+    ]
+    assert slack_message([], [CLOSED], "")["text"] == (
+        ":large_green_circle: *job &lt;1&gt;*: incident 7 closed: rank 3: slow"
+    )
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "host/x", "https://", "file:///etc/passwd"])
+def test_what_is_no_web_address_is_refused(url: str) -> None:
+    with pytest.raises(SelectionError, match="expected an address such as https://host/path"):
+        Notifier(url)

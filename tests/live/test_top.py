@@ -1,0 +1,34 @@
+"""One screen of a running job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.handmade import run
+from tests.test_store_windows import window
+from tracekit.store import Store
+
+
+def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    for number in range(3):
+        store.append(window(number, analysed=True))
+    ran = run("top", "--store", store.path, "--once", env={"COLUMNS": "80"})
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+    assert lines[0].startswith("live   window 2, steps 4 to 5, ")
+    assert lines[1].startswith("STRAGGLER: rank 1 costs 13% of each step")
+    text = " ".join(ran.out.split())
+    assert "1.148 (from 1.148)" in text
+    assert "since window 0: rank 1: computes 100% slower than its peers" in text
+    assert "Check DCGM on its GPUs" in text
+    assert "S alone: DP rank down, stage across" in text
+
+
+def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.begin_watch("live", "torchrun")
+    ran = run("top", "live", "--store", store.path, "--once")
+    assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)

@@ -1,0 +1,109 @@
+"""`tracekit watch` as a command: of a run until it ends, of a store until it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.writtenrun import WrittenRun
+from tests.handmade import run
+from tests.live.test_notify import PATIENCE_S, receiving
+from tests.test_store_windows import window
+from tracekit.live.notify import Notifier
+from tracekit.live.watch import Watch, serving_metrics
+from tracekit.store import Store
+
+
+def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
+    written = WrittenRun(tmp_path / "run", 4)
+    written.run(range(1, 26), slow={3: 2.0})
+    written.end()
+    ran = run("watch", tmp_path / "run", "--store", tmp_path / "jobs.store", "--window-steps", "10")
+    assert (ran.code, ran.out) == (0, "")
+    lines = ran.err.splitlines()
+    headline = "straggler: rank 3 on node-0000 costs"
+    assert lines[0].startswith("tracekit: run, window 0, steps 1 to 25: S = ")
+    assert headline in lines[0]
+    assert lines[1].startswith("tracekit: INCIDENT 1 of run opened: rank 3 on node-0000: computes 100% slower")
+    assert [line.split(":")[1].strip() for line in lines[2:5]] == ["Who", "Check", "Fix"]
+    assert lines[5].startswith("tracekit: incident 1 of run closed after 0 min ")
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("{}/jobs.store", "--window-steps", "5"), "the windows of a store are there already"),
+        (("{}/run", "--window-steps", "5", "--window-seconds", "5"), "exclude each other"),
+        (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, or a store"),
+        (("{}/run", "--notify", "nobody"), "--notify 'nobody'; expected an address"),
+        (("{}/run", "--metrics-port", "1", "--metrics-host", "203.0.113.1"), "cannot listen on 203.0.113.1, port 1"),
+    ],
+    ids=["store", "size", "file", "notify", "port"],
+)
+def test_what_cannot_be_watched_is_said(arguments: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    Store(tmp_path / "jobs.store").append(window(0))
+    (tmp_path / "file").write_text("no run")
+    (tmp_path / "run").mkdir()
+    asked = [word.format(tmp_path) for word in arguments]
+    ran = run("watch", *asked, *(["--store", tmp_path / "other.store"] if "jobs.store" not in asked[0] else []))
+    assert (ran.code, reason in ran.message) == (2, True), ran.err
+
+
+def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:
+    """Its news are told and posted; what was there before is no news."""
+    store, said, stop = Store(tmp_path / "jobs.store"), [], threading.Event()
+    heard = threading.Semaphore(0)
+
+    def tell(line: str) -> None:
+        said.append(line)
+        heard.release()
+
+    with receiving() as receiver:
+        notifier = Notifier(receiver.url)
+        watching = Watch(store, None, None, tell, notifier)
+        thread = threading.Thread(target=watching.until_ended, args=(stop,))
+        thread.start()
+        store.append(window(0, analysed=True))
+        receiver.wait_for(1)
+        with serving_metrics("127.0.0.1", 0, store, watching, "") as port:
+            metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
+        store.end_watch("live")
+        receiver.wait_for(1)
+        for _ in range(6):
+            assert heard.acquire(timeout=PATIENCE_S)
+        stop.set()
+        thread.join()
+    assert [row["status"] for message in receiver.got for row in message["incidents"]] == ["opened", "closed"]
+    assert said[0].startswith("live, window 0, steps 0 to 1: S = 1.148, straggler: ")
+    assert said[1].startswith("INCIDENT 1 of live opened: ")
+    assert said[-1].startswith("incident 1 of live closed after ")
+    assert 'tracekit_job_slowdown_ratio{training_job="live"} 1.148' in metrics
+    assert 'tracekit_watch_notifications_total{outcome="sent"} 1.0' in metrics
+    again: list[Any] = []
+    stop.clear()
+    quiet = Watch(store, None, None, again.append)
+    threading.Timer(0, stop.set).start()
+    quiet.until_ended(stop)
+    assert again == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--window-steps", "5"), "--window-steps=5 is for --live"),
+        (("--live", "--no-store"), "--live puts windows into a store"),
+        (("--live", "--nccl"), "NCCL's events are of the whole run"),
+    ],
+    ids=["without", "no-store", "nccl"],
+)
+def test_what_does_not_go_with_live_is_said_before_the_command_starts(
+    arguments: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    ran = run("collect", *arguments, "--store", tmp_path / "jobs.store", "--", "touch", "started", cwd=tmp_path)
+    assert (ran.code, reason in ran.message) == (2, True), ran.err
+    assert not (tmp_path / "started").exists()

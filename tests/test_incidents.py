@@ -1,0 +1,172 @@
+"""Incidents across windows: what opens one, what goes on, what closes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tests.handmade import run
+from tests.test_store_windows import window
+from tracekit.findings import Sighting, WindowVerdict
+from tracekit.store import Store
+from tracekit.store.care import damages, prune, repair
+from tracekit.store.incidents import HANG, Incident, followed
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SLOW = Sighting(
+    "bad-worker", "compute", "rank 3: slow", "rank 3", "slow", "look", "replace it", (3,), ("node-a",), (), 0.02, 0.2,
+    0.9, None, 5.0,
+)  # fmt: skip
+LATE = replace(SLOW, kind="late-data-loading", part="data-loading", what="data comes late", ranks=(), hosts=())
+
+
+def verdict(*sightings: Sighting, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
+    return WindowVerdict(kind, "headline", 0.2, 0.9, trustworthy, "why", None, sightings)
+
+
+HEALTHY = verdict(kind="balanced")
+
+
+def after(*windows: WindowVerdict) -> list[Incident]:
+    """All incidents of a job with these windows, a minute each."""
+    known: list[Incident] = []
+    for number, shown in enumerate(windows):
+        still_open = [one for one in known if one.closed_at is None]
+        done = [one for one in known if one.closed_at is not None]
+        known = done + list(followed(still_open, "job", number, shown, NOON + timedelta(minutes=number)))
+    return known
+
+
+def test_a_cause_is_one_incident_from_the_first_window_that_shows_it_to_the_second_that_does_not() -> None:
+    worse = replace(SLOW, what="rank 3: slower", ranks=(2, 3))
+    (incident,) = after(HEALTHY, verdict(SLOW), verdict(worse), HEALTHY, HEALTHY)
+    assert (incident.opened_window, incident.seen_window, incident.closed_window) == (1, 2, 4)
+    assert (incident.opened_at, incident.closed_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=4))
+    assert incident.cause == worse
+
+
+def test_a_cause_that_comes_and_goes_is_one_incident() -> None:
+    (incident,) = after(verdict(SLOW), HEALTHY, verdict(SLOW), HEALTHY, verdict(SLOW))
+    assert (incident.seen_window, incident.clear, incident.closed_at) == (4, 0, None)
+
+
+def test_another_part_and_other_ranks_are_other_incidents() -> None:
+    other = replace(SLOW, ranks=(7,))
+    opened = after(verdict(SLOW, LATE), verdict(other, LATE))
+    assert [(one.cause.part, one.cause.ranks, one.clear) for one in opened] == [
+        ("compute", (3,), 1),
+        ("data-loading", (), 0),
+        ("compute", (7,), 0),
+    ]
+
+
+def test_a_cause_opens_an_incident_at_5_percent_of_the_step_and_keeps_it_open_at_half_of_that() -> None:
+    small, smaller = replace(SLOW, share=0.04), replace(SLOW, share=0.02)
+    assert after(verdict(small)) == []
+    assert after(verdict(SLOW), verdict(small), verdict(small))[0].seen_window == 2
+    assert after(verdict(SLOW), verdict(smaller), verdict(smaller))[0].closed_window == 2
+
+
+def test_a_window_that_loses_nothing_or_cannot_be_trusted_opens_nothing() -> None:
+    assert after(verdict(SLOW, kind="balanced"), verdict(SLOW, kind="contradiction")) == []
+    assert after(verdict(SLOW, trustworthy=False)) == []
+
+
+def test_a_window_that_cannot_be_trusted_closes_nothing() -> None:
+    doubtful = verdict(trustworthy=False)
+    (incident,) = after(verdict(SLOW), HEALTHY, doubtful, doubtful)
+    assert (incident.clear, incident.closed_at) == (1, None)
+
+
+def test_a_hang_is_over_with_the_first_window_that_ends() -> None:
+    hang = Incident(1, "job", replace(SLOW, kind=HANG, part=HANG), NOON, None, None)
+    (closed,) = followed([hang], "job", 5, HEALTHY, NOON)
+    assert (closed.closed_window, closed.closed_at) == (5, NOON)
+
+
+# ---- in a store
+
+
+def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0))  # not analysed
+    assert store.incidents() == ()
+    store.append(window(1, analysed=True))
+    (incident,) = store.incidents("live", only_open=True)
+    assert (incident.opened_window, incident.cause.ranks, incident.cause.part) == (1, (1,), "compute")
+    assert store.incidents("other") == ()
+    line = run("store", "incidents", "--store", store.path).out.splitlines()[0]
+    assert "live since window 1, open for 0 min" in line
+    assert incident.cause.what in line
+    assert "rank 1 costs 13% of each step" in run("store", "windows", "live", "--store", store.path).out
+    store.append(window(2, analysed=True))
+    assert [one.seen_window for one in store.incidents()] == [2]
+    store.end_watch("live")
+    assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
+    assert run("store", "incidents", "--store", store.path, "--open").out == ""
+    assert store.history("live", 2)["number"].to_list() == [1, 2]
+
+
+def test_a_store_of_version_3_is_read_as_it_is_and_the_next_writer_adds_what_it_lacks(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))
+    catalogue = store.path / "catalog.duckdb"
+    with duckdb.connect(str(catalogue)) as connection:
+        for table in ("findings", "culprits", "incidents", "watches"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("DROP SEQUENCE incident_id")
+        connection.execute("UPDATE store_version SET version = 3")
+    before = catalogue.read_bytes()
+    assert (store.incidents(), store.history("live")["headline"].to_list()) == ((), [None])
+    assert store.newest() == "live"
+    assert catalogue.read_bytes() == before
+    assert store.append(window(1, analysed=True)) == 1
+    assert [one.opened_window for one in store.incidents()] == [1]
+    with duckdb.connect(str(catalogue), read_only=True) as connection:
+        assert connection.execute("SELECT version FROM store_version").fetchall() == [(4,)]
+
+
+STANDS: dict[str, Any] = {
+    "hang": True,
+    "headline": "rank 5 on node-b never issued all_reduce 12",
+    "first_step": "read its stack",
+    "culprits": [{"rank": 5, "host": "node-b", "evidence": ["its peers issued it"]}],
+}
+
+
+def test_a_hang_is_an_incident_until_a_window_ends_or_the_job_does(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.add_hang("live", ["HANG"], STANDS)
+    store.add_hang("live", ["HANG"], STANDS)  # a second report on the same
+    (incident,) = store.incidents(only_open=True)
+    assert (incident.cause.kind, incident.cause.ranks, incident.cause.hosts) == (HANG, (5,), ("node-b",))
+    assert (incident.cause.what, incident.cause.check) == (STANDS["headline"], STANDS["first_step"])
+    assert incident.cause.who == "rank 5 on node-b"
+    assert store.jobs() == ()  # a job that hangs at once has no window
+    store.add([window(0)])
+    assert [job.name for job in store.jobs()] == ["live"]
+    store.append(window(1, analysed=True))
+    assert HANG not in [one.cause.kind for one in store.incidents(only_open=True)]
+    store.add_hang("stuck", ["HANG"], STANDS)
+    store.end_watch("stuck")
+    assert store.incidents("stuck", only_open=True) == ()
+
+
+def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.add_hang("live", ["HANG"], STANDS)
+    damaged = store.path / "hangs" / "19990101-000000-000000-00000000.json"
+    damaged.write_text("{")
+    (found,) = damages(store)
+    assert found.startswith(f"{damaged}: no report on a hang")
+    (line,) = repair(store)
+    assert line == f"removed; {found}"
+    assert (list(damages(store)), len(store.hangs("live"))) == ([], 1)
+    assert prune(store, older_than=timedelta(days=1)) == []
+    (line,) = prune(store, older_than=timedelta(0))
+    assert "removed the report on a hang" in line
+    assert (store.hangs(), len(store.incidents("live"))) == ((), 1)

@@ -1,0 +1,45 @@
+"""`tracekit alerts`: alert rules for Prometheus and a dashboard for Grafana, as files.
+
+In: a folder. Out: the files that come with tracekit, in it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from tracekit.commands.options import PATH
+from tracekit.errors import OutputError
+from tracekit.text import printable
+
+#: The files, and what tells ours from others of that name.
+_MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'"uid": "tracekit-jobs"'}
+
+
+@click.command("alerts")
+@click.argument("folder", type=PATH)
+def alerts_command(folder: Path) -> None:
+    """Write alert rules for Prometheus and a dashboard for Grafana into FOLDER.
+
+    docs/live.md says where they go, and what to do about each alert.
+    """
+    from tracekit.atomic_write import Kind, check_writable, write_text
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror or error}; choose another folder") from None
+    kinds = {folder / name: Kind("a file of `tracekit alerts`", partial(_holds, mark)) for name, mark in _MARKS.items()}
+    for path, kind in kinds.items():
+        check_writable(path, kind)
+    for path, kind in kinds.items():
+        write_text(path, (files("tracekit.live") / "alerts" / path.name).read_text(encoding="utf-8"), kind)
+        click.echo(f"Wrote {printable(str(path))}")
+
+
+def _holds(mark: bytes, file: BinaryIO) -> bool:
+    return mark in file.read()

@@ -1,0 +1,55 @@
+"""`tracekit top`: a running job on one screen, drawn anew as its windows come.
+
+In: a store to which `tracekit watch` or `tracekit collect --live` adds windows. Out: a screen of 80 columns.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracekit.commands.options import PATH, console
+from tracekit.errors import NotStoredError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tracekit.store import Store
+
+
+@click.command("top")
+@click.argument("job", required=False)
+@click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--every", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Print one screen and leave.")
+def top_command(job: str | None, store: Path | None, every: float, once: bool) -> None:
+    """Show a running JOB: verdict, culprit, what to check, S over its windows, map of workers.
+
+    JOB is by default the one whose newest window was added last. Ctrl-C ends it.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    from tracekit.live.watch import stopped_by_signals
+    from tracekit.store import Store, default_store
+
+    opened = Store(store or default_store())
+    if once:
+        console().print(_frame(opened, job))
+        return
+    screen = console()
+    with stopped_by_signals() as stop, Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
+        while not stop.is_set():
+            try:
+                live.update(_frame(opened, job), refresh=True)
+            except NotStoredError as error:
+                live.update(Text(str(error)), refresh=True)
+            stop.wait(every)
+
+
+def _frame(store: Store, job: str | None) -> RenderableType:
+    from tracekit.terminal.top import TopState, frame
+
+    return frame(TopState.of(store, store.newest() if job is None else job))

@@ -1,0 +1,118 @@
+"""`tracekit watch`: windows of a running job, analysed as they end, and alerts.
+
+In: the folder that ranks write to, or a store. Out: windows in a store, lines on stderr, metrics, notifications.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tracekit.collectors.launch.live import WatchOptions, watch_options
+from tracekit.commands.options import PATH
+from tracekit.errors import SelectionError
+from tracekit.stderr import say
+from tracekit.text import printable
+
+if TYPE_CHECKING:
+    from tracekit.live.run import LiveOptions
+
+#: A window of some seconds has so many steps at least: fewer tell little.
+_FEWEST_STEPS = 5
+_DEFAULT_SECONDS = 60.0
+
+
+@click.command("watch")
+@click.argument("source", type=PATH, metavar="DIR|STORE")
+@click.option(
+    "--store", type=PATH, help="Store for the windows of DIR [default: $TRACEKIT_STORE, else ./tracekit.store]."
+)
+@click.option(
+    "--name", help="Name of the job in the store [default: that of DIR]; of a STORE, the only job to tell of."
+)
+@watch_options
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
+@click.option("--consume", is_flag=True, help="Remove segments in DIR once their steps are stored.")
+def watch_command(
+    source: Path,
+    store: Path | None,
+    name: str | None,
+    dp: int | None,
+    pp: int | None,
+    tp: int | None,
+    consume: bool,
+    **watching: Any,
+) -> None:
+    """Analyse a running job window by window, and say which incidents open and close.
+
+    DIR is what ranks write to (`tracekit collect --segments DIR`), on this machine or on a shared disk; it may not be
+    there yet. The watch ends with the job. Of a STORE, to which others add windows, it tells until Ctrl-C.
+    """
+    from contextlib import ExitStack
+
+    from tracekit.collectors.merge.placement import LayoutOptions
+    from tracekit.collectors.run_directory.segments import is_run_directory
+    from tracekit.live.notify import Notifier
+    from tracekit.live.run import LiveOptions, LiveRun
+    from tracekit.live.watch import Watch, serving_metrics, stopped_by_signals
+    from tracekit.live.windows import WindowSize
+    from tracekit.store import Store, default_store
+
+    asked = WatchOptions(**watching)
+    steps, seconds = asked.window_steps, asked.window_seconds
+    if steps is not None and seconds is not None:
+        raise SelectionError("--window-steps and --window-seconds exclude each other; choose one")
+    if Store(source).is_store():
+        _check_of_store(store, steps, seconds, consume)
+        watched, run = Store(source), None
+    else:
+        seconds = None if steps is not None else seconds or _DEFAULT_SECONDS
+        options = LiveOptions(
+            directory=source,
+            store=store or default_store(),
+            name=name or source.absolute().name,
+            size=WindowSize(steps, seconds, _FEWEST_STEPS),
+            late_after_s=asked.late_after,
+            layout=LayoutOptions(dp=dp, pp=pp, tp=tp),
+            consume=consume,
+        )
+        _check_directory(options)
+        name = options.name
+        watched, run = Store(options.store), LiveRun(options, _tell)
+    with ExitStack() as stack:
+        stop = stack.enter_context(stopped_by_signals())
+        notifier = None if asked.notify is None else Notifier(asked.notify, asked.dashboard_url)
+        watch = Watch(watched, run, name, _tell, notifier)
+        if asked.metrics_port is not None:
+            serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
+            port = stack.enter_context(serving)
+            _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
+        if run is not None and not is_run_directory(source):
+            _tell(f"{source}: nobody records there yet; waiting")
+        watch.until_ended(stop)
+
+
+def _check_of_store(store: Path | None, steps: int | None, seconds: float | None, consume: bool) -> None:
+    if store is not None or steps is not None or seconds is not None or consume:
+        raise SelectionError(
+            "the windows of a store are there already: --store, --window-steps, --window-seconds and --consume are for"
+            " the folder that ranks write to"
+        )
+
+
+def _check_directory(options: LiveOptions) -> None:
+    from tracekit.store import Store
+
+    if options.directory.exists() and not options.directory.is_dir():
+        raise SelectionError(
+            f"{options.directory}: a file; expected the folder of `tracekit collect --segments`, or a store"
+        )
+    Store(options.store).check_new(None)
+
+
+def _tell(line: str) -> None:
+    say(f"tracekit: {printable(line)}")

@@ -1,0 +1,207 @@
+"""What a store knows of its jobs, for Prometheus: of the dashboard and of `tracekit watch --metrics-port`.
+
+In: a store. Out: metric families, made of stored findings alone. There is a fixed number of series per job, and a few
+for each open incident: never one per worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+import polars as pl
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tracekit.errors import TracekitError
+from tracekit.store import Incident, Store
+from tracekit.text import printable
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Open incidents of a job that have series; a job with more has many of one kind.
+MOST_INCIDENTS = 5
+#: Characters of a label's value.
+LONGEST_LABEL = 400
+
+#: `job` itself is Prometheus' own label, for what it scrapes.
+LABEL = "training_job"
+_GPU_SECONDS_PER_GPU_HOUR = 3600.0
+#: Gauges: metric, what it says, how it is made of a row of `LiveTables.live_jobs`.
+_GAUGES = (
+    ("tracekit_job_slowdown_ratio", "Slowdown S of the newest window: T(original) / T(ideal)", pl.col("slowdown")),
+    ("tracekit_job_waste_ratio", "Share of the GPU time that stragglers cost", pl.col("waste")),
+    ("tracekit_job_lost_gpus", "As many GPUs' worth of time is lost, to stragglers or anything else",
+     pl.col("lost_gpu_hours_per_day").clip(0) / 24),
+    ("tracekit_job_confidence_ratio", "Confidence in the leading cause, 0 to 1", pl.col("confidence")),
+    ("tracekit_job_fix_saves_gpus", "As many GPUs' worth of time the best fix gives back",
+     pl.col("saved_gpu_hours_per_day") / 24),
+    ("tracekit_job_step_seconds", "Mean step time as recorded", pl.col("recorded_s")),
+    ("tracekit_job_trustworthy", "1 where the replay explains the recording, else 0", pl.col("trustworthy")),
+    ("tracekit_job_watched", "1 while the job is cut into windows, 0 once it has ended", pl.col("watched")),
+    ("tracekit_job_ranks_missing", "Ranks without a whole step in the newest window", pl.col("ranks_missing")),
+    ("tracekit_job_window_lag_seconds", "From the start of a window's last step until it was stored",
+     pl.col("added_at") - pl.col("ended_at")),
+    ("tracekit_job_window_seconds", "From the first to the last step of the newest window",
+     pl.col("ended_at") - pl.col("started_at")),
+    ("tracekit_job_last_window_timestamp_seconds", "When the newest window was stored, Unix time", pl.col("added_at")),
+)  # fmt: skip
+#: Counters, without their `_total`.
+_COUNTERS = (
+    ("tracekit_job_windows", "Windows stored", pl.col("windows")),
+    ("tracekit_job_lost_gpu_seconds", "GPU time lost in the windows stored",
+     pl.col("lost_gpu_hours") * _GPU_SECONDS_PER_GPU_HOUR),
+    ("tracekit_job_dropped_records", "Records that recorders dropped because their ring was full",
+     pl.col("dropped_records")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JobStates:
+    """One state of a store. `jobs`: as `LiveTables.live_jobs`; `incidents`: the open ones of jobs that run."""
+
+    jobs: pl.DataFrame
+    incidents: tuple[Incident, ...]
+
+    @classmethod
+    def of(cls, store: Store) -> JobStates:
+        """The store as it is now. Raises StoreError."""
+        with store.reading() as catalogue:
+            return cls(catalogue.live.live_jobs(), catalogue.live.incidents(only_open=True))
+
+
+class StoreMetrics(Collector):
+    """All figures at the time of asking. `page`: where the dashboard answers, "" for nowhere."""
+
+    def __init__(self, states: Callable[[], JobStates], page: str = "") -> None:
+        self._states, self._page = states, page.rstrip("/")
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per figure; where the store cannot be read, only that."""
+        readable = GaugeMetricFamily("tracekit_store_readable", "1 where the store could be read, else 0")
+        try:
+            states = self._states()
+        except TracekitError:
+            readable.add_metric([], 0)
+            yield readable
+            return
+        readable.add_metric([], 1)
+        yield readable
+        yield from _of_jobs(states.jobs)
+        yield from _of_incidents(states.incidents, self._page)
+
+
+def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
+    total = GaugeMetricFamily("tracekit_jobs", "Jobs in the store", labels=["analysed"])
+    analysed = jobs["slowdown"].drop_nulls().len()
+    total.add_metric(["yes"], analysed)
+    total.add_metric(["no"], jobs.height - analysed)
+    yield total
+    names = jobs["name"].to_list()
+    for metric, says, made in _GAUGES:
+        yield _filled(GaugeMetricFamily(metric, says, labels=[LABEL]), names, _values(jobs, made))
+    for metric, says, made in _COUNTERS:
+        yield _filled(CounterMetricFamily(metric, says, labels=[LABEL]), names, _values(jobs, made))
+    recorded_at = pl.coalesce("ended_at", "added_at")
+    age = GaugeMetricFamily("tracekit_job_trace_age_seconds", "Time since its last traced step", labels=[LABEL])
+    yield _filled(age, names, _values(jobs, time.time() - recorded_at))
+    verdicts = GaugeMetricFamily(
+        "tracekit_job_verdict", "1: the kind of loss that costs most", labels=[LABEL, "verdict"]
+    )
+    for name, verdict in zip(names, jobs["verdict"].to_list(), strict=True):
+        if verdict is not None:
+            verdicts.add_metric([name, verdict], 1)
+    yield verdicts
+
+
+def _values(jobs: pl.DataFrame, made: pl.Expr) -> Sequence[float | None]:
+    values: list[float | None] = jobs.select(value=made.cast(pl.Float64))["value"].to_list()
+    return values
+
+
+def _filled(family: Metric, names: Sequence[str], values: Sequence[float | None]) -> Metric:
+    for name, value in zip(names, values, strict=True):
+        if value is not None:
+            family.add_sample(family.name + "_total" * (family.type == "counter"), {LABEL: name}, value)
+    return family
+
+
+def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
+    labels = [LABEL, "incident", "cause", "part"]
+    lost = GaugeMetricFamily(
+        "tracekit_incident_lost_ratio", "Share of the step that the cause of an open incident costs", labels=labels
+    )
+    windows = GaugeMetricFamily(
+        "tracekit_incident_windows", "Windows from the first to the last that shows it; 0 for a hang", labels=labels
+    )
+    info = InfoMetricFamily(
+        "tracekit_incident", "What to tell a person of an open incident", labels=[LABEL, "incident"]
+    )
+    shown: dict[str, int] = {}
+    for incident in sorted(incidents, key=lambda one: -one.cause.share):
+        shown[incident.job] = shown.get(incident.job, 0) + 1
+        if shown[incident.job] > MOST_INCIDENTS:
+            continue
+        cause, identity = incident.cause, [incident.job, str(incident.incident_id)]
+        values = [*identity, cause.kind, cause.part or cause.kind]
+        lost.add_metric(values, cause.share)
+        windows.add_metric(values, incident.windows)
+        info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
+    yield from (lost, windows, info)
+
+
+def told(incident: Incident, page: str) -> dict[str, str]:
+    """What to tell a person of an incident: sentences of the analysis, and where to look. `page`: as `StoreMetrics`."""
+    cause = incident.cause
+    return {
+        "what": cause.what,
+        "who": cause.who,
+        "why": cause.why,
+        "check": cause.check,
+        "fix": cause.fix or "",
+        "hosts": ", ".join(cause.hosts),
+        "ranks": ", ".join(map(str, cause.ranks)),
+        "page": page_of(incident, page),
+    }
+
+
+def page_of(incident: Incident, page: str) -> str:
+    """The address of the page of the job, at the window that last showed the incident; "" without a dashboard."""
+    if not page:
+        return ""
+    window = {} if incident.seen_window is None else {"window": incident.seen_window}
+    return f"{page.rstrip('/')}/job?{urlencode({'job': incident.job, **window})}"
+
+
+def _label(text: str) -> str:
+    shown = printable(text)
+    return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."
+
+
+def exposition(states: Callable[[], JobStates], page: str = "") -> bytes:
+    """All figures in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(StoreMetrics(states, page))
+    return generate_latest(registry)
+
+
+def remembered(store: Store) -> Callable[[], JobStates]:
+    """The state of a store, read again only once it has changed."""
+    kept: list[tuple[tuple[int, ...], JobStates]] = []
+
+    def states() -> JobStates:
+        try:
+            found = store.state()
+        except OSError as error:
+            raise TracekitError(f"{store.path}: cannot be read: {error.strerror or error}") from None
+        identity = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if not kept or kept[0][0] != identity:
+            kept[:] = [(identity, JobStates.of(store))]
+        return kept[0][1]
+
+    return states
+
+
+__all__ = ["CONTENT_TYPE", "JobStates", "StoreMetrics", "exposition", "page_of", "remembered", "told"]

@@ -1,0 +1,61 @@
+"""What is new in a store since the last look: windows, and incidents that opened or closed.
+
+In: a store, whoever writes it. Out: `News`. So whoever adds windows and whoever tells people of them know nothing of
+each other, and need not be on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracekit.store import Incident, Store
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """`windows`: job -> rows of `LiveTables.history`, oldest first."""
+
+    windows: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    opened: tuple[Incident, ...] = ()
+    closed: tuple[Incident, ...] = ()
+
+
+class StoreNews:
+    """The news of one job, or of all; what is there at the first look is no news."""
+
+    def __init__(self, store: Store, job: str | None = None) -> None:
+        self._store, self._job = store, job
+        self._state: tuple[int, ...] | None = None
+        self._newest: dict[str, int] = {}
+        self._open: set[int] = set()
+        self._last = 0
+        self._begun = False
+
+    def look(self) -> News:
+        """What has come since the last look. Raises StoreError."""
+        if not self._store.is_store():
+            self._begun = True  # whatever it will hold is news
+            return News()
+        found = self._store.state()
+        state = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if state == self._state:
+            return News()
+        with self._store.reading() as catalogue:
+            rows = catalogue.live.live_jobs().select("name", "number").rows()
+            newest = {name: number for name, number in rows if self._job in (None, name)}
+            windows = {
+                name: catalogue.live.history(name, number - self._newest.get(name, -1)).to_dicts()
+                for name, number in newest.items()
+                if self._begun and number > self._newest.get(name, -1)
+            }
+            incidents = catalogue.live.incidents(self._job)
+        new = [one for one in incidents if one.incident_id > self._last]
+        known = self._open | {one.incident_id for one in new}
+        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in known]
+        news = News(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else News()
+        self._state, self._newest, self._begun = state, newest, True
+        self._open = {one.incident_id for one in incidents if one.closed_at is None}
+        self._last = max((one.incident_id for one in incidents), default=self._last)
+        return news

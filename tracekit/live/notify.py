@@ -1,0 +1,167 @@
+"""Telling people of incidents without Prometheus: a webhook, in a generic form or in Slack's.
+
+In: incidents as they open and close. Out: one message for each window that opens or closes some, posted from a thread.
+A receiver that does not answer is asked again, later each time; of messages that wait there are only so many, and what
+is given up is counted.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from tracekit.errors import SelectionError
+from tracekit.live.metrics import told
+from tracekit.store import Incident
+from tracekit.text import printable
+
+#: Messages that wait at most; further ones push out the oldest.
+MOST_WAITING = 100
+#: How often a message is tried, and how long after a failure, seconds, doubled each time up to the last.
+MOST_ATTEMPTS, FIRST_RETRY_S, LONGEST_RETRY_S = 8, 1.0, 60.0
+#: How long a receiver may take to answer, seconds.
+ANSWER_TIMEOUT_S = 10.0
+#: Hosts whose webhooks take Slack's format.
+_SLACK = ("hooks.slack.com",)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of messages."""
+
+    sent: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class Notifier:
+    """Posts messages to `url`; `slack`: in Slack's format, by default where the URL is Slack's.
+
+    `counts` says what became of them, `problem` why the last attempt failed, None where it did not.
+    """
+
+    def __init__(self, url: str, page: str = "", *, slack: bool | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SelectionError(f"--notify {printable(url)!r:.200}; expected an address such as https://host/path")
+        self.counts = Sent()
+        self.problem: str | None = None
+        self._url, self._page = url, page
+        self._slack = parts.hostname in _SLACK if slack is None else slack
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tracekit-notify", daemon=True)
+        self._thread.start()
+
+    def tell(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
+        """Queue a message of what opened and closed; never waits."""
+        if not opened and not closed:
+            return
+        content = slack_message if self._slack else message
+        body = json.dumps(content(opened, closed, self._page)).encode()
+        if self._waiting.full():
+            with suppress(queue.Empty):  # it was sent just now
+                self._waiting.get_nowait()
+                self.counts.dropped += 1
+        self._waiting.put_nowait(body)  # this thread alone adds
+
+    def close(self, timeout_s: float) -> None:
+        """Give what waits so long to be sent; the rest counts as dropped."""
+        self._closing.set()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(timeout_s)
+        self.counts.dropped += sum(body is not None for body in list(self._waiting.queue))
+
+    def _run(self) -> None:
+        while (body := self._waiting.get()) is not None:
+            self._deliver(body)
+            if self._closing.is_set() and self._waiting.empty():  # there was no room for the None
+                return
+
+    def _deliver(self, body: bytes) -> None:
+        delay_s = FIRST_RETRY_S
+        for attempt in range(MOST_ATTEMPTS):
+            self.problem = self._post(body)
+            if self.problem is None:
+                self.counts.sent += 1
+                return
+            if attempt + 1 == MOST_ATTEMPTS or self._closing.wait(delay_s):
+                break
+            delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+        self.counts.failed += 1
+
+    def _post(self, body: bytes) -> str | None:
+        """Post once; why it failed, None where it did not."""
+        request = urllib.request.Request(  # noqa: S310 - http or https, as checked above
+            self._url, data=body, headers={"Content-Type": "application/json", "User-Agent": "tracekit"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):  # noqa: S310 - the same
+                return None
+        except urllib.error.HTTPError as error:
+            return f"answers {error.code}"
+        except (OSError, http.client.HTTPException) as error:
+            return f"cannot be reached: {error}"
+
+
+def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -> dict[str, Any]:
+    """The generic form: docs/live.md says what each key holds."""
+    return {
+        "version": 1,
+        "sent_at": time.time(),
+        "incidents": [
+            {
+                "status": status,
+                "job": incident.job,
+                "incident": incident.incident_id,
+                "kind": incident.cause.kind,
+                "opened_at": incident.opened_at.timestamp(),
+                "closed_at": None if incident.closed_at is None else incident.closed_at.timestamp(),
+                "opened_window": incident.opened_window,
+                "seen_window": incident.seen_window,
+                "share": incident.cause.share,
+                "confidence": incident.cause.confidence,
+                "saved_gpu_hours_per_day": incident.cause.saved_gpu_hours_per_day,
+                **told(incident, page),
+            }
+            for status, incidents in (("opened", opened), ("closed", closed))
+            for incident in incidents
+        ],
+    }
+
+
+def slack_message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -> dict[str, Any]:
+    """Slack's form: one text, in its markup."""
+    blocks = [_slack_lines(incident, "opened", page) for incident in opened]
+    blocks += [_slack_lines(incident, "closed", page) for incident in closed]
+    return {"text": "\n\n".join(blocks)}
+
+
+def _slack_lines(incident: Incident, status: str, page: str) -> str:
+    said = {name: _escaped(text) for name, text in told(incident, page).items()}
+    mark = ":red_circle:" if status == "opened" else ":large_green_circle:"
+    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {status}: {said['what']}"]
+    if status == "opened":
+        lines += [f"*{title}*: {said[key]}" for title, key in _TITLES if said[key]]
+    if said["page"]:
+        lines.append(f"<{said['page']}|the page of this window>")
+    return "\n".join(lines)
+
+
+_TITLES = (("Who", "who"), ("Check", "check"), ("Fix", "fix"))
+
+
+def _escaped(text: str) -> str:
+    """Slack's markup begins with these three characters."""
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,252 @@
+"""A running recording, cut into windows that are analysed and stored.
+
+In: a run directory of `tracekit collect`, looked at again and again. Out: windows of one job in a store. Each elastic
+attempt goes on where the one before ended. What cannot be read or stored is said in a line, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracekit.collectors.importers.formats import DAMAGE
+from tracekit.collectors.merge.merge import merge_attempt
+from tracekit.collectors.merge.placement import LayoutOptions
+from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.host_clocks import read_clocks
+from tracekit.collectors.run_directory.segments import (
+    AttemptRecording,
+    Run,
+    attempts,
+    is_run_directory,
+    read_run,
+)
+from tracekit.errors import OutputError, StoreError, StoreTakenError, TracekitError
+from tracekit.job import Job
+from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
+from tracekit.store import Incoming, Part, Store
+from tracekit.text import ranks_text
+from tracekit.trace import Trace
+
+#: Windows that could not be stored and are kept for a later attempt.
+MOST_UNSTORED = 8
+#: A window that could not be stored is tried again after so long, seconds, and twice as long each time.
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+#: Samples of a host's clock that a window is put on the common clock with; one is taken every 10 s.
+CLOCK_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """How a run is cut and where its windows go.
+
+    `late_after_s`: a window waits so long for ranks that are behind. `consume`: remove segments whose steps are stored.
+    """
+
+    directory: Path
+    store: Path
+    name: str
+    size: WindowSize
+    late_after_s: float = 10.0
+    layout: LayoutOptions = field(default_factory=LayoutOptions)
+    consume: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went wrong since the watch began: windows that could not be analysed or stored, ranks left out."""
+
+    failed: int = 0
+    lost: int = 0
+    left_out: int = 0
+    late_records: int = 0
+
+
+class LiveRun:
+    """Windows of one run. `tell` says a line to whoever looks on."""
+
+    def __init__(self, options: LiveOptions, tell: Callable[[str], None]) -> None:
+        self.options, self.counts = options, Counts()
+        self._tell = tell
+        self._store = Store(options.store)
+        self._run: Run | None = None
+        self._follower: AttemptFollower | None = None
+        self._cutter = WindowCutter(options.size, options.late_after_s)
+        self._next = 0
+        self._resume: tuple[int, int] | None = None
+        self._unstored: deque[Incoming] = deque()
+        self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
+
+    def poll(self) -> None:
+        """Read what is new, and analyse and store the windows that are over."""
+        self._store_again()
+        if not self._begin():
+            return
+        numbers = attempts(self.options.directory)
+        if not numbers:
+            return
+        if self._follower is not None and numbers[-1] > self._follower.attempt:
+            self._update()
+            self._finish_attempt()
+        if self._follower is None:
+            self._follow(numbers[-1])
+        self._update()
+        while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
+            self._window(window)
+
+    def ended(self) -> bool:
+        """Whether every launcher of the run has ended."""
+        launchers = list(self.options.directory.glob("launcher-*"))
+        return bool(launchers) and not any(path.suffix == ".running" and not _is_dead(path) for path in launchers)
+
+    def finish(self) -> None:
+        """The job has ended: its last steps are a window, whatever their number."""
+        if self._follower is not None:
+            self._update()
+            self._finish_attempt()
+        self._retry_at = 0.0
+        self._store_again()
+        if self._unstored:
+            self.counts.lost += len(self._unstored)
+            self._tell(f"{len(self._unstored)} windows could not be stored")
+        if self._run is not None:
+            self._store.end_watch(self.options.name)
+
+    # ---- following
+
+    def _begin(self) -> bool:
+        """Whether the run has begun; notes its job in the store when it does."""
+        if self._run is not None:
+            return True
+        if not is_run_directory(self.options.directory):
+            return False
+        self._run = read_run(self.options.directory)
+        self._next = self._store.begin_watch(self.options.name, " ".join(self._run.command))
+        self._resume = self._stored_so_far()
+        return True
+
+    def _stored_so_far(self) -> tuple[int, int] | None:
+        """Attempt and last step of the newest window in the store; None where there is none."""
+        if not self._next:
+            return None
+        with self._store.reading() as catalogue:
+            window = catalogue.window(self.options.name)
+        if Part.OPS not in window.files:
+            return None
+        metadata = self._store.load(self.options.name, window.number).metadata
+        return int(metadata.get("attempt", 0)), window.last_step
+
+    def _follow(self, attempt: int) -> None:
+        assert self._run is not None
+        origin = self._run.first_step
+        if self._resume is not None and self._resume[0] == attempt:
+            origin = max(origin, self._resume[1] + 1)
+        directory = self.options.directory / f"attempt-{attempt:03d}"
+        self._follower = AttemptFollower(attempt, directory, origin)
+        self._cutter = WindowCutter(self.options.size, self.options.late_after_s)
+
+    def _update(self) -> None:
+        assert self._follower is not None
+        lines = [*self._follower.update(), *self._follower.leave_out_strangers()]
+        self.counts.left_out += len(lines)
+        for line in lines:
+            self._tell(f"{line}; the others go on")
+
+    def _state(self) -> RanksState:
+        assert self._follower is not None
+        good = self._follower.good
+        return RanksState(
+            steps={number: rank.steps for number, rank in good.items()},
+            newest={number: rank.whole for number, rank in good.items()},
+            ranks=range(self._follower.world_size),
+        )
+
+    def _finish_attempt(self) -> None:
+        if (window := self._cutter.rest(self._state(), time.monotonic())) is not None:
+            self._window(window)
+        self._follower = None
+
+    # ---- windows
+
+    def _window(self, window: ReadyWindow) -> None:
+        """Analyse a window, and store it with what it shows."""
+        assert self._follower is not None
+        first = self._follower.first
+        recording = self._follower.take(window.last)
+        self.counts.late_records = sum(rank.late for rank in self._follower.ranks.values())
+        title = f"steps {first} to {window.last}"
+        if missing := recording.missing_ranks if recording.ranks else ():
+            self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
+        try:
+            trace = self._merged(recording, window, missing)
+        except (TracekitError, OSError, *DAMAGE) as error:
+            self.counts.failed += 1
+            self._tell(f"{title}: cannot be analysed: {error or type(error).__name__}")
+            return
+        findings = Job(trace).findings()
+        assert self._run is not None
+        self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
+        self._store_again()
+
+    def _merged(self, recording: AttemptRecording, window: ReadyWindow, missing: Iterable[int]) -> Trace:
+        assert self._run is not None
+        return merge_attempt(
+            recording,
+            name=self.options.name,
+            first_step=self._run.first_step,
+            options=self.options.layout,
+            clocks=read_clocks(self.options.directory, CLOCK_SAMPLES),
+            metadata={
+                "command": list(self._run.command),
+                "missing_ranks": sorted({*missing}),
+                "late_ranks": list(window.late),
+            },
+            running=True,
+        ).trace
+
+    def _store_again(self) -> None:
+        """Store the windows that wait for it, oldest first; all of them later where one cannot be."""
+        if time.monotonic() < self._retry_at:
+            return
+        while self._unstored:
+            try:
+                self._next = self._store.append(self._unstored[0], expected=self._next) + 1
+            except StoreTakenError:
+                raise
+            except (StoreError, OutputError) as error:
+                self._put_off(str(error))
+                return
+            self._unstored.popleft()
+            self._retry_s = FIRST_RETRY_S
+            if self.options.consume and self._follower is not None:
+                for path in self._follower.spent():
+                    path.unlink(missing_ok=True)
+
+    def _put_off(self, why: str) -> None:
+        dropped = max(0, len(self._unstored) - MOST_UNSTORED)
+        for _ in range(dropped):
+            self._unstored.popleft()
+        self.counts.lost += dropped
+        lost = f"; {dropped} is given up" if dropped else ""
+        self._tell(f"a window is not stored yet: {why}; next attempt in {self._retry_s:.0f} s{lost}")
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+
+
+def _is_dead(presence: Path) -> bool:
+    """Whether a launcher of this host was killed before it could say that its command has ended."""
+    host, _, number = presence.stem.removeprefix("launcher-").rpartition("-")
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it is somebody else's
+        return False
+    return False

@@ -1,0 +1,149 @@
+"""`tracekit watch`: look after a run, or a store that others write, until it ends.
+
+In: what to look at and whom to tell. Out: a line per window and incident, metrics, notifications. All of these are made
+of what is in the store, never of what is on its way there.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
+
+from tracekit.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.live.news import News, StoreNews
+from tracekit.live.run import LiveRun
+from tracekit.store import Incident, Store
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from tracekit.live.notify import Notifier
+
+#: How often the recording and the store are looked at, seconds.
+POLL_S = 0.5
+#: How long messages that wait may take at the end, seconds.
+CLOSE_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """`run`: what adds windows to the store; None where others do. `job`: the only one to tell of; None: all."""
+
+    store: Store
+    run: LiveRun | None
+    job: str | None
+    tell: Callable[[str], None]
+    notifier: Notifier | None = None
+
+    def until_ended(self, stop: threading.Event) -> None:
+        """Look again and again, until the run has ended or `stop` is set."""
+        news = StoreNews(self.store, self.job)
+        ended = False
+        while not ended and not stop.is_set():
+            if self.run is not None:
+                ended = self.run.ended()  # before the last look, so that nothing comes behind it
+                self.run.poll()
+            self._tell(news)
+            if not ended:
+                stop.wait(POLL_S)
+        if self.run is not None and ended:
+            self.run.finish()
+            self._tell(news)
+        if self.notifier is not None:
+            self.notifier.close(CLOSE_TIMEOUT_S)
+
+    def _tell(self, news: StoreNews) -> None:
+        try:
+            found = news.look()
+        except StoreBusyError:
+            return
+        except StoreError as error:
+            if self.run is None:
+                raise
+            self.tell(str(error))
+            return
+        for line in lines(found):
+            self.tell(line)
+        if self.notifier is not None:
+            self.notifier.tell(found.opened, found.closed)
+
+
+def lines(news: News) -> Iterator[str]:
+    """What is new, a line each."""
+    for job, windows in news.windows.items():
+        for window in windows:
+            yield f"{short(job)}, {window_line(window)}"
+    for incident in news.opened:
+        yield f"INCIDENT {incident.incident_id} of {short(incident.job)} opened: {incident.cause.what}"
+        yield from (f"    {title}: {text}" for title, text in advice(incident))
+    for incident in news.closed:
+        yield (
+            f"incident {incident.incident_id} of {short(incident.job)} closed after {lasted(incident)}:"
+            f" {incident.cause.what}"
+        )
+
+
+def window_line(window: dict[str, Any]) -> str:
+    """One window in a line: its steps, S, and the headline."""
+    title = f"window {window['number']}, steps {window['first_step']} to {window['last_step']}"
+    if window["headline"] is None:
+        return f"{title}: {printable(window['problem'] or 'not analysed')}"
+    doubt = "" if window["trustworthy"] else " (cannot be trusted)"
+    return f"{title}: S = {window['slowdown']:.3f}, {window['verdict']}{doubt}: {window['headline']}"
+
+
+def advice(incident: Incident) -> Iterator[tuple[str, str]]:
+    """Who, what to look at first, and what it saves, as far as there is something to say."""
+    cause = incident.cause
+    for title, text in (("Who", cause.who), ("Check", cause.check), ("Fix", cause.fix)):
+        if text:
+            yield title, text
+
+
+def lasted(incident: Incident) -> str:
+    """How long an incident lasted, or has lasted until now."""
+    ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
+    minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set, so that what is under way is finished."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[int]:
+    """Answer at /metrics meanwhile; the port. Raises SelectionError where nobody can listen there."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from tracekit.live.metrics import StoreMetrics, remembered
+    from tracekit.live.watch_metrics import WatchMetrics
+
+    registry = CollectorRegistry()
+    registry.register(StoreMetrics(remembered(store), page))
+    registry.register(WatchMetrics(watch.run, watch.notifier))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except (OSError, OverflowError) as error:
+        raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --metrics-port") from None
+    assert isinstance(server, WSGIServer)
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

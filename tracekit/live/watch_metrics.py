@@ -1,0 +1,46 @@
+"""Figures of the watch itself: what it could not do.
+
+In: the run that is watched and who is told. Out: metric families, counted since the process began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tracekit.live.notify import Notifier
+from tracekit.live.run import LiveRun
+
+
+class WatchMetrics(Collector):
+    """Windows, ranks and notifications that came to nothing."""
+
+    def __init__(self, run: LiveRun | None, notifier: Notifier | None) -> None:
+        self._run, self._notifier = run, notifier
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per figure."""
+        if self._run is not None:
+            counts = self._run.counts
+            windows = CounterMetricFamily(
+                "tracekit_watch_windows_failed", "Windows that are not in the store", labels=["reason"]
+            )
+            windows.add_metric(["analysis"], counts.failed)
+            windows.add_metric(["storing"], counts.lost)
+            yield windows
+            left_out = CounterMetricFamily("tracekit_watch_ranks_left_out", "Ranks whose segments are unusable")
+            left_out.add_metric([], counts.left_out)
+            yield left_out
+            late = CounterMetricFamily("tracekit_watch_late_records", "Records of steps that were stored before")
+            late.add_metric([], counts.late_records)
+            yield late
+        if self._notifier is not None:
+            sent = self._notifier.counts
+            told = CounterMetricFamily(
+                "tracekit_watch_notifications", "Messages to --notify, by what became of them", labels=["outcome"]
+            )
+            for outcome, count in (("sent", sent.sent), ("failed", sent.failed), ("dropped", sent.dropped)):
+                told.add_metric([outcome], count)
+            yield told

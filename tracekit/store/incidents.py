@@ -1,0 +1,82 @@
+"""Incidents: how long a cause has been acting on a job, across its windows.
+
+In: the incidents that are open and what a window shows. Out: which open, go on and close. A cause opens an incident in
+the first window that shows it. The incident closes once several windows in a row no longer do, so that a cause which
+comes and goes is one incident, and one alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tracekit.findings import SMALLEST_ALARMING_SHARE, Sighting, WindowVerdict
+
+#: An incident closes after so many windows in a row without its cause.
+CLEAR_WINDOWS = 2
+#: An incident goes on while its cause costs this share of the step: less than it takes to open one, so that a cause
+#: about as large as that does not open one after the other.
+SMALLEST_LASTING_SHARE = SMALLEST_ALARMING_SHARE / 2
+#: The kind of the cause of a hang.
+HANG = "hang"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A cause that acts on a job, or acted until `closed_at`; `cause`: as the last window showed it.
+
+    `opened_window`, `seen_window`, `closed_window`: the first and the last window that showed it, and the one that
+    closed it; None for a hang, which no window shows, and for what the end of the job closed. `clear`: windows in a row
+    that no longer showed it. `incident_id`: 0 until it is stored.
+    """
+
+    incident_id: int
+    job: str
+    cause: Sighting
+    opened_at: datetime
+    opened_window: int | None
+    seen_window: int | None
+    clear: int = 0
+    closed_at: datetime | None = None
+    closed_window: int | None = None
+
+    @property
+    def windows(self) -> int:
+        """Windows from the first to the last that showed it; 0 for a hang."""
+        if self.opened_window is None or self.seen_window is None:
+            return 0
+        return self.seen_window - self.opened_window + 1
+
+    def shows_in(self, sighting: Sighting) -> bool:
+        """Whether a sighting is of this incident: the same part of some of the same ranks, or of the whole job."""
+        if (self.cause.part or self.cause.kind) != (sighting.part or sighting.kind):
+            return False
+        return bool({*self.cause.ranks} & {*sighting.ranks}) or self.cause.ranks == sighting.ranks == ()
+
+
+def followed(
+    before: Sequence[Incident], job: str, number: int, verdict: WindowVerdict, at: datetime
+) -> tuple[Incident, ...]:
+    """The incidents of a job after window `number`, which ended `at`: those of `before`, which were open, and new ones.
+
+    A window that cannot be trusted opens and closes nothing.
+    """
+    if not verdict.judged:
+        return tuple(before)
+    after = [_gone_on(incident, number, verdict, at) for incident in before]
+    for sighting in verdict.alarming:
+        if not any(incident.shows_in(sighting) for incident in after):
+            after.append(Incident(0, job, sighting, at, number, number))
+    return tuple(after)
+
+
+def _gone_on(incident: Incident, number: int, verdict: WindowVerdict, at: datetime) -> Incident:
+    """An open incident after one more window."""
+    seen = [one for one in verdict.sightings if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
+    if seen:  # several causes at one place are one incident, for which the costliest speaks
+        return replace(incident, cause=max(seen, key=lambda one: one.cost_s), seen_window=number, clear=0)
+    clear = incident.clear + 1
+    if incident.cause.kind == HANG or clear >= CLEAR_WINDOWS:  # a job that ends a window hangs no longer
+        return replace(incident, clear=clear, closed_at=at, closed_window=number)
+    return replace(incident, clear=clear)

@@ -1,0 +1,189 @@
+"""The tables of live.sql: what alerts, metrics and the history of a job need.
+
+In: a connection to a catalogue, and what was found in a window. Out: rows, incidents, the history of a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tracekit.findings import Findings, Sighting, WindowVerdict
+from tracekit.store.incidents import Incident, followed
+from tracekit.store.window import Incoming
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Causes of a window that the catalogue names; its report has all of them.
+MOST_CULPRITS = 4
+
+_HISTORY = """
+SELECT windows.number, windows.first_step, windows.last_step, epoch(windows.added_at) AS added_at, windows.started_at,
+       windows.ended_at, windows.slowdown, windows.recorded_s, windows.trustworthy, windows.problem,
+       findings.verdict, findings.headline, findings.share
+FROM windows JOIN jobs USING (job_id) LEFT JOIN findings USING (job_id, number)
+WHERE jobs.name = $name
+ORDER BY windows.number DESC LIMIT $most
+"""
+_INCIDENTS = """
+SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window
+FROM incidents JOIN jobs USING (job_id)
+WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
+ORDER BY incident_id DESC
+"""
+#: One row per job, of its newest window, with what has added up over all of them.
+_LIVE_JOBS = """
+SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.slowdown, newest.waste,
+       newest.recorded_s, newest.trustworthy, newest.lost_gpu_hours_per_day, epoch(newest.added_at) AS added_at,
+       newest.started_at, newest.ended_at, counted.windows, counted.lost_gpu_hours,
+       findings.verdict, findings.confidence,
+       findings.saved_gpu_hours_per_day, findings.ranks_missing, findings.dropped_records,
+       watches.job_id IS NOT NULL AND watches.ended_at IS NULL AS watched
+FROM jobs
+JOIN (SELECT job_id, max(number) AS number, count(*) AS windows,
+             sum(greatest(coalesce(lost_gpu_hours, 0), 0)) AS lost_gpu_hours
+      FROM windows GROUP BY job_id) AS counted USING (job_id)
+JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = counted.number
+LEFT JOIN findings ON findings.job_id = jobs.job_id AND findings.number = counted.number
+LEFT JOIN watches ON watches.job_id = jobs.job_id
+ORDER BY jobs.job_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTables:
+    """The tables of live.sql in an open catalogue."""
+
+    connection: duckdb.DuckDBPyConnection
+
+    # ---- reading
+
+    def history(self, name: str, most: int) -> pl.DataFrame:
+        """The last `most` windows of a job, oldest first: number, steps, times, S and what was found."""
+        rows = self.connection.sql(_HISTORY, params={"name": name, "most": most}).to_arrow_table()
+        return pl.DataFrame(rows).reverse()
+
+    def incidents(self, name: str | None = None, *, only_open: bool = False) -> tuple[Incident, ...]:
+        """The incidents of one job or of all, newest first."""
+        rows = self.connection.execute(_INCIDENTS, {"name": name, "open": only_open}).fetchall()
+        return tuple(
+            Incident(
+                row[0], row[1], Sighting.of(json.loads(row[2])), _utc(row[3]), row[4], row[5], row[6],
+                None if row[7] is None else _utc(row[7]), row[8],
+            )
+            for row in rows
+        )  # fmt: skip
+
+    def live_jobs(self) -> pl.DataFrame:
+        """One row per job for metrics: of its newest window, and sums over all."""
+        return pl.DataFrame(self.connection.sql(_LIVE_JOBS).to_arrow_table())
+
+    # ---- writing
+
+    def add_findings(self, job_id: int, number: int, item: Incoming) -> None:
+        """What was found in a window that has been written; nothing for an op trace."""
+        verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
+        if verdict is None:
+            return
+        leading = verdict.sightings[0] if verdict.sightings else None
+        row = {
+            "job": job_id,
+            "number": number,
+            "verdict": verdict.kind,
+            "headline": verdict.headline,
+            "share": verdict.share,
+            "confidence": verdict.confidence,
+            "trust": verdict.trust,
+            "fix": verdict.fix,
+            "saved": None if leading is None else leading.saved_gpu_hours_per_day,
+            "missing": _count(item.trace.metadata.get("missing_ranks")),
+            "dropped": _number(item.trace.metadata.get("dropped_records")),
+        }
+        self.connection.execute(
+            "INSERT INTO findings VALUES ($job, $number, $verdict, $headline, $share, $confidence, $trust, $fix,"
+            " $saved, $missing, $dropped)",
+            row,
+        )
+        for one in sorted(verdict.sightings, key=lambda one: -one.cost_s)[:MOST_CULPRITS]:
+            self.connection.execute(
+                "INSERT INTO culprits VALUES ($job, $number, $kind, $part, $ranks, $hosts, $gpus, $cost_s, $share,"
+                " $confidence)",
+                {
+                    "job": job_id,
+                    "number": number,
+                    "kind": one.kind,
+                    "part": one.part,
+                    "ranks": list(one.ranks),
+                    "hosts": list(one.hosts),
+                    "gpus": list(one.gpu_uuids),
+                    "cost_s": one.cost_s,
+                    "share": one.share,
+                    "confidence": one.confidence,
+                },
+            )
+
+    def remove_findings(self, job_id: int, number: int) -> None:
+        """Forget what was found in a window; incidents stay."""
+        window = {"job": job_id, "number": number}
+        self.connection.execute("DELETE FROM findings WHERE job_id = $job AND number = $number", window)
+        self.connection.execute("DELETE FROM culprits WHERE job_id = $job AND number = $number", window)
+
+    def follow(self, job_id: int, job: str, number: int, verdict: WindowVerdict, at: datetime) -> None:
+        """Let the incidents of a job go on to a window that has been added."""
+        for incident in followed(self.incidents(job, only_open=True), job, number, verdict, at):
+            self.put_incident(job_id, incident)
+
+    def put_incident(self, job_id: int, incident: Incident) -> None:
+        """Add an incident, or write it anew."""
+        number = incident.incident_id or self.connection.execute("SELECT nextval('incident_id')").fetchall()[0][0]
+        self.connection.execute(
+            "INSERT OR REPLACE INTO incidents VALUES ($id, $job, $kind, $cause, $opened_at, $opened_window,"
+            " $seen_window, $clear, $closed_at, $closed_window)",
+            {
+                "id": number,
+                "job": job_id,
+                "kind": incident.cause.kind,
+                "cause": json.dumps(asdict(incident.cause)),
+                "opened_at": _naive(incident.opened_at),
+                "opened_window": incident.opened_window,
+                "seen_window": incident.seen_window,
+                "clear": incident.clear,
+                "closed_at": None if incident.closed_at is None else _naive(incident.closed_at),
+                "closed_window": incident.closed_window,
+            },
+        )
+
+    def watch_begins(self, job_id: int, at: datetime) -> None:
+        """The job is cut into windows from now on."""
+        self.connection.execute(
+            "INSERT OR REPLACE INTO watches VALUES ($job, $at, NULL)", {"job": job_id, "at": _naive(at)}
+        )
+
+    def watch_ends(self, job_id: int, at: datetime) -> None:
+        """The job has ended, and so has what went on in it."""
+        now = {"job": job_id, "at": _naive(at)}
+        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
+        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
+
+
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, Sequence) else 0
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
+
+
+def _naive(at: datetime) -> datetime:
+    """As DuckDB keeps it."""
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+def _utc(at: datetime) -> datetime:
+    return at.replace(tzinfo=UTC)

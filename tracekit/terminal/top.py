@@ -1,0 +1,100 @@
+"""One job on a screen of 80 columns, as its newest window shows it: verdict, incidents, S over the windows, workers.
+
+In: a store. Out: what rich prints, again and again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.errors import NotStoredError
+from tracekit.live.watch import advice, lasted
+from tracekit.store import Incident, Store
+from tracekit.terminal.maps import sparkline, worker_map
+from tracekit.text import printable, short
+
+#: Windows that the line of S covers, and open incidents that are described.
+_MOST_WINDOWS, _MOST_INCIDENTS = 600, 3
+#: The largest map beside all else on a screen of 24 lines.
+_MAP = (6, 32)
+_WIDTH = 78
+
+
+@dataclass(frozen=True)
+class TopState:
+    """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `workers`: of the newest window."""
+
+    job: str
+    windows: pl.DataFrame
+    incidents: tuple[Incident, ...]
+    workers: pl.DataFrame | None
+
+    @classmethod
+    def of(cls, store: Store, job: str) -> TopState:
+        """The job as the store has it now. Raises StoreError, NotStoredError while it has no window."""
+        with store.reading() as catalogue:
+            windows = catalogue.live.history(job, _MOST_WINDOWS)
+            incidents = catalogue.live.incidents(job, only_open=True)
+        if windows.is_empty():
+            raise NotStoredError(f"{store.path}: no window of job {short(job)!r} yet")
+        return cls(job, windows, incidents, store.workers(job, int(windows["number"][-1])))
+
+
+def frame(state: TopState, now_s: float | None = None) -> RenderableType:
+    """One screen. `now_s`: seconds since the epoch."""
+    newest = state.windows.row(-1, named=True)
+    age_s = (time.time() if now_s is None else now_s) - newest["added_at"]
+    parts: list[RenderableType] = [
+        Text(
+            f"{short(state.job)}   window {newest['number']}, steps {newest['first_step']} to {newest['last_step']},"
+            f" {age_s:.0f} s ago",
+            style="bold",
+        ),
+        _verdict(newest),
+    ]
+    known = state.windows["slowdown"].drop_nulls().to_numpy()
+    if len(known):
+        line = Text("S  ").append(sparkline(known, _WIDTH - 20), style="#fe9929")
+        parts.append(line.append(f"  {known[-1]:.3f}", style="bold").append(f" (from {known.min():.3f})", style="dim"))
+    parts += [_incident(one) for one in state.incidents[:_MOST_INCIDENTS]]
+    if more := state.incidents[_MOST_INCIDENTS:]:
+        parts.append(Text(f"and {len(more)} more open incidents", style="dim"))
+    if state.workers is not None:
+        parts.append(_workers(state.workers))
+    return Group(*parts)
+
+
+def _verdict(newest: dict[str, Any]) -> Text:
+    if newest["headline"] is None:
+        return Text(printable(newest["problem"] or "not analysed"), style="yellow")
+    doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
+    style = "green" if newest["verdict"] == "balanced" else "red"
+    return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
+        f": {printable(newest['headline'])}", style="default"
+    )
+
+
+def _incident(incident: Incident) -> RenderableType:
+    since = "" if incident.opened_window is None else f", since window {incident.opened_window}"
+    title = Text(f"Incident {incident.incident_id}", style="bold red")
+    title.append(f" open for {lasted(incident)}{since}: {printable(incident.cause.what)}", style="default")
+    table = Table.grid(padding=(0, 1))
+    for name, text in advice(incident):
+        table.add_row(Text(f"  {name}", style="bold"), Text(printable(text)))
+    return Group(title, table)
+
+
+def _workers(rows: pl.DataFrame) -> RenderableType:
+    """The map of the mean S of each worker over the steps of the window."""
+    dp_ranks: Sequence[int] = rows["dp_ranks"][0].to_list()
+    per_step = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
+    return worker_map(np.asarray(per_step, np.float64).mean(axis=0), dp_ranks, _MAP)
