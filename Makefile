@@ -8,7 +8,7 @@ GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-she
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check bench fuzz lock clean
+.PHONY: demo test test-fleet check bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch])
@@ -33,7 +33,11 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check $(CHROMIUM)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not fleet"
+
+# Studies of many jobs whose processes are killed: some minutes.
+test-fleet: $(VENV)/.dev
+	$(BIN)/pytest -m fleet
 
 # A hundred times as many examples of every property, other ones each time: some hours.
 fuzz: $(VENV)/.dev

@@ -31,6 +31,7 @@ _HOMES = {
     "dashboard": "tracekit.dashboards.web.command",
     "doctor": "tracekit.commands.doctor",
     "export": "tracekit.commands.export",
+    "fleet": "tracekit.commands.fleet",
     "hang": "tracekit.commands.hang",
     "import": "tracekit.commands.importing",
     "info": "tracekit.commands.info",

@@ -8,6 +8,7 @@
     ├── StoreError        the store cannot be opened, read or written, or lacks the job
     │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
     │   └── NotStoredError  the store can be read, and lacks the job or its results
+    ├── StudyError        a folder is no study of a fleet, or cannot be read as one
     ├── SelectionError    a selection or scenario names something that does not exist
     └── OutputError       a result cannot be written
 
@@ -46,6 +47,10 @@ class StoreBusyError(StoreError):
 
 class NotStoredError(StoreError):
     """The store lacks the job, or results of it."""
+
+
+class StudyError(TracekitError):
+    """A folder cannot be used as a study of a fleet."""
 
 
 class SelectionError(TracekitError):
