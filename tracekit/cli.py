@@ -37,6 +37,7 @@ _HOMES = {
     "info": "tracekit.commands.info",
     "store": "tracekit.commands.store",
     "synth": "tracekit.commands.synth",
+    "synth-fleet": "tracekit.commands.synth_fleet",
     "whatif": "tracekit.commands.whatif",
 }
 
@@ -93,7 +94,7 @@ class _Commands(click.Group):
         """The command of that name."""
         if cmd_name not in _HOMES:
             return None
-        command: click.Command = getattr(import_module(_HOMES[cmd_name]), f"{cmd_name}_command")
+        command: click.Command = getattr(import_module(_HOMES[cmd_name]), f"{cmd_name.replace('-', '_')}_command")
         return command
 
 
