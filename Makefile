@@ -35,9 +35,13 @@ check: $(VENV)/.dev
 test: check $(CHROMIUM)
 	$(BIN)/pytest -n 2 -m "not fleet"
 
-# Studies of many jobs whose processes are killed: some minutes.
-test-fleet: $(VENV)/.dev
+# Studies of many jobs: killed processes, a Ray cluster on this machine, an S3 server. Some minutes.
+test-fleet: $(VENV)/.fleet
 	$(BIN)/pytest -m fleet
+
+$(VENV)/.fleet: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch,ray,fleet-tests]'
+	touch $@
 
 # A hundred times as many examples of every property, other ones each time: some hours.
 fuzz: $(VENV)/.dev

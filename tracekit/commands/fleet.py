@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tracekit.fleet.executor import Executor
     from tracekit.fleet.run import RunSummary, Standing
 
+#: Value of `--ray` that is given without one.
+_OWN_CLUSTER = "local"
 #: Columns of `--timings`.
 _TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "peak_bytes")
 _UNITS = {"M": 1 << 20, "G": 1 << 30}
@@ -38,8 +40,22 @@ def fleet_command() -> None:
 @click.option("-o", "--out", required=True, type=PATH, help="Folder of the study; one that is there goes on.")
 @click.option("--processes", type=click.IntRange(1, 4096), help="Processes that analyse [default: one a core].")
 @click.option("--memory", metavar="SIZE", help="All of them together, such as 2500M or 16G [default: half of it].")
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value=_OWN_CLUSTER,
+    metavar="[ADDRESS]",
+    help="Run on a Ray cluster; alone, on one here.",
+)
 @click.option("--timings", type=PATH, help="Write a CSV file with what each source took.")
-def run(sources: tuple[str, ...], out: Path, processes: int | None, memory: str | None, timings: Path | None) -> None:
+def run(
+    sources: tuple[str, ...],
+    out: Path,
+    processes: int | None,
+    memory: str | None,
+    ray: str | None,
+    timings: Path | None,
+) -> None:
     """Analyse every trace of SOURCES and keep the figures in a study.
 
     SOURCES are trace files, folders, globs, stores and s3:// prefixes, in any format that `tracekit whatif` reads.
@@ -53,7 +69,7 @@ def run(sources: tuple[str, ...], out: Path, processes: int | None, memory: str 
         from tracekit.atomic_write import check_writable
 
         check_writable(timings, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote"))
-    executor = _executor(processes, memory)
+    executor = _executor(processes, memory, ray)
     with progress() as tell:
         tell("looking for traces")
         found = find_sources(sources)
@@ -65,13 +81,18 @@ def run(sources: tuple[str, ...], out: Path, processes: int | None, memory: str 
         click.echo(printable(line))
 
 
-def _executor(processes: int | None, memory: str | None) -> Executor:
+def _executor(processes: int | None, memory: str | None, ray: str | None) -> Executor:
     import os
 
     from tracekit.fleet.local import LocalExecutor
 
+    cores = processes or len(os.sched_getaffinity(0))
+    if ray is not None:
+        from tracekit.fleet.on_ray import RayExecutor
+
+        return RayExecutor(None if ray == _OWN_CLUSTER else ray, cores)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return LocalExecutor(processes or len(os.sched_getaffinity(0)), total // 2 if memory is None else _bytes(memory))
+    return LocalExecutor(cores, total // 2 if memory is None else _bytes(memory))
 
 
 def _bytes(text: str) -> int:
