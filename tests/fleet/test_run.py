@@ -5,20 +5,25 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
 import polars as pl
 import pytest
 
-from tests.fleet.few_jobs import STEPS, study_here, study_of, tables, write_jobs
-from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, run, slow_trace
-from tracekit.errors import SelectionError, StudyError
+from tests.fleet.few_jobs import STEPS, Here, study_here, study_of, tables, write_jobs
+from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_trace
+from tracekit.any_job import load_any
+from tracekit.errors import OutputError, SelectionError, StudyError
 from tracekit.fleet.exclusions import Rule
+from tracekit.fleet.run import Standing, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.tables import TABLES
+from tracekit.op_trace import OpTrace
 from tracekit.store import Incoming, Store
 
 
@@ -97,6 +102,7 @@ from pathlib import Path
 from tests.fleet.few_jobs import GIB
 from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.run import run_study
+from tracekit.fleet.run import Standing, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 
@@ -210,6 +216,63 @@ def test_clocks_of_1970_and_2100_say_no_time_and_few_steps_and_restarts_are_left
         ("fine", "many-restarts", "everywhere"),
         ("short", "too-few-steps", "everywhere"),
     }
+
+
+def test_a_trace_that_is_replaced_while_it_is_read_is_said_and_read_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    slow_trace(STEPS, name="before").write_parquet(tmp_path / "jobs" / "job.parquet")
+
+    def slow_load(path: Path, **options: Any) -> Any:
+        loaded = load_any(path, **options)
+        slow_trace(STEPS, name="after").write_parquet(path)
+        return loaded
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tracekit.any_job.load_any", slow_load)
+        assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {Rule.CHANGED: 1}
+    assert Study(tmp_path / "study").read("exclusions")["rule"].to_list() == [str(Rule.CHANGED)]
+    assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {}
+    assert Study(tmp_path / "study").read("jobs")["name"].to_list() == ["after"]
+    assert Study(tmp_path / "study").read("exclusions").is_empty()
+
+
+def test_a_disk_that_fills_as_the_tables_are_made_costs_nothing(jobs: Path, study: Path, tmp_path: Path) -> None:
+    study_here(jobs / "slow1.parquet", out=tmp_path)
+    before = tables(tmp_path)
+    limit = ExitStack()
+
+    def fill(standing: Standing) -> None:
+        if standing.done == standing.total:
+            limit.enter_context(little_space(3000))
+
+    with limit, pytest.raises(OutputError, match="cannot be written: File too large; make room"):
+        run_study(Study(tmp_path), find_sources([str(jobs)]), Here(), fill)
+    assert {name: tables(tmp_path)[name] for name in before} == before
+    again = study_here(jobs, out=tmp_path)
+    assert all(one.reused for one in again.outcomes)
+    assert tables(tmp_path) == tables(study)
+
+
+def test_recordings_of_gpus_and_op_traces_are_jobs_too(tmp_path: Path) -> None:
+    """Of the GPU trace, rank 2's data loader is slow. The op trace: rank 1 takes 160 ms, 130 ms is the mean."""
+    sample = Path(__file__).parents[2] / "sample_traces" / "gpu_slow_input"
+    rows = [
+        {"step": step, "rank": rank, "stream": 0, "start": 0.0, "duration": 0.16 if rank else 0.10, "kind": "work",
+         "role": "work"}
+        for step in range(3) for rank in range(2)
+    ]  # fmt: skip
+    OpTrace(pl.DataFrame(rows), "two ranks", rules=("streams",)).write_parquet(tmp_path / "ops.parquet")
+    study_here(sample, tmp_path / "ops.parquet", out=tmp_path / "study")
+    found = {row["kind"]: row for row in Study(tmp_path / "study").read("jobs").to_dicts()}
+    assert set(found) == {"gpus", "ops"}
+    assert (found["ops"]["gpus"], found["ops"]["steps"]) == (2, 3)
+    assert found["ops"]["slowdown"] == pytest.approx(0.16 / 0.13)
+    causes = Study(tmp_path / "study").read("causes").filter(job=found["gpus"]["job"])
+    assert causes.row(0, named=True)["kind"] == "late-input"
+    workers = Study(tmp_path / "study").read("workers").filter(pl.col("part").is_not_null())
+    assert workers.select("rank", "part").rows() == [(2, "data-loading")]
 
 
 @pytest.mark.fleet

@@ -14,12 +14,13 @@ however many processes and however often interrupted.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import polars as pl
 
@@ -140,7 +141,7 @@ class Study:
                 except OSError:
                     raise StudyError(f"{self.path}: another run is writing this study; wait for it") from None
                 if not (self.path / MARK).exists():
-                    _put(self.path / MARK, lambda file: file.write(_MARK_TEXT.encode()))
+                    _put(self.path / MARK, _MARK_TEXT.encode())
                 self.check()
                 list(waiting(self.results, analysis))  # removes what is unfinished, or of another analysis
                 with open(self._seen, "ab") as log:
@@ -196,16 +197,14 @@ class Study:
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
         (self.path / table).mkdir(exist_ok=True)
-        whole = rows.rechunk()
-        _put(
-            self.part(table, part),
-            lambda file: whole.write_parquet(file, compression="zstd", row_group_size=_ROW_GROUP, statistics=True),
-        )
+        held = io.BytesIO()  # first, for polars words a full disk as damage
+        rows.rechunk().write_parquet(held, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
+        _put(self.part(table, part), held.getvalue())
 
     def _forget(self, now: Mapping[str, str]) -> None:
         """Keep of what was seen one line a source."""
         lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in now]
-        _put(self._seen, lambda file: file.write(b"".join(lines)))
+        _put(self._seen, b"".join(lines))
 
 
 class SeenLog:
@@ -246,20 +245,21 @@ def _failures(outcomes: list[Outcome]) -> pl.DataFrame:
     return frame("exclusions", columns)
 
 
-def _put(path: Path, write: Any) -> None:
+def _put(path: Path, content: bytes) -> None:
     """Write a file whole, in the place of the one before. Raises OutputError."""
     temporary = path.with_name(f".{path.name}.unfinished")  # the lock leaves one writer
     try:
         with open(temporary, "wb") as file:
-            write(file)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
         raise _cannot_write(path, error) from None
 
 
-def _cannot_write(path: Path, error: Exception) -> OutputError:
-    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-    return OutputError(f"{path}: cannot be written: {reason}; make room or correct permissions, and run again")
+def _cannot_write(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"{path}: cannot be written: {error.strerror or error}; make room or correct permissions, and run again"
+    )
