@@ -184,6 +184,6 @@ def _cores(folder: Path) -> str:
     last = max(free)
     return (
         f"Simulated: {REPORTED:,} jobs with these times, largest first, on {CORES:,} cores take {last:.0f} s, at"
-        f" {sum(times) / (CORES * last):.0%} efficiency. The simulation leaves out what a shared storage and the driver,"
+        f" {sum(times) / (CORES * last):.0%} efficiency. It leaves out what a shared storage and the driver,"
         " who writes the tables at the end on one core, add."
     )

@@ -23,7 +23,10 @@ EARLIEST_START_S, LATEST_START_S = 946_684_800.0, 4_102_444_800.0
 
 
 class Rule(StrEnum):
-    """Why a job is left out, in the order in which a job is counted once."""
+    """Why a job is left out, in the order in which a job is counted once.
+
+    The first four may pass: nothing lasting is known of such a source, and the next run tries it again.
+    """
 
     UNREADABLE = "unreadable"  #: the source cannot be read: permission, network, gone
     CHANGED = "changed-while-read"  #: another trace took its place meanwhile
@@ -38,13 +41,7 @@ class Rule(StrEnum):
     DOUBTFUL = "doubtful"  #: the report cannot be trusted for another reason
     CLOCK = "clock"  #: the job counts, but not by time
 
-    @property
-    def passing(self) -> bool:
-        """Whether the next run may meet something else, so that it tries again."""
-        return self in _PASSING
 
-
-_PASSING = frozenset({Rule.UNREADABLE, Rule.CHANGED, Rule.CRASHED, Rule.NOT_STORED})
 #: A job is left out of everything, or of what is told by time.
 EVERYWHERE, BY_TIME = "everywhere", "by-time"
 

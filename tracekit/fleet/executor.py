@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tracekit.fleet.sources import Source
 
-#: Memory of a process that analyses nothing yet, and at most for each byte of a trace; see benchmarks/fleet.py.
+#: Memory of a process that analyses nothing yet, and at most for each byte of a trace: Parquet takes some 10.
 BASE_BYTES, BYTES_PER_BYTE = 220 << 20, 40
 #: Environment of a process that analyses: one thread, so that sums are the same everywhere and cores are not contended.
 ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

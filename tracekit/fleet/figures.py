@@ -6,7 +6,7 @@ Every share is told twice: of jobs, and of GPU-hours. Intervals are those of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -321,7 +321,10 @@ def _fixes_by_job(study: Study, jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.Da
     return rows, titles
 
 
-def _fixes(titles: pl.DataFrame, columns: Sequence[Floats], hours: Floats, sums: Floats, weight: Floats) -> Any:
+def _fixes(
+    titles: pl.DataFrame, columns: Sequence[Floats], hours: Floats, sums: Floats, weight: Floats
+) -> Iterator[FixOfFleet]:
+    """A row for each kind of `titles`. `columns`: GPU-hours by job; `sums`, `weight`: those and all, in each sample."""
     for at, row in enumerate(titles.iter_rows(named=True)):
         low, high = interval(sums[:, at] / weight)
         yield FixOfFleet(

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from tracekit import __version__
-from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import Executor, Outcome, Task
 from tracekit.fleet.sources import Source
 from tracekit.fleet.study import SeenLog, Study
@@ -105,7 +104,3 @@ def _analyse(
         executor.run([Task(of_url[url], str(study.path), analysis) for url in again], alone=True), last=True
     )  # fmt: skip
     return sorted((*(one for one in first if not one.died), *second), key=lambda one: one.url)
-
-
-#: Rules under which a source has nothing lasting, so that the next run tries it again.
-PASSING = tuple(rule for rule in Rule if rule.passing)

@@ -142,7 +142,7 @@ TABLES: Mapping[str, pl.Schema] = MappingProxyType({**BY_JOB, "exclusions": EXCL
 
 
 def frame(table: str, columns: Mapping[str, object]) -> pl.DataFrame:
-    """Columns as that table, those that are not given null. One row at least must be given as a sequence."""
+    """Columns, each a sequence, as that table; those that are not given are null."""
     schema = TABLES[table]
     given = pl.DataFrame(columns, schema={name: schema[name] for name in columns}, strict=False)
     return given.select(
