@@ -15,7 +15,7 @@ import click
 from tracekit.commands.options import PATH, console
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
-from tracekit.stderr import progress
+from tracekit.stderr import progress, say
 from tracekit.text import printable
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 
         check_writable(html, FLEET_PAGE_FILE)
     opened = Study(study)
+    if opened.unfinished:
+        say(f"tracekit: {printable(str(study))}: its last run did not come to an end; run it again for what it found")
     with progress() as tell:
         tell("reading the study")
         found, culprits = figures_of(opened), recurring_culprits(opened, rate)

@@ -38,7 +38,7 @@ class _Process:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return cls(
             subprocess.Popen(
-                [sys.executable, "-m", "tracekit.fleet.worker"],
+                [sys.executable, "-P", "-m", "tracekit.fleet.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,

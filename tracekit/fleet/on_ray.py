@@ -14,13 +14,19 @@ from typing import Any
 from tracekit.errors import SelectionError
 from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
+from tracekit.text import short
 
 #: Tasks given to Ray ahead of those that run, for each processor.
 _AHEAD = 2
+#: So often a cluster of our own is started: on a busy machine Ray gives up early.
+_STARTS = 4
 
 
 class RayExecutor:
-    """`address`: of a running cluster, None for one on this machine with `processes` processors, ended at the end."""
+    """`address`: of a running cluster, None for one on this machine with `processes` processors.
+
+    A cluster of our own ends with this process.
+    """
 
     def __init__(self, address: str | None, processes: int) -> None:
         self.address, self.processes = address, processes
@@ -30,28 +36,28 @@ class RayExecutor:
         if not tasks:
             return
         ray = _ray()
-        connected = ray.is_initialized()
-        if not connected:
+        if not ray.is_initialized():
             self._connect(ray)
-        try:
-            yield from self._outcomes(ray, tasks, alone=alone)
-        finally:
-            if not connected:
-                ray.shutdown()
+        yield from self._outcomes(ray, tasks, alone=alone)
 
     def _connect(self, ray: Any) -> None:
+        """Raises SelectionError where no cluster answers; one of our own is given several chances to start."""
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         if self.address is None:
             settings |= {"address": "local", "num_cpus": self.processes, "include_dashboard": False}
         else:
             settings["address"] = self.address
-        try:
-            ray.init(**settings)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise SelectionError(
-                f"--ray {self.address or ''}: no cluster there ({reason:.200}); check the address"
-            ) from None
+        for left in reversed(range(_STARTS if self.address is None else 1)):
+            try:
+                ray.init(**settings)
+            except Exception as error:  # Ray raises no other where a node takes more than its 30 s to start
+                ray.shutdown()
+                if not left:
+                    reason = (str(error).splitlines() or [type(error).__name__])[0]
+                    where = "a cluster here" if self.address is None else short(self.address)
+                    raise SelectionError(f"--ray: {where} does not answer ({reason:.200}); check the address") from None
+            else:
+                return
 
     def _outcomes(self, ray: Any, tasks: Sequence[Task], *, alone: bool) -> Iterator[Outcome]:
         """Tasks go out as others come back, so that Ray never holds many."""

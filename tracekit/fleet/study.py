@@ -57,6 +57,11 @@ class Study:
 
     # ---- reading
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run left results that are not in the tables, or is under way."""
+        return self.results.is_dir() and any(self.results.iterdir())
+
     def check(self) -> None:
         """Raise StudyError where there is no study that this tracekit reads."""
         try:
