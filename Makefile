@@ -8,10 +8,10 @@ GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-she
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fleet check bench fuzz lock clean
+.PHONY: demo test test-fleet check docs bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
-$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch])
+$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard]'
 	touch $@
@@ -42,6 +42,11 @@ test-fleet: $(VENV)/.fleet
 $(VENV)/.fleet: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch,ray,fleet-tests]'
 	touch $@
+
+# The documentation as a site; the tests build it, too.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 # A hundred times as many examples of every property, other ones each time: some hours.
 fuzz: $(VENV)/.dev

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Trust
+from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import LossKind, Verdict, main_clause, straggling_s
 from tracekit.model import Worker
-from tracekit.text import cost, seconds
+from tracekit.text import cost, seconds, three_digits
 
 #: The part of a rank that a cause slows down.
 _PART = {
@@ -30,6 +31,7 @@ _PART = {
     CauseKind.CHECKPOINT_STALLS: "checkpoint",
     CauseKind.LATE_DATA: "data-loading",
     CauseKind.HOST_BOUND: "host",
+    CauseKind.BUSY_CORES: "cores",
     CauseKind.SLOW_HOST_CODE: "host",
     CauseKind.SLOW_LINK: "network",
     CauseKind.SLOW_NIC: "network",
@@ -64,8 +66,9 @@ class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each, with its
-    cost. `causes`: where each of the diagnosis's causes is and what it does, in the same order.
+    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes that cost time, a sentence
+    each, with its cost. `stalls`: isolated slow steps, by how much and what of, longest first. `causes`: where each of
+    the diagnosis's causes is and what it does, in the same order; `places`: only where.
     """
 
     headline: str
@@ -75,7 +78,9 @@ class Answer:
     check: str | None
     fix: str | None
     others: tuple[str, ...]
+    stalls: tuple[str, ...]
     causes: tuple[str, ...]
+    places: tuple[str, ...]
     trust: str
     culprits: tuple[Culprit, ...]
 
@@ -85,7 +90,12 @@ class Answer:
 
 
 def answer_of(
-    evidence: Evidence, verdict: Verdict, causes: Sequence[Cause], fixes: Sequence[Fix], trust: Trust
+    evidence: Evidence,
+    verdict: Verdict,
+    causes: Sequence[Cause],
+    fixes: Sequence[Fix],
+    stalls: Sequence[Stall],
+    trust: Trust,
 ) -> Answer:
     """The answer for a diagnosed job."""
     leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
@@ -97,8 +107,10 @@ def answer_of(
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
         fix=None if leading is None else _fix(evidence, leading, fixes),
-        others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
+        others=tuple(_other(evidence, cause) for cause in causes if cause.change is not None and cause is not leading),
+        stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in stalls),
         causes=tuple(_cause(evidence, cause) for cause in causes),
+        places=tuple(_place(evidence, cause) for cause in causes),
         trust=_trust(evidence, trust),
         culprits=tuple(_culprits(evidence, causes)),
     )
@@ -111,12 +123,8 @@ def _cost(evidence: Evidence, verdict: Verdict) -> str:
     than = ", compared with mean ops;" if by_s else ","
     return (
         f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
-        f" {verdict.lost_gpu_hours_per_day:,.3g} of {a_day:,} GPU-hours a day"
+        f" {three_digits(verdict.lost_gpu_hours_per_day)} of {a_day:,} GPU-hours a day"
     )
-
-
-def _is_found(cause: Cause) -> bool:
-    return cause.kind not in (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 
 
 def _cause(evidence: Evidence, cause: Cause) -> str:
@@ -125,19 +133,21 @@ def _cause(evidence: Evidence, cause: Cause) -> str:
     return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
 
 
+def _place(evidence: Evidence, cause: Cause) -> str:
+    """Ranks and nodes of a cause."""
+    place = Names.of(evidence).place(cause.where)
+    return "all ranks" if place is None else place.words
+
+
 def _other(evidence: Evidence, cause: Cause) -> str:
     """One more cause, with what it costs."""
-    sentence = _cause(evidence, cause)
-    return sentence if cause.change is None else f"{sentence} ({cost(cause.saved_s, cause.alone_s)})"
+    return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s)})"
 
 
 def _who(evidence: Evidence, cause: Cause) -> str:
     """Ranks and nodes, then coordinates, since when, and how sure."""
-    place = Names.of(evidence).place(cause.where)
-    known = "all ranks" if place is None else place.words
-    at = str(cause.where) if place is not None and cause.where.workers else ""
-    coordinates = f" ({_coordinates(cause.where)})" if at and len(cause.where.workers) == 1 else ""
-    return f"{known}{coordinates}, {cause.when}, {min(cause.confidence, 0.99):.0%} sure"
+    coordinates = f" ({_coordinates(cause.where)})" if len(cause.where.workers) == 1 else ""
+    return f"{_place(evidence, cause)}{coordinates}, {cause.when}, {min(cause.confidence, 0.99):.0%} sure"
 
 
 def _coordinates(where: Where) -> str:
@@ -168,7 +178,7 @@ def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
     return (
         f"{best.title}: saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
         f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
-        f" {best.saved_gpu_hours_per_day:,.3g} GPU-hours a day{assumes}"
+        f" {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day{assumes}"
     )
 
 

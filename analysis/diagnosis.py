@@ -12,6 +12,7 @@ from typing import Any
 from tracekit.analysis.answer import Answer, answer_of
 from tracekit.analysis.attribution.attribution import Attribution, Trust
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.attribution.stalls import Stall, stalls_of
 from tracekit.analysis.causes import causes_of
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.evidence.changes import Change
@@ -28,7 +29,7 @@ from tracekit.trace import Trace
 class Diagnosis:
     """When, where and why a job is slow, what each fix would give back, and whether to believe it.
 
-    `answer`: all of it in a few sentences.
+    `answer`: all of it in a few sentences. `stalls`: isolated slow steps.
     `trust`: as that of the attribution, but launch delays that a named cause explains do not count against the replay.
     """
 
@@ -37,15 +38,17 @@ class Diagnosis:
     verdict: Verdict
     time: TimePattern
     space: SpacePattern
+    stalls: tuple[Stall, ...]
     causes: tuple[Cause, ...]
     fixes: tuple[Fix, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`: `answer`, `verdict`, `patterns`, `causes`, `fixes`."""
+        """Plain data for `whatif --json`: `answer`, `verdict`, `patterns`, `stalls`, `causes`, `fixes`."""
         return {
             "answer": self.answer.to_dict(),
             "verdict": self.verdict.to_dict(),
             "patterns": {"time": self.time.to_dict(), "space": self.space.to_dict()},
+            "stalls": [stall.to_dict() for stall in self.stalls],
             "causes": [cause.to_dict() for cause in self.causes],
             "fixes": [fix.to_dict() for fix in self.fixes],
         }
@@ -65,12 +68,14 @@ def diagnose(
     evidence = Evidence.of(trace, replay, attribution)
     causes = causes_of(evidence)
     verdict, fixes = verdict_of(evidence, causes), fixes_of(evidence, causes, layers=layers)
+    stalls = stalls_of(replay, evidence.attribution)
     trust = attribution.trust
     if method is Method.TRACEKIT:
         trust = attribution.trust_given(evidence.delay_share_without(_explanations(causes)))
     return Diagnosis(
         trust=trust,
-        answer=answer_of(evidence, verdict, causes, fixes, trust),
+        answer=answer_of(evidence, verdict, causes, fixes, stalls, trust),
+        stalls=stalls,
         verdict=verdict,
         time=time_pattern(evidence.attribution),
         space=space_pattern(evidence.attribution, evidence.hosts),

@@ -44,6 +44,7 @@ class LossKind(StrEnum):
 _KIND_OF = {
     CauseKind.LATE_DATA: LossKind.INPUT,
     CauseKind.HOST_BOUND: LossKind.HOST,
+    CauseKind.BUSY_CORES: LossKind.HOST,
     CauseKind.CONGESTION: LossKind.COMMUNICATION,
     CauseKind.SHARED_CARD: LossKind.COMMUNICATION,
     CauseKind.PYTHON_GC: LossKind.STALLS,
@@ -210,7 +211,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
         return _Headline(
             LossKind.CONTRADICTION,
             0.0,
-            f"without stragglers the job would be slower than it is (S = {found.slowdown:.2f}), which cannot be",
+            f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
         )
     small = ""
     if losses and losses[0].causes:
@@ -219,7 +220,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY:
         small += f"; launch delays that no cause explains add {left:.0%} to the step"
-    sentence = f"no straggler (S = {found.slowdown:.3f}, below {STRAGGLING_SLOWDOWN}){small}"
+    sentence = f"no straggler (slowdown {found.slowdown:.3f}, straggling from {STRAGGLING_SLOWDOWN}){small}"
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 
@@ -236,6 +237,8 @@ def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     if loss.kind is not LossKind.STRAGGLER:
         size = f"{seconds(loss.lost_s)} of every {seconds(evidence.recorded_s)} step"
         on = f" on {place.words}" if place else ""
+        if first.kind is CauseKind.BUSY_CORES:
+            return f"{size} are lost to busy cores{on}: {effect}{others}"
         return f"{size} {_WENT_TO.get(loss.kind, 'are lost')}{on}: {effect}{others}"
     if place is None:
         return f"{effect}, which costs {share}{others}"

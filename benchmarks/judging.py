@@ -39,7 +39,15 @@ ACCEPTED: dict[TruthKind, frozenset[str]] = {
 }
 #: Say that nothing is wrong, that nobody is to blame, or that too little is known: never a wrong accusation.
 BLAMES_NOBODY = frozenset(
-    {"healthy", "unexplained", "too-little-trace", "random-variation", "shared-network-card", "lockstep-jitter"}
+    {
+        "healthy",
+        "unexplained",
+        "too-little-trace",
+        "random-variation",
+        "shared-network-card",
+        "lockstep-jitter",
+        "busy-cores",
+    }
 )
 
 Where = Mapping[str, Any]

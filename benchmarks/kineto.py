@@ -37,6 +37,9 @@ TROUBLES = {
     "late-input": Trouble(1, input_us=1500),
     "host-bound, a pause in the backward": Trouble(1, pause_us=1500),
     "uneven-work": Trouble(1, extra_kernels=16),
+    "gc": Trouble(1, gc_us=1500),
+    "sync-calls": Trouble(1, syncs=6),
+    "slow-link": Trouble(1, link_us=800),
 }
 REAL = ("torchrec_resnet18_2", "torchrec_sst_2b", "amd_ddp4")
 #: How often what ranks took is dealt among them.
@@ -148,7 +151,7 @@ def _jobs() -> Iterator[Job]:
     for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         for ranks in (2, 4, 8):
             for host_us in (12.0, 30.0):
-                yield Job(ranks=ranks, layers=8, bucket=4, host_us=host_us, seed=seed)
+                yield Job(ranks=ranks, layers=8, bucket=2, host_us=host_us, seed=seed)
 
 
 def _healthy() -> list[str]:

@@ -6,8 +6,9 @@ before it on its thread, its launch, the op before it on its stream, the kernels
 end of a collective the starts of all members. It keeps its distance to the latest of these, which it waited for; to
 the others it keeps only what such a step takes at least. A delay of one moment moves all that come after it.
 
-Ranks of a real job are not alike. `Moments.exchangeable` deals what the ranks took for the same call or kernel among
-them at random: the noise stays real, and no rank is slower than the others for any reason but chance.
+Ranks of a real job are not alike. `Moments.exchangeable` takes out by how much a rank is slower than others at the same
+call or kernel in all steps, and deals what is left among the ranks at random: the noise stays real, and no rank is
+slower than the others for any reason but chance.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _HOST = ("cpu_op", "user_annotation")
 _COMMUNICATION = re.compile("nccl|rccl", re.IGNORECASE)
-_SYNCHRONISES = re.compile(r"Synchronize|^(cuda|hip)(Malloc|Free)|Memcpy")
+_SYNCHRONISES = re.compile(r"Synchronize|^(cuda|hip)(Malloc|Free)")
 #: Times of events are read once the GPU has passed them; the call that waited for that is not recorded.
 _AFTER_EVENTS = re.compile(r"EventElapsedTime")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -58,6 +59,22 @@ class _Op:
     @property
     def communicates(self) -> bool:
         return self.gpu and _COMMUNICATION.search(self.event["name"]) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """What an op itself took, `us`: the distance of a moment from the one of this `number` before it."""
+
+    op: _Op
+    moment: int
+    number: int
+    us: float
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The same in all steps and on all ranks."""
+        gpu, track, name, _, count = self.op.key
+        return gpu, track, name, count
 
 
 @dataclass(frozen=True)
@@ -125,27 +142,42 @@ class Moments:
         return max(times) - min(times)
 
     def exchangeable(self, seed: int) -> Moments:
-        """The same job with what the ranks took for the same thing dealt among them."""
+        """The same job with what the ranks took for the same thing dealt among them.
+
+        What a rank takes longer for the same thing in step after step is no noise: it is taken out first.
+        """
         draw = np.random.default_rng(seed)
-        ranks = len(self.documents)
+        after = [list(before) for before in self.after]
+        dealt = [lags for lags in self._lags_of_peers() if len(lags) == len(self.documents)]
+        of_rank: defaultdict[tuple[int, Any], list[float]] = defaultdict(list)
+        for lag in (lag for lags in dealt for lag in lags):
+            of_rank[lag.op.rank, lag.place].append(lag.us)
+        usual = {key: median(some) for key, some in of_rank.items()}
+        for lags in dealt:
+            middle = median(usual[lag.op.rank, lag.place] for lag in lags)
+            own = [max(0.0, lag.us + middle - usual[lag.op.rank, lag.place]) for lag in lags]
+            most = max(_OUTLIER * median(own), median(own) + _LEAST_OUTLIER_US)
+            own = [median(own) if us > most else us for us in own]
+            draw.shuffle(own)
+            for lag, us in zip(lags, own, strict=True):
+                after[lag.moment][lag.number] = (after[lag.moment][lag.number][0], us)
+        return Moments(self.documents, self.ops, self.ahead, after, self.order)
+
+    def _lags_of_peers(self) -> Iterator[list[_Lag]]:
+        """What each rank took for the same thing in the same step: a kernel, or the work of a thread before a call."""
         alike: defaultdict[tuple[Any, ...], list[_Op]] = defaultdict(list)
         for op in self.ops:
             if op.step >= 0 and not op.communicates:
                 alike[op.key].append(op)
-        after = [list(before) for before in self.after]
         for ops in alike.values():
-            # What a kernel takes, or how long the thread worked before it called: where all ranks have it.
-            moments = [op.at + 1 if op.gpu else op.at for op in ops]
-            own = [self._own(op, moment) for op, moment in zip(ops, moments, strict=True)]
-            if len({op.rank for op in ops}) < ranks or len(ops) != ranks or None in own:
+            if len({op.rank for op in ops}) < len(ops):
                 continue
-            lags = [after[moment][number or 0][1] for moment, number in zip(moments, own, strict=True)]
-            usual = median(lags)
-            lags = [usual if lag > max(_OUTLIER * usual, usual + _LEAST_OUTLIER_US) else lag for lag in lags]
-            draw.shuffle(lags)
-            for moment, number, lag in zip(moments, own, lags, strict=True):
-                after[moment][number or 0] = (after[moment][number or 0][0], lag)
-        return Moments(self.documents, self.ops, self.ahead, after, self.order)
+            lags = []
+            for op in ops:
+                moment = op.at + 1 if op.gpu else op.at
+                if (number := self._own(op, moment)) is not None:
+                    lags.append(_Lag(op, moment, number, self.after[moment][number][1]))
+            yield lags
 
     def write(self, folder: Path, times: Sequence[float]) -> None:
         """Files as the profiler would have written them."""
@@ -284,14 +316,20 @@ def _causes(ops: Sequence[_Op]) -> Iterator[tuple[int, int]]:
     on_gpu = [op for op in ops if op.gpu]
     ends = sorted(on_gpu, key=lambda op: op.end)
     times = [op.end for op in ends]
+    copies = {id(op.launch): op for op in on_gpu if op.event["cat"] == "gpu_memcpy"}
     for call in threads:
         yield call.at + 1, call.at
         if _AFTER_EVENTS.search(call.event["name"]) and (last := bisect_right(times, call.start)):
             yield call.at, ends[last - 1].at + 1
+        waited = None
         if _SYNCHRONISES.search(call.event["name"]):
             last = bisect_right(times, call.end) - 1
-            if last >= 0 and ends[last].end > call.start:
-                yield call.at + 1, ends[last].at + 1
+            waited = ends[last] if last >= 0 else None
+        elif (copy := copies.get(id(call))) is not None and copy.end <= call.end:
+            # Kernels end all the time: a copy's call waits for its own copy or for nothing.
+            waited = copy
+        if waited is not None and waited.end > call.start:
+            yield call.at + 1, waited.at + 1
     previous: dict[Any, _Op] = {}
     launched: dict[Any, _Op] = {}
     by_launch = sorted(on_gpu, key=lambda op: op.launch.start if op.launch else -1.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,9 @@ _INSIDE = ("aten::to", "aten::_to_copy", "aten::copy_")
 class Trouble:
     """What is wrong with a rank: `gpu` and `host` stretch its kernels and its host work, the others add time.
 
-    `input_us`, `pause_us`: before the forward, and inside the backward, of every step. `extra_kernels`: more per step.
+    `input_us`, `gc_us`, `pause_us`: before the forward, and inside the forward and the backward, of every step.
+    `extra_kernels`: more per step. `syncs`: of `.item()` per step, inside the forward. `link_us`: its last
+    transfer of a step ends so much later. `only_step`: the one step that all this is in.
     """
 
     rank: int
@@ -45,6 +47,10 @@ class Trouble:
     input_us: float = 0.0
     pause_us: float = 0.0
     extra_kernels: int = 0
+    gc_us: float = 0.0
+    syncs: int = 0
+    link_us: float = 0.0
+    only_step: int | None = None
 
 
 @dataclass
@@ -110,6 +116,20 @@ class _Rank:
             flow = {"ph": phase, "id": correlation, "pid": self.pid, "tid": stream, "cat": "ac2g", "name": "ac2g"}
             self.events.append({**flow, "ts": at, "dur": 0.0, "args": {}})
 
+    def item(self) -> None:
+        """Python asks for a number that the GPU computes: a copy, and the host waits for it."""
+        begin = self.host_us
+        correlation = self.launch(self.pid, "cudaMemcpyAsync")
+        start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US)
+        self.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", COMPUTE_STREAM, start, 1.5, correlation, bytes=4)
+        self.compute_us = start + 1.5
+        self.host_us += _CALL_US + 1.0
+        end = max(self.host_us, self.compute_us) + _SYNC_US
+        self.correlation += 1
+        self.span("cuda_runtime", "cudaStreamSynchronize", self.pid, self.host_us, end, correlation=self.correlation)
+        self.host_us = end
+        self.span("cpu_op", "aten::item", self.pid, begin, self.host_us)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -138,7 +158,7 @@ class Job:
             for number in range(self.ranks)
         ]
         for step in range(self.steps):
-            self._step(ranks, step)
+            self._step(ranks, step, wrong)
         draw = random.Random(self.seed)
         ahead = [draw.uniform(-self.clocks_us, self.clocks_us) for _ in ranks]
         late = [draw.uniform(0, self.late_us) for _ in ranks]
@@ -155,9 +175,11 @@ class Job:
             ahead, ends,
         )  # fmt: skip
 
-    def _step(self, ranks: list[_Rank], step: int) -> None:
+    def _step(self, ranks: list[_Rank], step: int, wrong: Mapping[int, Trouble]) -> None:
         begins = [one.host_us for one in ranks]
         for one in ranks:
+            stated = wrong.get(one.rank, Trouble(one.rank))
+            one.trouble = stated if stated.only_step in {None, step} else Trouble(one.rank)
             self._forward(one)
         reduced: list[list[tuple[float, int]]] = [[] for _ in range(self.layers // self.bucket)]
         for one in ranks:
@@ -178,9 +200,14 @@ class Job:
             begin,
             one.host_us,
         )
-        for _ in range(self.layers):
+        for layer in range(self.layers):
             for operator, name, grid, us in _LAYER:
                 one.kernel(one.pid, operator, name, grid, us, self.host_us)
+            if layer == self.layers // 2 and one.trouble.gc_us:
+                one.span("user_annotation", "Python GC", one.pid, one.host_us, one.host_us + one.trouble.gc_us)
+                one.host_us += one.trouble.gc_us
+            if layer < one.trouble.syncs:
+                one.item()
         for _ in range(one.trouble.extra_kernels):
             operator, name, _, us = _LAYER[0]
             one.kernel(one.pid, operator, name, (97, 3, 1), us, self.host_us)
@@ -220,7 +247,8 @@ class Job:
             max(one.comm_us + _DISPATCH_US, ready + _DISPATCH_US) for one, (ready, _) in zip(ranks, bucket, strict=True)
         ]
         for one, start, (_, correlation) in zip(ranks, starts, bucket, strict=True):
-            end = max(starts) + self.transfer_us * (1 + 0.1 * number) + one.random.uniform(0, 2.0)
+            late = one.trouble.link_us if number == self.layers // self.bucket - 1 else 0.0
+            end = max(starts) + self.transfer_us * (1 + 0.1 * number) + late + one.random.uniform(0, 2.0)
             name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
             one.gpu(
                 "kernel",
@@ -244,17 +272,7 @@ class Job:
             name = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>(int)"
             one.kernel(one.pid, "aten::_fused_adamw_", name, (320, 1, 1), 80.0, self.host_us)
         one.span("user_annotation", "Optimizer.step#AdamW.step", one.pid, begin, one.host_us)
-        begin = one.host_us
-        correlation = one.launch(one.pid, "cudaMemcpyAsync")
-        start = max(one.compute_us + _DISPATCH_US, one.host_us + _LAUNCH_US)
-        one.gpu("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", COMPUTE_STREAM, start, 1.5, correlation, bytes=4)
-        one.compute_us = start + 1.5
-        one.host_us += _CALL_US + 1.0
-        end = max(one.host_us, one.compute_us) + _SYNC_US
-        one.correlation += 1
-        one.span("cuda_runtime", "cudaStreamSynchronize", one.pid, one.host_us, end, correlation=one.correlation)
-        one.host_us = end
-        one.span("cpu_op", "aten::item", one.pid, begin, one.host_us)
+        one.item()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -161,11 +160,6 @@ def published_columns(ops: pl.DataFrame) -> pl.DataFrame:
     return filled.with_columns(gmc=pl.col("mc"))
 
 
-def without_progress(err: str) -> list[str]:
-    """The lines of stderr that are no progress notes, which a slow machine prints."""
-    return [line for line in err.splitlines() if not re.fullmatch(r".* \.\.\. \(\d+ s\)", line)]
-
-
 @dataclass(frozen=True)
 class Ran:
     """What a command did: exit code and its two outputs."""
@@ -176,8 +170,8 @@ class Ran:
 
     @property
     def message(self) -> str:
-        """The one line of a failure, checked to be one and no traceback; progress notes of a slow machine aside."""
-        lines = without_progress(self.err)
+        """The one line of a failure, checked to be one and no traceback."""
+        lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         return lines[0]
 

@@ -336,7 +336,7 @@ def test_one_step_is_enough(tmp_path: Path) -> None:
     write_canonical(tmp_path / "trace.parquet", slow_frame((5,)))
     ran = run("whatif", tmp_path / "trace.parquet")
     assert ran.code == 0
-    assert "One step traced: 5" in ran.out
+    assert "only step 5 was traced" in ran.out
     assert whatif(tmp_path, slow_frame((5,)))["step_time_s"]["recorded"] == SLOW_STEP_S
 
 
@@ -577,7 +577,7 @@ def test_a_closed_pipe_ends_in_silence(arguments: tuple[str, ...], slow_file: Pa
     process.stdout.close()
     err = process.stderr.read().decode()
     assert process.wait(300) == 0
-    assert [line for line in err.splitlines() if " ... (" not in line] == []
+    assert err == ""
     process.stderr.close()
 
 

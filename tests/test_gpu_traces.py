@@ -37,6 +37,19 @@ def test_the_first_lines_say_who_why_how_much_and_whether_to_believe_it():
     assert trust.startswith("Trust      yes  replay error 0.00%")
 
 
+def test_the_answer_takes_one_screen_and_full_prints_the_rest():
+    lines = run("whatif", SAMPLE).out.splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines if "tracekit " not in line)
+    (costliest,) = [line for line in lines if line.startswith(" 2 ")]
+    assert costliest.rstrip().endswith("12.4 ms")
+    assert lines[-1] == f"Next   tracekit whatif {SAMPLE} --full"
+    full = run("whatif", SAMPLE, "--full").out
+    assert "On the critical path" in full
+    assert "On the critical path" not in "".join(lines)
+    assert "stream 7" in run("whatif", SAMPLE, "--by", "stream").out
+
+
 def test_the_json_object_has_the_promised_keys():
     content = json.loads(run("whatif", SAMPLE, "--json").out)
     assert list(content["by_rank"][0]) == [

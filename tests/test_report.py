@@ -12,11 +12,13 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tests.handmade import FIXED_STEP_S, IDEAL_STEP_S, KEPT_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, slow_frame
 from tracekit.errors import SelectionError
 from tracekit.job import Job
-from tracekit.report import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES, Report
+from tracekit.report import Report
 from tracekit.report_json import JSON_TABLES, REPORT_VERSION
+from tracekit.report_tables import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES
 from tracekit.trace import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
@@ -85,7 +87,15 @@ def partial() -> Report:
     return report(ops.with_columns(pl.col("start") + late))
 
 
-@pytest.mark.parametrize("name", ["slow", "healthy", "partial"])
+@pytest.fixture(scope="module")
+def stalled() -> Report:
+    """One step of twelve waits for data."""
+    steps = [[[FORWARD, BACKWARD]] * 4 for _ in range(12)]
+    steps[7] = [[("data-load", 0.3), FORWARD, BACKWARD]] * 4
+    return Job(of_steps(steps)).whatif()
+
+
+@pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])
 def test_json_is_what_the_page_documents(name: str, request: pytest.FixtureRequest) -> None:
     content = json.loads(request.getfixturevalue(name).to_json())
     check(content, "The object", documented(), "report")
@@ -110,10 +120,10 @@ def test_the_critical_path_adds_up_to_the_step(slow: Report) -> None:
     assert slow.critical_workers.row(0)[:2] == (1, 0)
 
 
-def test_every_list_of_the_page_is_met_with_rows(slow: Report, partial: Report) -> None:
+def test_every_list_of_the_page_is_met_with_rows(slow: Report, stalled: Report, partial: Report) -> None:
     """So that the comparison above compares something."""
     for key, kind in documented()["The object"].items():
-        assert not kind.startswith("list of") or slow.to_dict()[key], key
+        assert not kind.startswith("list of") or slow.to_dict()[key] or stalled.to_dict()[key], key
     assert partial.to_dict()["coverage"]["missing_workers"]
     assert partial.to_dict()["coverage"]["dropped"]
     assert partial.to_dict()["trust"]["reasons"]

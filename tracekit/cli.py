@@ -29,6 +29,7 @@ _HOMES = {
     "compare": "tracekit.commands.compare",
     "culprits": "tracekit.commands.culprits",
     "dashboard": "tracekit.dashboards.web.command",
+    "demo": "tracekit.commands.demo",
     "doctor": "tracekit.commands.doctor",
     "export": "tracekit.commands.export",
     "fleet": "tracekit.commands.fleet",

@@ -13,7 +13,7 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.verdict import LossKind
 from tracekit.report import Report
-from tracekit.text import seconds
+from tracekit.text import seconds, three_digits
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
@@ -65,11 +65,14 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     yield "Share", f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%} of each step"
     yield (
         "GPU-hours",
-        f"share x GPUs x 24 h = {verdict.share:.1%} x {gpus:,} x 24 = {verdict.lost_gpu_hours_per_day:,.3g} a day",
+        (
+            f"share x GPUs x 24 h = {verdict.share:.1%} x {gpus:,} x 24 ="
+            f" {three_digits(verdict.lost_gpu_hours_per_day)} a day"
+        ),
     )
     if gpu_hour is not None:
         lost = verdict.lost_gpu_hours_per_day
-        yield "Money", f"GPU-hours x price = {lost:,.3g} x {gpu_hour:g} = {lost * gpu_hour:,.0f} a day"
+        yield "Money", f"GPU-hours x price = {three_digits(lost)} x {gpu_hour:g} = {lost * gpu_hour:,.0f} a day"
 
 
 def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
@@ -118,7 +121,7 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
         "Given back",
         (
             f"saving / step x GPUs x 24 h = {fix.saved_s / step_s:.1%} x {gpus:,} x 24 ="
-            f" {fix.saved_gpu_hours_per_day:,.3g} GPU-hours a day"
+            f" {three_digits(fix.saved_gpu_hours_per_day)} GPU-hours a day"
         ),
     )
 

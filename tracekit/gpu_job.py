@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tracekit.analysis.gpu.breakdown import breakdowns
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
-from tracekit.analysis.gpu.culprit import find_culprit
+from tracekit.analysis.gpu.culprit import exposed_communication_s, find_culprit
 from tracekit.analysis.gpu.matching import Matches, match_collectives
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.pace import PaceOfPeers
@@ -31,7 +31,10 @@ from tracekit.op_trace import OpTrace
 
 @dataclass(frozen=True)
 class GpuJob:
-    """One job: its recording. Matches, clocks, graph and replay are made on first use."""
+    """One job of GPUs. Matches, clocks, graph and replay are made on first use.
+
+    `recording`: what torch.profiler wrote on each rank, on one time axis.
+    """
 
     recording: GpuRecording
 
@@ -96,6 +99,7 @@ class GpuJob:
         replay = self.ops.replay
         report = self.ops.whatif(fix=fix, keep=keep, by=by, progress=tell)
         tell("looking for causes")
+        pace = PaceOfPeers(self.ops.graph, replay)
         return GpuReport(
             recording=self.recording,
             breakdowns=breakdowns(self.recording),
@@ -103,7 +107,8 @@ class GpuJob:
             clocks=self.clocks,
             waits=waits,
             replayed=report,
-            culprit=find_culprit(PaceOfPeers(self.ops.graph, replay), self.op_trace.trace.ops, waits),
+            culprit=find_culprit(pace, self.op_trace.trace.ops, waits),
+            exposed_communication_s=exposed_communication_s(pace, self.op_trace.trace.ops),
             unexplained=unexplained(self.ops.graph, replay.durations),
             skew_s=self.op_trace.skew_s,
         )

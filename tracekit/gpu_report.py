@@ -42,8 +42,9 @@ _MOST_UNKNOWN = 20
 class GpuReport:
     """What `GpuJob.whatif` found out.
 
-    `replayed`: of the whole recording, taken as one step. `culprit`: None where no rank stands out. `skew_s`: how far
-    the clock of each rank's host was ahead of its GPU's.
+    `replayed`: of the whole recording, taken as one step. `culprit`: None where no rank stands out.
+    `exposed_communication_s`: by what the recording would be shorter if transfers took no time once all ranks are
+    there. `skew_s`: how far the clock of each rank's host was ahead of its GPU's.
     """
 
     recording: GpuRecording
@@ -53,6 +54,7 @@ class GpuReport:
     waits: Waits
     replayed: OpReport
     culprit: Culprit | None
+    exposed_communication_s: float
     unexplained: Unexplained
     skew_s: Mapping[int, float]
 
@@ -66,7 +68,13 @@ class GpuReport:
         """Who is to blame, and what it costs, in a sentence."""
         found = self.culprit
         if found is None:
-            return "no rank stands out"
+            exposed = self.exposed_communication_s
+            return (
+                "no rank stands out; without transfers the recording would be"
+                f" {exposed * 1e3:.1f} ms ({exposed / self.recorded_s:.1%}) shorter"
+                if exposed > 0
+                else "no rank stands out"
+            )
         host = self.recording.hosts.get(found.rank)
         where = f" on {host}" if host is not None else ""
         share = found.saved_s / self.recorded_s
@@ -136,7 +144,11 @@ class GpuReport:
         """Plain JSON data; nan becomes null."""
         content = {
             "job": self._job(),
-            "verdict": {"sentence": self.verdict, "culprit": self._culprit()},
+            "verdict": {
+                "sentence": self.verdict,
+                "culprit": self._culprit(),
+                "exposed_communication_s": self.exposed_communication_s,
+            },
             **self._replayed(),
             "by_rank": self._by_rank(),
             "collectives": {

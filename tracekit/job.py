@@ -2,8 +2,8 @@
 
     import tracekit
     job = tracekit.load("job.parquet")
-    report = job.whatif()
-    report.by_worker            # a polars frame
+    job                         # in a notebook: what slows it down, who, why, what to do
+    job.report.by_worker        # a polars frame
     job.answer("worker=5,2")    # what if that worker were fine?
 
 In: a file or a store. Out: `Job`, and from it reports, answers and timelines.
@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ import polars as pl
 
 from tracekit.analysis.replay.method import Method
 from tracekit.errors import TraceError
+from tracekit.text import printable, short
 from tracekit.trace import Trace
 
 if TYPE_CHECKING:
@@ -46,15 +48,36 @@ class Exported:
     slices: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
-    """One job's trace; graph, replay and attribution are computed on first use and kept.
+    """One job's trace; graph, replay, attribution and report are computed on first use and kept.
 
+        job = tracekit.load("job.parquet")
+        job.report                          # what slows it down, who, why, and what each fix saves
+        job.answer("worker=5,2").saved_s    # seconds a step, were that worker ideal
+        job.attribute_by("host")            # exact S of each host
+        job.export("timeline.json.gz")      # for ui.perfetto.dev
+
+    A notebook shows a job as it shows its report. `trace`: ops (`trace.ops`, a polars frame), layout and metadata.
     `method`: the rules of the analysis, tracekit's own or exactly the published ones.
     """
 
     trace: Trace
     method: Method = Method.TRACEKIT
+
+    def __repr__(self) -> str:
+        return f"<Job {short(self.trace.name)}: {self.trace.layout.world_size:,} GPUs, {self.trace.ops.height:,} ops>"
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.report._repr_html_()
+        except TraceError as error:
+            return f"<p>{escape(repr(self))}<br>{escape(printable(str(error)))}</p>"
+
+    @cached_property
+    def report(self) -> Report:
+        """`whatif()` without questions of your own. Raises TraceError where the trace cannot be replayed."""
+        return self.whatif()
 
     @cached_property
     def replay(self) -> JobReplay:
@@ -115,6 +138,7 @@ class Job:
             method=Method(self.method),
             clocks=self._clocks(),
             posting=self.replay.graph.posting,
+            replay=self.replay,
             published=self._published(),
             questions_asked=tuple(asked),
             labels_asked=tuple(labels),

@@ -142,7 +142,10 @@ def kind_groups(kinds: Iterable[OpKind]) -> dict[str, tuple[OpKind, ...]]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Worker:
-    """One dp_rank x pp_rank cell; its tensor- and context-parallel ranks run in lockstep."""
+    """One cell of a job: the data-parallel replica `dp_rank`, 0-based, in the pipeline stage `pp_rank`.
+
+    Its tensor- and context-parallel ranks run in lockstep.
+    """
 
     dp_rank: int
     pp_rank: int
@@ -153,7 +156,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """Ranks that communicate, in ascending order."""
+    """The global `ranks` that communicate under this `name`, in ascending order."""
 
     name: str
     ranks: tuple[int, ...]
@@ -170,9 +173,10 @@ def is_size(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Parallel sizes of a job.
+    """Parallel sizes of a job: `dp` data-parallel replicas, `pp` pipeline stages, and `vpp` model chunks on each stage.
 
-    `dsp` is an extra data-parallel-like degree of the published traces: with dp x dsp > 1 the data-parallel
+    `tp`, `cp`, `ep`: tensor-, context- and expert-parallel size. `world_size`: GPUs, by default the product of dp, pp,
+    tp and cp. `dsp` is an extra data-parallel-like degree of the published traces: with dp x dsp > 1 the data-parallel
     collectives exist. `ep` ranks are part of the data-parallel ones and do not multiply the world size.
     Raises LayoutError when a size is not an integer from 1 to LARGEST_SIZE, or the world size is no
     multiple of dp x pp x tp x cp.

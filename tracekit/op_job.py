@@ -41,10 +41,10 @@ MOST_VALUES_UNASKED = 512
 
 @dataclass(frozen=True)
 class OpJob:
-    """One job: its op trace. Graph and replay are built on first use.
+    """One job of any shape. Graph and replay are built on first use.
 
-    `verdict`: who holds the others up, as it was found in the recording that the trace was made of; None where that is
-    not known.
+    `trace`: its ops and what they wait for. `verdict`: who holds the others up, as it was found in the recording that
+    the trace was made of; None where that is not known.
     """
 
     trace: OpTrace

@@ -29,8 +29,8 @@ class OpTrace:
     `ops`: a column each for `rank`, `start` and `duration` (seconds), and as far as there are any `step`, `kind`,
     `name`, `peer`, `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words)
     and labels. `axes`: labels that are coordinates of ranks, such as dp_rank. `rules`: where dependencies come from,
-    `explicit` (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `metadata`:
-    plain JSON data.
+    `explicit` (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `groups`:
+    process groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data.
     """
 
     ops: pl.DataFrame

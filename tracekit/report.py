@@ -1,51 +1,34 @@
-"""The result of `whatif` as data: named tables, JSON, CSV, Parquet.
+"""The result of `whatif`: what a job loses, who causes it, why, what to do, and whether to believe it.
 
-In: an `Attribution` with the trace's identity and coverage. Out: polars frames (`report.by_worker`), pandas frames
-(`report.pandas("by_worker")`) and one JSON object, whose schema is documented in docs/report-schema.md.
+In: an `Attribution` and a `Diagnosis` with the trace's identity and coverage. Out: tables (`report_tables.py`), one
+JSON object (`report_json.py`, docs/report-schema.md), figures (`report_plot.py`), and the report as a notebook shows it
+(`report_html.py`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import polars as pl
 
-from tracekit.analysis.attribution.attribution import Attribution, Trust, waste
+from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.attribution.compare import WorkerSteps
-from tracekit.analysis.diagnosis import Diagnosis
 from tracekit.analysis.graph.rules.posting import PostingRule
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
-from tracekit.errors import OutputError, SelectionError
 from tracekit.findings import Findings, WorkerSlowdowns
 from tracekit.model import Layout, Worker
-from tracekit.questions import ByLabel, Question
-from tracekit.report_json import JSON_TABLES, report_as_dict
+from tracekit.report_html import fragment
+from tracekit.report_json import report_as_dict
+from tracekit.report_plot import Plots
+from tracekit.report_tables import ReportTables
+from tracekit.text import short
 from tracekit.trace import Coverage
-
-if TYPE_CHECKING:
-    import pandas
 
 #: Two methods agree when their S are no further apart than this share.
 LARGEST_DIFFERENCE = 0.01
-
-#: Tables of one row per finding; in JSON these carry more than a table can.
-DIAGNOSIS_TABLES = ("causes", "fixes")
-TABLES = JSON_TABLES + DIAGNOSIS_TABLES
-#: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
-TABLE_KEY = "tracekit_table"
-#: What `write_parquet` replaces.
-TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with(TABLE_KEY))
-PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +66,26 @@ class PublishedView:
         return abs(slowdown / self.slowdown - 1) > LARGEST_DIFFERENCE
 
 
-@dataclass(frozen=True)
-class Report:
-    """Everything `whatif` found out about one job. Frames are built on first use."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Report(ReportTables):
+    """Everything `Job.whatif` found out about one job.
+
+        report = tracekit.load("job.parquet").whatif()
+        report                                # in a notebook: answer, worker map, steps, causes, fixes
+        report.diagnosis.answer.headline      # the same in words
+        report.slowdown                       # S, 1.0 for a job without stragglers
+        report.by_worker                      # a polars frame; report.pandas("by_worker")
+        report.plot.worker_map()              # a Plotly figure
+        report.to_dict()                      # plain data, as docs/report-schema.md documents it
+        report.write_csv("tables")            # every table as a file
+
+    `name`, `layout`, `ops`: which job, its parallel sizes, how many ops were analysed. `coverage`: what the trace
+    lacks; `dropped_lanes`: (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack; both are
+    left out. `method`: whose rules. `clocks`: which clocks were set right. `posting`: when receives are posted, as the
+    recording shows. `published`: S by the published method, None where it cannot differ. `replay`: what the figures of
+    single steps are drawn from. The other fields are those of `ReportTables`: `attribution`, `diagnosis`, `ranks`,
+    `hosts`, `questions_asked`, `labels_asked`.
+    """
 
     name: str
     layout: Layout
@@ -93,20 +93,26 @@ class Report:
     coverage: Coverage
     dropped_lanes: tuple[tuple[int, int], ...]
     left_out_steps: tuple[int, ...]
-    ranks: Mapping[Worker, int]
-    hosts: Mapping[int, str]
-    attribution: Attribution
-    diagnosis: Diagnosis
     method: Method
     clocks: ClockReport
     posting: PostingRule
+    replay: JobReplay
     published: PublishedView | None = None
-    questions_asked: tuple[Question, ...] = ()
-    labels_asked: tuple[ByLabel, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
+
+    @property
+    def plot(self) -> Plots:
+        """The report as Plotly figures: `worker_map()`, `steps()`, `timeline()`, `critical_path()`."""
+        return Plots(self)
 
     @property
     def slowdown(self) -> float:
-        """S = T(original) / T(ideal)."""
+        """S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."""
         return self.attribution.slowdown
 
     @property
@@ -119,207 +125,6 @@ class Report:
         """What every figure of GPU-hours a day takes for granted."""
         gpus, steps = self.layout.world_size, len(self.attribution.steps)
         return f"GPU-hours a day: {gpus:,} GPUs running all day as in the {steps:,} traced steps"
-
-    @cached_property
-    def by_kind(self) -> pl.DataFrame:
-        """S and waste per op kind, worst first, with what idealising it alone would give.
-
-        `launch_delay_slowdown`: T(original, this kind's launch delays kept) / T(original).
-        """
-        found = self.attribution
-        names = list(found.by_kind)
-        return self._contributions(
-            {"kind": names},
-            [found.by_kind[name] for name in names],
-            [found.delayed_by_kind[name] for name in names],
-            [found.removed_by_kind[name] for name in names],
-        ).sort("slowdown", descending=True, maintain_order=True)
-
-    @cached_property
-    def by_pp_rank(self) -> pl.DataFrame:
-        """S and waste per pipeline stage."""
-        found = self.attribution
-        return self._contributions(
-            {"pp_rank": list(range(found.stages))},
-            list(found.by_stage.T),
-            list(found.delayed_by_stage.T),
-            list(found.removed_by_stage.T),
-        )
-
-    @cached_property
-    def by_dp_rank(self) -> pl.DataFrame:
-        """S and waste per data-parallel rank; what takes a replay for each is null where it would be too dear."""
-        found = self.attribution
-        delayed = None if found.delayed_by_dp_rank is None else list(found.delayed_by_dp_rank.T)
-        removed = None if found.removed_by_dp_rank is None else list(found.removed_by_dp_rank.T)
-        return self._contributions({"dp_rank": list(found.dp_ranks)}, list(found.by_dp_rank.T), delayed, removed)
-
-    @cached_property
-    def by_worker(self) -> pl.DataFrame:
-        """Exact S of every worker beside the paper's approximation min(S_dp, S_pp), worst first."""
-        found = self.attribution
-        workers = [Worker(dp_rank, stage) for dp_rank in found.dp_ranks for stage in range(found.stages)]
-        ranks = [self.ranks.get(worker) for worker in workers]
-        return pl.DataFrame(
-            {
-                "dp_rank": [worker.dp_rank for worker in workers],
-                "pp_rank": [worker.pp_rank for worker in workers],
-                "rank": pl.Series(ranks, dtype=pl.Int64),
-                "host": pl.Series([self.hosts.get(-1 if rank is None else rank) for rank in ranks], dtype=pl.String),
-                "slowdown": found.worker_slowdown.ravel(),
-                "slowdown_approx": found.worker_slowdown_approx.ravel(),
-            }
-        ).sort("slowdown", descending=True, maintain_order=True)
-
-    @cached_property
-    def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, seconds."""
-        found = self.attribution
-        return pl.DataFrame(
-            {
-                "step": found.steps,
-                "slowdown": found.step_slowdown,
-                "recorded_s": found.recorded,
-                "original_s": found.original,
-                "ideal_s": found.ideal,
-            }
-        )
-
-    @cached_property
-    def critical_path(self) -> pl.DataFrame:
-        """Seconds a step that ops of each kind take on the critical path; kind null: launch delays, as nothing ran."""
-        paths = self.attribution.critical
-        kinds = list(self.attribution.by_kind)
-        columns: dict[str, Any] = {"kind": pl.Series([*kinds, None], dtype=pl.String)}
-        for name, path in paths.items():
-            columns[f"{name}_s"] = [*(path.by_kind[kind] for kind in kinds), path.delay_s]
-        return pl.DataFrame(columns).sort("recorded_s", descending=True, maintain_order=True)
-
-    @cached_property
-    def critical_workers(self) -> pl.DataFrame:
-        """Seconds a step that the critical path leads through each worker, of those it does."""
-        paths = self.attribution.critical
-        workers = sorted({*paths["recorded"].by_worker, *paths["original"].by_worker})
-        columns: dict[str, Any] = {
-            "dp_rank": [worker.dp_rank for worker in workers],
-            "pp_rank": [worker.pp_rank for worker in workers],
-        }
-        for name in ("recorded", "original"):
-            columns[f"{name}_s"] = [paths[name].by_worker.get(worker, 0.0) for worker in workers]
-        return pl.DataFrame(columns).sort("recorded_s", descending=True, maintain_order=True)
-
-    @cached_property
-    def by_label(self) -> pl.DataFrame:
-        """Exact S of each value of the labels that were asked for, costliest first."""
-        return pl.DataFrame(
-            [
-                {
-                    "labels": ",".join(group.labels),
-                    "value": ",".join(map(str, share.values)),
-                    "ops": share.ops,
-                    "slowdown": share.slowdown,
-                    "added_s": share.added_s,
-                    "saved_s": share.removed_s,
-                }
-                for group in self.labels_asked
-                for share in group.shares
-            ],
-            {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
-             "saved_s": pl.Float64},
-        )  # fmt: skip
-
-    @cached_property
-    def by_kind_per_step(self) -> pl.DataFrame:
-        """S of each op kind in each step."""
-        found = self.attribution
-        return self._per_step({"kind": list(found.by_kind)}, np.stack(list(found.by_kind.values()), axis=1))
-
-    @cached_property
-    def by_pp_rank_per_step(self) -> pl.DataFrame:
-        """S of each stage in each step."""
-        return self._per_step({"pp_rank": list(range(self.attribution.stages))}, self.attribution.by_stage)
-
-    @cached_property
-    def by_dp_rank_per_step(self) -> pl.DataFrame:
-        """S of each DP rank in each step."""
-        return self._per_step({"dp_rank": list(self.attribution.dp_ranks)}, self.attribution.by_dp_rank)
-
-    @cached_property
-    def by_worker_per_step(self) -> pl.DataFrame:
-        """Exact S of each worker in each step."""
-        found = self.attribution
-        names = {
-            "dp_rank": np.repeat(found.dp_ranks, found.stages),
-            "pp_rank": np.tile(np.arange(found.stages), len(found.dp_ranks)),
-        }
-        return self._per_step(names, found.by_worker.reshape(len(found.steps), -1))
-
-    @cached_property
-    def forward_backward_correlation(self) -> pl.DataFrame:
-        """Correlation of forward and backward durations of the same microbatch per stage; null where undefined."""
-        found = self.attribution.correlation
-        return pl.DataFrame({"pp_rank": list(found), "r": pl.Series(list(found.values()), dtype=pl.Float64)})
-
-    @cached_property
-    def questions(self) -> pl.DataFrame:
-        """The custom questions and their answers."""
-        schema = {
-            "question": pl.String,
-            "ops": pl.Int64,
-            "step_time_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-        }
-        return pl.DataFrame([{name: getattr(asked, name) for name in schema} for asked in self.questions_asked], schema)
-
-    @cached_property
-    def causes(self) -> pl.DataFrame:
-        """Why the job is slow, costliest first."""
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "since_step": pl.Int64,
-            "when": pl.String,
-            "confidence": pl.Float64,
-            "saved_s": pl.Float64,
-            "alone_s": pl.Float64,
-            "next_check": pl.String,
-            "suggested_fix": pl.String,
-        }
-        rows = [cause.to_dict() for cause in self.diagnosis.causes]
-        return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
-
-    @cached_property
-    def fixes(self) -> pl.DataFrame:
-        """What each fix would give back, best first."""
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "new_step_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-            "error_s": pl.Float64,
-            "bound": pl.Boolean,
-            "withheld": pl.String,
-            "assumes": pl.String,
-            "cause": pl.String,
-            "confidence": pl.Float64,
-        }
-        rows = [fix.to_dict() for fix in self.diagnosis.fixes]
-        return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
-
-    def table(self, name: str) -> pl.DataFrame:
-        """The table of that name (see TABLES and PER_STEP_TABLES). Raises SelectionError for another name."""
-        if name not in TABLES + PER_STEP_TABLES:
-            raise SelectionError(f"no table {name!r}; there are {', '.join(TABLES + PER_STEP_TABLES)}")
-        frame: pl.DataFrame = getattr(self, name)
-        return frame
-
-    def pandas(self, name: str) -> pandas.DataFrame:
-        """The table of that name as a pandas frame."""
-        return self.table(name).to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
@@ -344,56 +149,3 @@ class Report:
             slowdown=found.by_worker / found.ideal[:, None, None],
         )
         return Findings(self.to_json(), workers)
-
-    def write_csv(self, directory: str | os.PathLike[str]) -> None:
-        """Write every table as a CSV file into `directory`, made if missing.
-
-        Raises OutputError. A CSV file there is replaced only if its header is that of the same table.
-        """
-        folder = Path(directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another directory") from None
-        with ExitStack() as files:  # all of them or, where one fails, none
-            for name in TABLES + PER_STEP_TABLES:
-                table = self.table(name)
-                kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
-                with open(files.enter_context(replacing(folder / f"{name}.csv", kind)), "wb") as file:
-                    table.write_csv(file)
-
-    def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).
-
-        Raises OutputError. A file there is replaced only if this method wrote it.
-        """
-        with replacing(path, TABLE_FILE) as temporary, open(temporary, "wb") as file:
-            self.by_worker_per_step.write_parquet(file, metadata={TABLE_KEY: "by_worker_per_step"})
-
-    def _contributions(
-        self,
-        names: Mapping[str, Sequence[Any]],
-        added: Sequence[Floats],
-        delayed: Sequence[Floats] | None,
-        removed: Sequence[Floats] | None,
-    ) -> pl.DataFrame:
-        """One row per set of ops, from the step times of its replays ([sets] of [steps])."""
-        found = self.attribution
-        slowdowns = [float(times.mean()) / found.ideal_s for times in added]
-        columns: dict[str, Any] = {**names, "slowdown": slowdowns, "waste": [waste(slowdown) for slowdown in slowdowns]}
-        unknown = [None] * len(added)
-        late = unknown if delayed is None else [float(times.mean()) / found.original_s for times in delayed]
-        fixed = pl.Series(unknown if removed is None else [float(times.mean()) for times in removed], dtype=pl.Float64)
-        columns["launch_delay_slowdown"] = pl.Series(late, dtype=pl.Float64)
-        columns["fixed_step_time_s"] = fixed
-        columns["saved_s"] = found.original_s - fixed
-        return pl.DataFrame(columns)
-
-    def _per_step(self, names: Mapping[str, Any], times: Any) -> pl.DataFrame:
-        """A long table from step times [steps, sets]."""
-        found = self.attribution
-        sets = times.shape[1]
-        columns: dict[str, Any] = {"step": np.repeat(found.steps, sets)}
-        columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
-        columns["slowdown"] = (times / found.ideal[:, None]).ravel()
-        return pl.DataFrame(columns)

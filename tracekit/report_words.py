@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
-from tracekit.text import cost, seconds
+from tracekit.analysis.verdict import main_clause
+from tracekit.text import cost, seconds, short
 
 if TYPE_CHECKING:
+    from tracekit.model import Worker
     from tracekit.report import ClockOffset, Report
 
-#: Further causes that an answer names, and clocks.
-_MOST_CAUSES = 3
+#: Further causes that an answer names, clocks, and stalls.
+MOST_CAUSES = 3
 _MOST_CLOCKS = 3
+_MOST_STALLS = 3
 #: Heads of the tables of causes and fixes.
 CAUSE_HEADS = ("Cause", "Where", "When", "Sure", "Costs", "Because", "Check")
 FIX_HEADS = ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")
@@ -40,30 +43,50 @@ def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
     return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
 
 
-def answer_rows(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
-    """What it costs, who, why, what to do first, what that saves, and whether to believe it.
+def worker_name(report: Report, worker: Worker) -> str:
+    """Rank and node, as far as known: "rank 9 on host-0001"."""
+    rank = report.ranks.get(worker)
+    if rank is None:
+        return "not recorded"
+    host = report.hosts.get(rank)
+    return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+
+
+def answer_rows(
+    report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES
+) -> Iterator[tuple[str, str]]:
+    """What it costs, who, why, what to do first, what that saves, and whether to believe it; what the headline says
+    already is left out.
 
     A row without a name goes on with the one before. `gpu_hour`: the price of a GPU-hour, in any currency.
+    `most_causes`: further causes that get a row each; of the others, the number.
     """
     answer = report.diagnosis.answer
     lost = answer.cost
     if lost is not None and gpu_hour is not None:
         lost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
-    rows = {"Cost": lost, "Who": answer.who, "Why": answer.why, "Check": answer.check, "Fix": answer.fix}
+    why = None if answer.why is None or main_clause(answer.why) in answer.headline else answer.why
+    rows = {"Cost": lost, "Who": answer.who, "Why": why, "Check": answer.check, "Fix": answer.fix}
     yield from ((name, words) for name, words in rows.items() if words)
-    yield from (("" if number else "Also", cause) for number, cause in enumerate(answer.others[:_MOST_CAUSES]))
+    others = list(answer.others[:most_causes])
+    if left := len(answer.others) - len(others):
+        others.append(f"{left} {'more ' if others else ''}cause{'s' * (left > 1)}: --full")
+    yield from (("" if number else "Also", cause) for number, cause in enumerate(others))
+    if answer.stalls:
+        more = len(answer.stalls) - _MOST_STALLS
+        yield "Stalls", "; ".join(answer.stalls[:_MOST_STALLS]) + (f"; and {more} more" if more > 0 else "")
     yield "Trust", f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
-    more = {"Clocks": _clocks(report), "Method": _method(report), "Missing": _coverage(report)}
-    yield from ((name, words) for name, words in more.items() if words)
+    remarks = {"Clocks": _clocks(report), "Method": _method(report), "Missing": _coverage(report)}
+    yield from ((name, words) for name, words in remarks.items() if words)
 
 
 def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
     """A row for each cause, as `CAUSE_HEADS`."""
-    for cause in report.diagnosis.causes:
+    for cause, place in zip(report.diagnosis.causes, report.diagnosis.answer.places, strict=True):
         priced = cause.change is not None
         yield (
             cause.title,
-            str(cause.where),
+            place,
             cause.when if priced else "",
             f"{min(cause.confidence, 0.99):.0%}" if priced else "",
             cost(cause.saved_s, cause.alone_s).removeprefix("costs ") if priced else "",
@@ -120,7 +143,7 @@ def _method(report: Report) -> str:
     published = report.published
     if published is None or not published.differs(report.slowdown):
         return ""
-    return f"the published method has S = {published.slowdown:.2f}: {'; '.join(published.reasons)}"
+    return f"the published method has a slowdown of {published.slowdown:.2f}: {'; '.join(published.reasons)}"
 
 
 def _coverage(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""What is said on stderr, whatever became of it: closed before the start, on a full disk, its reader gone.
+"""Best-effort writes to stderr: closed before the start, on a full disk, its reader gone.
 
 In: lines. Out: they are on stderr, or nowhere; no line is worth the run it is about. What others would say there, or on
 stdout to a reader who has left, is kept back here too.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_SPINNER = "|/-\\"
 
 
 def open_stderr() -> None:
@@ -43,23 +46,38 @@ def silence_stdout() -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Yields a function that says on stderr what is under way, at most once a second and not in the first."""
-    began = last = time.monotonic()
-    terminal = sys.stderr is not None and sys.stderr.isatty()
+def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """Yields a function that says what is under way.
 
-    def tell(stage: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= 1:
-            last = now
-            line = f"\r\x1b[K{stage} ..." if terminal else f"{stage} ... ({now - began:.0f} s)"
-            say(line, end="" if terminal else "\n")
+    On a terminal, a line shows that and for how long, from `after_s` seconds on, until the end. Elsewhere nothing does.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    began, stage, over = time.monotonic(), "", threading.Event()
 
+    def show() -> None:
+        elapsed = time.monotonic() - began
+        if stage and elapsed >= after_s:
+            say(f"\r\x1b[K{_SPINNER[int(elapsed) % len(_SPINNER)]} {stage} ... {elapsed:.0f} s", end="")
+
+    def tick() -> None:
+        while not over.wait(1):
+            show()
+
+    def tell(what: str) -> None:
+        nonlocal stage
+        stage = what
+        show()
+
+    ticking = threading.Thread(target=tick, daemon=True)
+    ticking.start()
     try:
         yield tell
     finally:
-        if terminal and last > began:
+        over.set()
+        ticking.join()
+        if time.monotonic() - began >= after_s:
             say("\r\x1b[K", end="")
 
 

@@ -5,6 +5,7 @@ In: any string. Out: one that cannot break a line, steer a terminal or fail to e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 #: A name longer than this is cut where it is shown.
@@ -45,6 +46,14 @@ def cost(saved_s: float, alone_s: float) -> str:
     if saved_s >= alone_s / 2:
         return f"costs {seconds(saved_s)} a step"
     return f"costs {seconds(alone_s)} a step once the others are gone"
+
+
+def three_digits(value: float) -> str:
+    """A figure with three significant digits, without an exponent: 0.0312, 11.5, 1,040."""
+    rounded = float(f"{value:.3g}")
+    decimals = 0 if rounded == 0 else max(2 - math.floor(math.log10(abs(rounded))), 0)
+    text = f"{rounded:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def seconds(value: float) -> str:

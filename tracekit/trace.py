@@ -34,10 +34,12 @@ METADATA_KEY = "tracekit"
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 #: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
 UNIT_KEY = "time_unit"
+#: Rank -> seconds of the mean step in which its training thread was ready to run and had no processor.
+RUN_QUEUE = "run_queue_s"
 #: Metadata `format` of traces of our own collectors.
 COLLECTED = "collected"
 #: Metadata that names nobody and that the analysis reads: whole, and of each GPU the field.
-_WITHOUT_NAMES = (UNIT_KEY, "format", "layers", "ranks_of_workers")
+_WITHOUT_NAMES = (UNIT_KEY, RUN_QUEUE, "format", "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
 #: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
@@ -68,11 +70,13 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One job: ops (canonical columns), parallel layout, name and free metadata.
+    """One job as recorded. Frames are never changed.
 
-    `step_starts` maps a step to its absolute start, where known: seconds since the epoch, or of another clock that ran
-    on from step to step. `metadata` is plain JSON data (framework, GPU model, hosts, the labels of a synthetic trace
-    ...). Build one with `Trace.from_frame`, which validates; the constructor does not.
+    `ops`: a polars frame with a row per op and the canonical columns (step, rank, dp_rank, pp_rank, kind, seq,
+    microbatch, chunk, start, duration; times in seconds, from the start of the step). `layout`: the parallel sizes.
+    `name`: of the job. `step_starts` maps a step to its absolute start, where known: seconds since the epoch, or of
+    another clock that ran on from step to step. `metadata` is plain JSON data (framework, GPU model, hosts, the labels
+    of a synthetic trace ...). Build one with `Trace.from_frame`, which validates; the constructor does not.
     """
 
     ops: pl.DataFrame

@@ -1,16 +1,19 @@
-"""The map of workers in cells that an output can show: pooled, and in levels of slowness.
+"""Workers as outputs show them: the map in cells, pooled and in levels of slowness, and the few that matter most.
 
-In: a `Report`. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw alike.
+In: S of each worker, or a `Report`. Out: `WorkerCells`, DP ranks down, stages across, which terminal and documents draw
+alike; workers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.model import Worker
 
 if TYPE_CHECKING:
     from tracekit.report import Report
@@ -38,9 +41,8 @@ class WorkerCells:
         return int(np.searchsorted(self.bounds, slowdown, side="right"))
 
 
-def worker_cells(report: Report, largest: tuple[int, int]) -> WorkerCells:
-    """The map reduced to at most `largest` rows and columns by maximum."""
-    values, dp_ranks = report.attribution.worker_slowdown, report.attribution.dp_ranks
+def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
+    """S of workers, [dp_ranks, stages], reduced to at most `largest` rows and columns by maximum."""
     patch = tuple(-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
     rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
     padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
@@ -52,3 +54,12 @@ def worker_cells(report: Report, largest: tuple[int, int]) -> WorkerCells:
         dp_ranks=tuple(dp_ranks[row * patch[0]] for row in range(rows)),
         bounds=tuple(1.0 + (top - 1.0) * share for share in _SHARES),
     )
+
+
+def workers_that_matter(report: Report, most: int) -> list[Worker]:
+    """Those of causes, then the slowest, at most `most`; in order of DP rank and stage."""
+    analysed = set(report.attribution.dp_ranks)
+    named = report.diagnosis.answer.culprits
+    culprits = [Worker(one.dp_rank, one.pp_rank) for one in named if one.dp_rank in analysed]
+    slowest = report.by_worker.select("dp_rank", "pp_rank").head(most).iter_rows()
+    return sorted(list(dict.fromkeys([*culprits, *(Worker(*place) for place in slowest)]))[:most])

@@ -252,16 +252,16 @@ class Attribution:
             )
         if self.slowdown < SMALLEST_SLOWDOWN:
             doubts.append(
-                f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
-                " durations do not fit it"
+                f"the slowdown is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so"
+                " these ideal durations do not fit it"
             )
         recorded = self.slowdown_as_recorded
         if self.gaps and recorded is None:
             doubts.append(f"{gaps_text(self.gaps)} were not recorded, so that nobody waits for them in the replay")
         if recorded is not None and (recorded >= STRAGGLING_SLOWDOWN) != self.straggling:
             doubts.append(
-                f"{gaps_text(self.gaps)} were not recorded: S is {self.slowdown:.2f} with them reconstructed and"
-                f" {recorded:.2f} without"
+                f"{gaps_text(self.gaps)} were not recorded: the slowdown is {self.slowdown:.2f} with them reconstructed"
+                f" and {recorded:.2f} without"
             )
         hidden = self.hidden_slowdown
         could_be = self.slowdown * LARGEST_HIDDEN if self.straggling else STRAGGLING_SLOWDOWN
@@ -272,8 +272,8 @@ class Attribution:
             )
         elif hidden is not None and hidden >= could_be:
             doubts.append(
-                "DP ranks are missing from the trace, and collectives may be waiting for them: S could be up to"
-                f" {hidden:.2f}"
+                "DP ranks are missing from the trace, and collectives may be waiting for them: the slowdown could be up"
+                f" to {hidden:.2f}"
             )
         return doubts
 

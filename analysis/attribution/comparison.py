@@ -20,7 +20,7 @@ from tracekit.analysis.attribution.compare import (
     verdict,
     whole,
 )
-from tracekit.text import cost, seconds
+from tracekit.text import cost, seconds, three_digits
 
 #: Version of the JSON object; grows by one whenever a reader of the last version could break.
 COMPARISON_VERSION = 1
@@ -105,7 +105,7 @@ def _side(side: Side) -> dict[str, Any]:
 def _cost(before: Report, after: Report) -> str:
     """What both lose a day."""
     lost = [
-        f"{report['verdict']['lost_gpu_hours_per_day']:,.3g} of {report['job']['layout']['world_size'] * 24:,}"
+        f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['layout']['world_size'] * 24:,}"
         for report in (before, after)
     ]
     return f"B loses {lost[1]} GPU-hours a day; A lost {lost[0]}"

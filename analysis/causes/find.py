@@ -25,7 +25,7 @@ from tracekit.analysis.causes.rules_compute import (
     SlowSteps,
     StageImbalance,
 )
-from tracekit.analysis.causes.rules_host import HostBound, LateData, SlowHostCode, SlowOptimizer
+from tracekit.analysis.causes.rules_host import BusyCores, HostBound, LateData, SlowHostCode, SlowOptimizer
 from tracekit.analysis.causes.rules_lockstep import LockstepJitter, SlowRankOfWorker
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
@@ -72,6 +72,7 @@ RULES: tuple[Rule, ...] = (
     SlowOptimizer(),
     SlowHostCode(),
     HostBound(),
+    BusyCores(),
     ClockError(),
     TooLittleTrace(),
 )

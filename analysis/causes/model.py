@@ -35,6 +35,7 @@ class CauseKind(StrEnum):
     PYTHON_GC = "python-gc"
     CHECKPOINT_STALLS = "checkpoint-stalls"
     LATE_DATA = "late-data-loading"
+    BUSY_CORES = "busy-cores"
     SLOW_HOST_CODE = "slow-host-code"
     HOST_BOUND = "host-bound-launch"
     SLOW_LINK = "slow-p2p-link"

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.model import (
+    SMALLEST_BLAMELESS_SHARE,
+    Candidate,
+    CauseKind,
+    Figure,
+    Where,
+    confidence_from,
+)
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import (
     NoDelays,
@@ -23,13 +30,16 @@ from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S, beginni
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import slow_workers
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.text import seconds
 
 #: Launch delays and other host work, waiting for data apart, that make up this share of the step.
 HOST_BOUND_SHARE = 0.04
 #: Host code of a worker that takes this share of the step longer than that of its peers.
 SMALLEST_HOST_SHARE = 0.02
+#: What can be waiting for a processor, of all the time in which a worker does something itself.
+LARGEST_WAITING_SHARE = 0.95
 #: Where at least this share of it lies in one place of the step, all of it does.
 ALL_OF_IT = 0.9
 #: An optimizer that takes this many times as long as its peers' is slow, if by so many of its standard errors.
@@ -206,6 +216,50 @@ class HostBound(Rule):
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE),)
         effect = f"launch delays and host work between ops take {share:.0%} of the step"
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
+
+
+class BusyCores(Rule):
+    """Training threads are ready to run and have no processor: more runs on the host than it has cores for.
+
+    Paper: not seen, as nobody asked the kernel. `tracekit collect` asks it once a step how long the training thread
+    waited in the run queue. All that a worker does itself is taken to have waited in proportion.
+    """
+
+    kind = CauseKind.BUSY_CORES
+    title = "Training threads wait for a processor"
+    signature = "the kernel counts time in which the training threads of a host were ready to run and had no core"
+    refuted_by = "the waits stay with nothing else on the host and one core for each training thread"
+    next_check = (
+        "top, and the CPU limit of the container (cpu.stat: nr_throttled); OMP_NUM_THREADS and loader workers times"
+        " ranks against the cores; other jobs on the host"
+    )
+    suggested_fix = "fewer threads than cores: OMP_NUM_THREADS, fewer loader workers, no neighbours, pinned ranks"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        waits_s, step_s = evidence.run_queue_s, evidence.recorded_s
+        hosts = {worker: host for worker, host in evidence.hosts.items() if worker.dp_rank in evidence.dp_ranks}
+        for host in sorted(set(hosts.values())):
+            here = evidence.cells_of([worker for worker in hosts if hosts[worker] == host])
+            share = float(waits_s[here].mean()) / step_s
+            if share < SMALLEST_BLAMELESS_SHARE:
+                continue
+            figures = (Figure("waiting for a processor, over the step", share, SMALLEST_BLAMELESS_SHARE),)
+            effect = f"training threads wait {seconds(float(waits_s[here].mean()))} of each step for a processor"
+            left = _without_run_queue(evidence, here)
+            change = Together((Scale(evidence.computing, left), ScaleDelays(evidence.computing, left)))
+            yield Candidate(self.kind, Where(host=host), effect, figures, confidence_from(figures), change)
+
+
+def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:
+    """What is left of the time of these workers' own ops without their waits for a processor, as their grid."""
+    grid, replay = evidence.computing, evidence.replay
+    busy = np.nan_to_num(grid.gather(replay.durations.own)) + np.maximum(
+        np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0
+    )
+    busy_s = busy.sum(axis=1).mean(axis=1)
+    left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s), LARGEST_WAITING_SHARE)
+    return np.asarray(np.where(here, left, 1.0)[:, None, None, :])
 
 
 def slow_host_code(evidence: Evidence) -> Bools:

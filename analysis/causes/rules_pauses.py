@@ -16,6 +16,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
+from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
@@ -137,6 +138,15 @@ def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
     return 1 + usual / evidence.unchanged_s
 
 
+def waited_for_a_core(evidence: Evidence, pauses_s: Floats) -> Bools:
+    """Who paused no longer than it waited for a processor, [stages, dp_ranks]. `pauses_s`: as the table.
+
+    A process that somebody stops is not in the run queue.
+    """
+    mean_s = np.nansum(pauses_s, axis=(0, 2, 3, 4)) / pauses_s.shape[4]
+    return np.asarray((mean_s > 0) & (mean_s <= evidence.run_queue_s))
+
+
 class ProcessPauses(Rule):
     """Processes are stopped for a while: by the operating system, throttling, a collector nobody recorded.
 
@@ -162,10 +172,12 @@ class ProcessPauses(Rule):
         pauses = evidence.pauses
         if pauses is None:
             return
-        if pauses.stopped.any():
-            yield self._stopped(evidence, pauses)
+        hit = pauses.stopped & ~waited_for_a_core(evidence, np.maximum(evidence.table.grid - pauses.usual_s, 0.0))
+        if hit.any():
+            yield self._stopped(evidence, pauses, hit)
         count = pauses.forwards + pauses.backwards
-        if not pauses.of_processes:
+        paused = (pauses.seconds > 0).any(axis=(0, 2, 3, 4))
+        if not pauses.of_processes or waited_for_a_core(evidence, pauses.seconds)[paused].all():
             return
         lengths = pauses.seconds[pauses.seconds > 0]
         figures = (
@@ -183,9 +195,8 @@ class ProcessPauses(Rule):
         # No word about when: pauses come by chance.
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Together(tuple(changes)))
 
-    def _stopped(self, evidence: Evidence, pauses: Pauses) -> Candidate:
-        """The workers whose processes are stopped again and again."""
-        hit = pauses.stopped
+    def _stopped(self, evidence: Evidence, pauses: Pauses, hit: Bools) -> Candidate:
+        """The workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""
         grid = evidence.table.grid
         mine = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
         beyond = np.where(mine, grid - pauses.usual_s, 0.0)

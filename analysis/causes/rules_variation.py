@@ -58,7 +58,7 @@ class SequenceLengthImbalance(Rule):
         yield Candidate(
             self.kind,
             Where(),
-            f"microbatches differ by {spread:.0%}, forwards and backwards alike (correlation {r:.2f})",
+            f"microbatches differ by {spread:.0%}, forwards and backwards alike",
             figures,
             confidence_from(figures[1:]) * min(1.0, r),
             Scale(evidence.table, even[None, None, None]),

@@ -27,8 +27,9 @@ from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.magnitudes import LONGEST_S
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
-from tracekit.trace import Trace, share_of_samples
+from tracekit.trace import RUN_QUEUE, Trace, share_of_samples
 
 #: A GPU that was throttled in this share of its samples is slow for it; now and then every GPU is for a moment.
 THROTTLED_SHARE = 0.05
@@ -273,6 +274,20 @@ class Evidence:
         shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
         known = {worker: share_of_samples(share) for worker, share in shares.items()}
         return {worker: share for worker, share in known.items() if share is not None}
+
+    @cached_property
+    def run_queue_s(self) -> Floats:
+        """Seconds of the mean step in which each worker's training thread had no processor, [stages, dp_ranks].
+
+        0 where the metadata does not say.
+        """
+        said, waits = self.trace.metadata.get(RUN_QUEUE), np.zeros((self.stages, len(self.dp_ranks)))
+        known = said if isinstance(said, dict) else {}
+        for worker, rank in self.worker_ranks.items():
+            seconds = known.get(str(rank))
+            if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in self.dp_ranks:
+                waits[worker.pp_rank, self.dp_ranks.index(worker.dp_rank)] = seconds
+        return waits
 
     def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
         """Whether anything recorded says that the machines of `workers` are slow, not what runs on them.

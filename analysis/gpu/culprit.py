@@ -3,12 +3,8 @@
 In: a replay of a GPU op trace and the waits. Out: a `Culprit`, or None where no rank stands out.
 
 A rank is named when these agree: others wait for it; with what it does at the pace of its peers, the recording is
-shorter by more than noise; and no other rank would give back half as much. Of two ranks, where no third says which of
-them is usual, it must be so in most steps: healthy ranks are late in turn.
-
-Noise is measured where it can be: no rank is named for less than what the same change makes worse on another one, where
-it can only be noise. The rest are choices: SMALLEST_SHARE is what is worth somebody's time, _NEXT what is one culprit
-and not two.
+shorter; that is more than the recording's own noise explains (`noise.py`); and no other rank would give back half as
+much. Two limits are choices: SMALLEST_SHARE is what is worth somebody's time, _NEXT what is one culprit and not two.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.gpu.noise import stands_out
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.gpu_recording import KernelClass
@@ -81,55 +78,69 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
     rank = max(saved, key=lambda one: saved[one])
     at = waits.ranks.index(rank)
     others = [seconds for one, seconds in saved.items() if one != rank]
-    two = len(waits.ranks) == 2
-    least = max(SMALLEST_SHARE * recorded_s * (2 if two else 1), *(-seconds for seconds in others if not two), 0.0)
+    least = SMALLEST_SHARE * recorded_s * (2 if len(waits.ranks) == 2 else 1)
     if saved[rank] < least or max(others) > _NEXT * saved[rank] or not waits.sole_delay[at] > 0:
         return None
-    if two and _usual_saving(pace, rank, recorded_s) < least:
+    covered = _covered(ops)
+    if not stands_out(pace, rank, [ops["kind"].is_in(list(kinds)).to_numpy() for kinds in covered.values()]):
         return None
     return Culprit(
         rank=rank,
         saved_s=saved[rank],
         sole_delay_s=float(waits.sole_delay[at]),
         waited_s=float(waits.waited_for[:, at].sum()),
-        causes=_causes(pace, ops, rank, recorded_s),
+        causes=_causes(pace, ops, rank, recorded_s, covered),
     )
+
+
+def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
+    """What the recording would lose if transfers took no time once all ranks are there, seconds."""
+    communicates = (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
+    return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.own)])[0])
 
 
 def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:
     """Seconds that the recording loses with each rank at the pace of the others. Of many, those that delay most."""
     order = np.argsort(-waits.sole_delay, kind="stable")[:_MOST_RANKS]
     ranks = [waits.ranks[at] for at in order.tolist()]
-    times = pace.times([pace.costs(rank) for rank in ranks])
-    return dict(zip(ranks, (pace.recorded_s - times).tolist(), strict=True))
+    times = pace.times([pace.costs(rank) for rank in ranks]).tolist()
+    for number, rank in enumerate(ranks):
+        if (freed := _freed(pace, rank)) is not None:
+            times[number] = freed.times([pace.costs(rank)])[0]
+    return {rank: pace.recorded_s - time for rank, time in zip(ranks, times, strict=True)}
 
 
-def _usual_saving(pace: PaceOfPeers, rank: int, recorded_s: float) -> float:
-    """What the recording would lose with a rank at the pace of the others if each step were its median one, seconds."""
-    numbers = np.unique(pace.steps)
-    marked = numbers[numbers >= 0] if numbers[-1] >= 0 else numbers
-    times = pace.times([pace.costs(rank, pace.steps == one) for one in marked])
-    return float(np.median(recorded_s - times)) * len(times)
+def _freed(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
+    """The job where a rank makes no calls that wait for its GPU beyond those of its peers, if it waits long in them."""
+    return pace.without_extra_waits(rank, SMALLEST_SHARE * pace.recorded_s)
 
 
-def _causes(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, recorded_s: float) -> tuple[CauseFound, ...]:
-    """Why a rank is late, the dearest first."""
-    kinds = set(ops["kind"].unique().to_list())
-    computing = tuple(kind for kind in _COMPUTE if kind in kinds)
+def _covered(ops: pl.DataFrame) -> Mapping[GpuCause, Sequence[str]]:
+    """The kinds of ops that each cause makes longer, as far as there are any."""
+    there = set(ops["kind"].unique().to_list())
     parts = {
-        GpuCause.SLOW_GPU: computing,
+        GpuCause.SLOW_GPU: _COMPUTE,
         GpuCause.HOST_BOUND: ("host",),
         GpuCause.LATE_INPUT: ("input",),
         GpuCause.GC: ("gc",),
         GpuCause.SYNC_CALLS: ("synchronise",),
         GpuCause.SLOW_LINK: (str(KernelClass.COMMUNICATION),),
     }
-    there = {cause: tuple(kind for kind in some if kind in kinds) for cause, some in parts.items()}
-    there = {cause: some for cause, some in there.items() if some}
-    costs = [pace.costs(rank, ops["kind"].is_in(list(some)).to_numpy()) for some in there.values()]
+    found = {cause: [kind for kind in kinds if kind in there] for cause, kinds in parts.items()}
+    return {cause: kinds for cause, kinds in found.items() if kinds}
+
+
+def _causes(
+    pace: PaceOfPeers, ops: pl.DataFrame, rank: int, recorded_s: float, covered: Mapping[GpuCause, Sequence[str]]
+) -> tuple[CauseFound, ...]:
+    """Why a rank is late, the dearest first."""
+    costs = [pace.costs(rank, ops["kind"].is_in(list(some)).to_numpy()) for some in covered.values()]
     saved = recorded_s - pace.times(costs)
+    if GpuCause.SYNC_CALLS in covered and (freed := _freed(pace, rank)) is not None:
+        at = list(covered).index(GpuCause.SYNC_CALLS)
+        saved[at] = recorded_s - freed.times([costs[at]])[0]
     found = []
-    for (cause, some), seconds in zip(there.items(), saved.tolist(), strict=True):
+    for (cause, some), seconds in zip(covered.items(), saved.tolist(), strict=True):
         named, evidence = _evidence(cause, ops, rank, some)
         found.append(CauseFound(named, seconds, evidence))
     found.sort(key=lambda one: -one.saved_s)

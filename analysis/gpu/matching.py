@@ -226,15 +226,19 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
     if not len(kind):
         return 0
     shifts = np.arange(-len(kind) + 1, len(reference))
-    equal, overlapping, pairs = (np.zeros(len(shifts), np.int64) for _ in range(3))
-    for number, shift in enumerate(shifts.tolist()):
-        mine = slice(max(0, -shift), min(len(kind), len(reference) - shift))
-        theirs = slice(mine.start + shift, mine.stop + shift)
-        same = kind[mine] == reference[theirs]
-        begin = np.maximum(times[mine, 0], reference_times[theirs, 0])
-        end = np.minimum(times[mine, 1], reference_times[theirs, 1])
-        equal[number], pairs[number] = same.sum(), len(same)
-        overlapping[number] = (same & (begin <= end)).sum()
+    equal = sum(
+        (_pairs_by_shift(kind == one, reference == one) for one in np.intersect1d(kind, reference).tolist()),
+        np.zeros(len(shifts), np.int64),
+    )
+    pairs = np.minimum.reduce(
+        [
+            np.full(len(shifts), len(kind)),
+            np.full(len(shifts), len(reference)),
+            len(kind) + shifts,
+            len(reference) - shifts,
+        ]
+    )
+    overlapping = _overlaps_by_shift(kind, reference, times, reference_times)
 
     def best(candidates: Ints) -> int:
         numbers: list[int] = candidates.tolist()
@@ -246,6 +250,24 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
     if convincing and overlapping[most] < CONVINCING * equal[most]:
         return int(shifts[together])
     return int(shifts[most])
+
+
+def _pairs_by_shift(mine: np.ndarray, theirs: np.ndarray) -> Ints:
+    """In how many places both are true where `mine` begins so many places behind `theirs`, [shifts], by convolution."""
+    size = 1 << (len(mine) + len(theirs)).bit_length()
+    product = np.fft.rfft(theirs.astype(np.float64), size) * np.fft.rfft(mine[::-1].astype(np.float64), size)
+    return np.rint(np.fft.irfft(product, size)[: len(mine) + len(theirs) - 1]).astype(np.int64)
+
+
+def _overlaps_by_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Floats) -> Ints:
+    """The same of kernels that are alike and overlap in time. Both are in order of start."""
+    first = np.searchsorted(np.maximum.accumulate(reference_times[:, 1]), times[:, 0], side="left")
+    behind = np.searchsorted(reference_times[:, 0], times[:, 1], side="right")
+    count = np.maximum(behind - first, 0)
+    mine = np.repeat(np.arange(len(kind)), count)
+    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - first, count)
+    meet = (kind[mine] == reference[theirs]) & (reference_times[theirs, 1] >= times[mine, 0])
+    return np.bincount(theirs[meet] - mine[meet] + len(kind) - 1, minlength=len(kind) + len(reference) - 1)
 
 
 def _apart(shift: int, times: Floats, reference_times: Floats) -> float:

@@ -37,6 +37,8 @@ _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
 _LONG_GAP_S = 1e-3
 
 
+_LARGEST_NUMBER = 1 << 62
+
 _SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
 
 
@@ -293,7 +295,7 @@ def _places(calls: pl.DataFrame) -> Ints:
     numbered = calls.with_columns(before=pl.col("name").shift(1).over(thread)).with_columns(
         position=pl.int_range(pl.len()).over([*thread, "step", *pair])
     )
-    return numbered.select(pl.struct(*pair, "position").rank("dense")).to_series().to_numpy().astype(np.int64)
+    return _numbered(*(numbered[name] for name in (*pair, "position")))
 
 
 def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> tuple[Floats, Ints]:
@@ -347,24 +349,36 @@ def _peers(ops: pl.DataFrame) -> pl.Series:
     Host work is comparable by what it launches. What was launched before the recording is counted from its end, for
     ranks' windows begin at different ops.
     """
-    shape = pl.col("shape") if "shape" in ops.columns else pl.lit(None, pl.String)
-    what = pl.struct("role", "name", shape.alias("shape"), pl.col("collective"), pl.col("elements")).rank("dense")
-    same = ["rank", "profiler_step", "what"]
-    placed = ops.with_row_index("row").with_columns(what=what)
-    ordered = placed.sort("start", maintain_order=True).with_columns(
-        position=pl.when(pl.col("profiler_step").is_null())
-        .then(-pl.int_range(pl.len()).reverse().over(same) - 1)
-        .otherwise(pl.int_range(pl.len()).over(same))
-    )
-    placed = ordered.sort("row").with_columns(
-        peer=pl.struct("what", "position", pl.col("profiler_step").is_null().alias("early")).rank("dense")
-    )
-    launched = (
-        placed.filter(pl.col("launched_by").is_not_null())
-        .unique("launched_by", keep="first", maintain_order=True)
-        .select(row=pl.col("launched_by").cast(pl.UInt32), launches=pl.col("peer"))
-    )
-    joined = placed.join(launched, on="row", how="left", maintain_order="left")
-    return joined.select(pl.struct(pl.coalesce("launches", "peer"), "role").rank("dense").cast(pl.Int64).alias("peer"))[
-        "peer"
-    ]
+    same = ("role", "name", "shape", "collective", "elements")
+    what = _numbered(*(ops[name] for name in same if name in ops.columns))
+    early = ops["profiler_step"].is_null().to_numpy()
+    step = ops["profiler_step"].fill_null(-1).to_numpy()
+    place = _numbered(pl.Series(what), ops["rank"], pl.Series(step))
+    order = np.lexsort((ops["start"].to_numpy(), place))
+    first = np.concatenate([[True], np.diff(place[order]) != 0])
+    counts = np.diff(np.append(np.flatnonzero(first), len(order)))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order)) - np.repeat(np.flatnonzero(first), counts)
+    position[order] -= np.where(early[order], np.repeat(counts, counts), 0)
+    peer = _numbered(pl.Series(what), pl.Series(position), pl.Series(early))
+    launches = np.full(ops.height, -1, np.int64)
+    launched = np.flatnonzero(ops["launched_by"].is_not_null().to_numpy())[::-1]
+    launches[ops["launched_by"].cast(pl.Int64).gather(launched).to_numpy()] = peer[launched]
+    return pl.Series(_numbered(pl.Series(np.where(launches >= 0, launches, peer)), ops["role"]))
+
+
+def _numbered(*columns: pl.Series) -> Ints:
+    """A number for each combination of values, [rows]; a null is a value."""
+    found, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        whole = (column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column).cast(pl.Int64)
+        code = whole.fill_null(0).to_numpy()
+        code = code - code.min(initial=0)
+        values = int(code.max(initial=0)) + 2
+        if size * values >= _LARGEST_NUMBER:
+            some, found = np.unique(found, return_inverse=True)
+            size = len(some)
+        found = found * values + np.where(whole.is_null().to_numpy(), values - 1, code)
+        size *= values
+    _, found = np.unique(found, return_inverse=True)
+    return np.asarray(found, np.int64)

@@ -8,18 +8,20 @@ rank gives back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.attribution.critical_path import critical_path
+from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
+from tracekit.gpu_recording import KernelClass
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class PaceOfPeers:
     replay: GraphReplay
 
     @cached_property
-    def _cost(self) -> Floats:
+    def own(self) -> Floats:
         """What each op costs by itself, seconds, [ops]."""
         cost = np.empty(len(self.graph.ops.start))
         for block, own in zip(self.graph.blocks, self.replay.durations.own, strict=True):
@@ -45,6 +47,33 @@ class PaceOfPeers:
         return labels["profiler_step"].codes if "profiler_step" in labels else none
 
     @cached_property
+    def marked_steps(self) -> Int32s:
+        """The steps of the training loop, ascending; of a recording that marks none, one that holds everything."""
+        numbers = np.unique(self.steps)
+        return numbers[numbers >= 0] if numbers[-1] >= 0 else numbers
+
+    @cached_property
+    def _critical(self) -> Ints:
+        """The ops that the recording consists of, one after the other."""
+        path = critical_path(self.replay, _At(self.graph, self.own))
+        ops = [
+            self.graph.blocks[at].op[row, lane] for at, row, lane in zip(path.block, path.row, path.lane, strict=True)
+        ]
+        return np.array(ops, np.int64)
+
+    def _parts(self, count: int) -> Ints:
+        """In which of so many parts of a step each op lies, [ops]: comparable ops in the same, so that steps align."""
+        ops = self.graph.ops
+        _, step = np.unique(self.steps, return_inverse=True)
+        begin, end = np.full(int(step.max()) + 1, np.inf), np.full(int(step.max()) + 1, -np.inf)
+        np.minimum.at(begin, step, ops.start)
+        np.maximum.at(end, step, ops.start)
+        share = (ops.start - begin[step]) / np.maximum(end - begin, np.finfo(float).tiny)[step]
+        _, peer = np.unique(ops.peer, return_inverse=True)
+        mean = np.bincount(peer, weights=share) / np.bincount(peer)
+        return np.minimum((mean * count).astype(np.int64), count - 1)[peer]
+
+    @cached_property
     def _class(self) -> Ints:
         """Comparable ops of one step of the training loop share a number, [ops]: steps differ for all ranks at once."""
         ops, step = self.graph.ops, self.steps
@@ -54,10 +83,48 @@ class PaceOfPeers:
     @cached_property
     def _totals(self) -> Floats:
         """What each rank spends on each class, seconds, [classes, ranks]."""
-        ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
-        cell = self._class * len(ranks) + np.searchsorted(ranks, ops.rank)
-        totals = np.bincount(cell, weights=self._cost, minlength=(int(self._class.max()) + 1) * len(ranks))
+        ranks = self.graph.ops.mesh.ranks
+        totals = np.bincount(self._cell, weights=self.own, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
+
+    @cached_property
+    def _counts(self) -> Ints:
+        """How many ops of each class each rank has, [classes, ranks]."""
+        return np.bincount(self._cell, minlength=self._totals.size).reshape(self._totals.shape)
+
+    @cached_property
+    def _cell(self) -> Ints:
+        """The class and the rank of each op in one number, [ops]."""
+        ranks = self.graph.ops.mesh.ranks
+        return np.asarray(self._class * len(ranks) + np.searchsorted(ranks, self.graph.ops.rank), np.int64)
+
+    def _of_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
+        """Which ops are of one of these kinds, [ops]."""
+        kind = self.graph.ops.labels["kind"]
+        wanted = np.array([name in kinds for name in kind.names or ()], np.bool_)
+        return np.asarray(wanted[kind.codes])
+
+    def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
+        """By how much each rank is behind the pace of its peers at what is critical of `rank` and `chosen`, seconds.
+
+        [ranks, steps, parts], for each marked step, which is cut into so many `parts`.
+        """
+        ops, steps = self.graph.ops, self.marked_steps
+        critical = np.zeros(len(ops.start), np.bool_)
+        critical[self._critical] = True
+        critical &= chosen & (ops.rank == rank) & np.isin(self.steps, steps)
+        if ops.comparable is not None:
+            critical &= ops.comparable
+        mine = np.flatnonzero(critical)
+        classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
+        # Of a class whose ops are partly critical, that part.
+        share = count / np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
+        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self._parts(parts)[mine[first]]
+        behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
+        for at in range(len(behind)):
+            more = (self._totals[classes, at] - self._usual(classes, at)) * share
+            behind[at] = np.bincount(cell, weights=more, minlength=behind.shape[1])
+        return behind.reshape(-1, len(steps), parts)
 
     def costs(self, rank: int, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
         """The cost of each op with those of `rank` (of them, the `chosen`) at the pace of the others, seconds, [ops].
@@ -72,11 +139,46 @@ class PaceOfPeers:
             mask &= ops.comparable
         mine = np.flatnonzero(mask)
         classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
-        usual = np.median(np.delete(self._totals[classes], at, axis=1), axis=1)
+        usual = self._usual(classes, at)
         whole = np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
-        cost = self._cost.copy()
+        cost = self.own.copy()
         cost[mine] = (usual / np.maximum(whole, counts))[inverse]
         return cost
+
+    def _usual(self, classes: Ints, at: int) -> Floats:
+        """What ranks spend on each of these classes, the median of all but the one `at` this position, seconds."""
+        return np.asarray(np.median(np.delete(self._totals[classes], at, axis=1), axis=1))
+
+    def without_extra_waits(self, rank: int, least_s: float) -> PaceOfPeers | None:
+        """The same job where `rank` goes on at once in calls that wait for its GPU and that most peers do not make.
+
+        None where it waits less than `least_s` in them, all together.
+        """
+        ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
+        on_gpu = self._of_kind(*KernelClass)
+        calls = np.flatnonzero(self._of_kind("synchronise") & (ops.rank == rank))
+        usual = np.median(np.delete(self._counts[self._class[calls]], at, axis=1), axis=1)
+        if (usual > 0).all():
+            return None
+        extra = np.zeros(len(ops.start), np.bool_)
+        extra[calls] = usual == 0
+        end = ops.start + ops.duration
+        waits = extra[ops.after] & on_gpu[ops.before]
+        called = np.full(len(extra), np.inf)
+        host = extra[ops.after] & ~on_gpu[ops.before]
+        np.minimum.at(called, ops.after[host], end[ops.before[host]])
+        if np.maximum(end[ops.before[waits]] - called[ops.after[waits]], 0.0).sum() < least_s:
+            return None
+        graph = fold(replace(ops, before=ops.before[~waits], after=ops.after[~waits], why=ops.why[~waits]))
+        return PaceOfPeers(graph, GraphReplay(graph, self._durations_of(graph)))
+
+    def _durations_of(self, graph: FoldedGraph) -> Durations:
+        """What the ops cost here, launch delays included, laid out as another graph of the same ops is."""
+        delay = np.empty(len(self.own))
+        for block, late in zip(self.graph.blocks, self.replay.durations.launch_delay, strict=True):
+            delay[block.op] = late
+        own = tuple(self.own[block.op] for block in graph.blocks)
+        return Durations(own, tuple(delay[block.op] for block in graph.blocks), own, 0, 0)
 
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, launch delays kept, seconds, [costs]."""
@@ -86,7 +188,7 @@ class PaceOfPeers:
     @cached_property
     def recorded_s(self) -> float:
         """How long it takes as it was."""
-        return float(self.times([self._cost])[0])
+        return float(self.times([self.own])[0])
 
 
 @dataclass(frozen=True, slots=True)

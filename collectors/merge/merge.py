@@ -31,7 +31,7 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, RankRec
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import Unit
-from tracekit.trace import COLLECTED, UNIT_KEY, Trace
+from tracekit.trace import COLLECTED, RUN_QUEUE, UNIT_KEY, Trace
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
@@ -113,6 +113,7 @@ def merge_attempt(
             "missing_ranks": list(recording.missing_ranks),
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
+            **_run_queues(records, timed.steps),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
             **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden),
@@ -236,6 +237,13 @@ def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
     return records.filter(
         (pl.col("category") == "step") & (pl.col("flags") & wanted == wanted) & (pl.col("step") >= first_step)
     ).select("rank", "step")
+
+
+def _run_queues(records: pl.DataFrame, steps: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Rank -> seconds of the mean step in which its training thread waited for a processor, where the kernel says."""
+    said = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0)).join(steps, on=["rank", "step"])
+    waits = said.group_by("rank").agg(pl.col("peer").mean() / 1e6).sort("rank")
+    return {RUN_QUEUE: {str(rank): seconds for rank, seconds in waits.iter_rows()}} if waits.height else {}
 
 
 def _groups(recording: AttemptRecording) -> dict[int, dict[int, dict[str, Any]]]:

@@ -20,6 +20,7 @@ from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
 from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
+from tracekit.collectors.runtime.run_queue import RunQueue
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
 from tracekit.model import OpKind
 
@@ -27,6 +28,8 @@ now_ns = time.monotonic_ns
 #: A script that names each span differently fills no memory: further names are one.
 MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
+#: What fits a field of a record.
+MOST_WAITED_US = 2**31 - 1
 
 #: Spans of these kinds are work of a GPU where there is one; all others are the host's.
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
@@ -72,6 +75,8 @@ class Session:
         self._optimizers_per_step = 1
         self._held: tuple[str, Instant, Instant, int, int, int] | None = None
         self._disabled: set[str] = set()
+        self._run_queue = RunQueue()
+        self._waited_ns = self._run_queue.waited_ns() or 0
 
     def start(self) -> None:
         """Tell who this rank is and start writing."""
@@ -359,8 +364,17 @@ class Session:
         flags = Flag.COMPLETE | (Flag.RECORDING if self.recording else 0)
         on_device = self.device is not None and self.device.active
         compute_ns = self.device.take_compute_ns() if self.device is not None and on_device else self._compute_ns
-        self.record(Category.STEP, "step", self._step_start, end_ns, extra=compute_ns, flags=flags)
+        waited_us = self._waited_us()
+        self.record(Category.STEP, "step", self._step_start, end_ns, peer=waited_us, extra=compute_ns, flags=flags)
         self._step_start = end_ns
+
+    def _waited_us(self) -> int:
+        """How long the training thread waited for a processor since it was asked last, us; NONE where unknown."""
+        waited_ns = self._run_queue.waited_ns()
+        if waited_ns is None:
+            return NONE
+        since_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
+        return min(max(since_ns // 1000, 0), MOST_WAITED_US)
 
     def _enter(self, step: int) -> None:
         for listener in self.step_listeners:

@@ -58,7 +58,9 @@ class Category(IntEnum):
     CHECKPOINT = 6
     GC = 7
     SPAN = 8  # name: the user's
-    STEP = 9  # from the end of the previous step to the end of this one; `extra`: ns inside computes
+    # From the end of the previous step to the end of this one. `extra`: ns inside computes; `peer`: us in which the
+    # training thread waited for a processor, -1 where the kernel does not say.
+    STEP = 9
     WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
 
 

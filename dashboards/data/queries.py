@@ -22,13 +22,13 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.compare import WorkerSteps
-from tracekit.dashboards.data.spans import StepOps, step_ops
-from tracekit.dashboards.data.worker_map import WorkerMap
 from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
 from tracekit.op_trace import OpTrace
+from tracekit.spans import StepOps, step_ops
 from tracekit.store import Store, StoredHang, TraceKind
 from tracekit.text import short
+from tracekit.worker_map import WorkerMap
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.dashboards.data.worker_map import WorkerMap
 from tracekit.model import Worker
 from tracekit.text import short
+from tracekit.worker_map import WorkerMap
 
 _WORKER = re.compile(r"\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?")
 _NUMBER = re.compile(r"-?[0-9]{1,15}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.ui.sentences import SAME_MICROBATCHES
-from tracekit.dashboards.ui.theme import Theme
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme
 
 #: More sets than this are drawn as lines.
 MOST_BARS = 64

@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.analysis.attribution.compare import CostChange, Side
-from tracekit.dashboards.data.worker_map import blocks_that_fit, pool
-from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.ui.theme import Theme, scale
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme, scale
+from tracekit.worker_map import blocks_that_fit, pool
 
 #: Numbers along an axis of a worker map.
 MOST_TICKS = 16

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.ui.theme import Theme
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme
 
 
 def waste_cdf(waste: pl.Series, theme: Theme) -> go.Figure:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from tracekit.dashboards.data.hang_graph import Node
-from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.ui.theme import Theme
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme
 from tracekit.text import printable, ranks_text
 
 #: Culprits and groups drawn one below the other; the table has all.

@@ -7,8 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.ui.theme import Theme
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme
 
 #: Ranks that fit into one figure.
 _MOST_RANKS = 32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tracekit.dashboards.figures.base import figure
-from tracekit.dashboards.ui.theme import Theme
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme
 from tracekit.text import seconds
 
 #: Characters of a name beside its bar.

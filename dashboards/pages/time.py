@@ -11,13 +11,13 @@ from dash import ClientsideFunction, Input, Output, State, clientside_callback, 
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.figures.time import step_slowdown, step_times, step_workers
-from tracekit.dashboards.figures.workers import colour_top
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import attributes, figure_panel, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.figures.time import step_slowdown, step_times, step_workers
+from tracekit.figures.workers import colour_top
 from tracekit.text import seconds, short
 
 #: Workers of the map where only the worst are shown.

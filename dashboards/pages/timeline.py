@@ -18,10 +18,10 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.timeline_state import Order, Read, Shown, Streams, TimelineState, read_state
-from tracekit.dashboards.figures.timeline import CLASSES, legend, palette
 from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.figures.timeline import CLASSES, legend, palette
 from tracekit.text import seconds
 
 _KEYS = (

@@ -25,16 +25,16 @@ from dash import (
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.dashboards.data.worker_view import WorkerView, address, choose_worker, read_view
-from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
 from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import attributes, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import advice_words, believed, diagnosis_words, listed, space_words
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.figures.workers import colour_top, worker_heatmap
 from tracekit.model import Worker
+from tracekit.worker_map import WORTH_NAMING, WorkerMap
 
 #: Bars of the strip above the scrubber; more steps are pooled.
 MOST_BARS = 240

@@ -12,13 +12,13 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.data.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.dashboards.data.worker_view import comma
-from tracekit.dashboards.figures.workers import worker_over_steps
 from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
+from tracekit.figures.workers import worker_over_steps
 from tracekit.text import short
+from tracekit.worker_map import WORTH_NAMING, WorkerMap
 
 #: Workers and hosts listed.
 LISTED = 10

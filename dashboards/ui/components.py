@@ -22,8 +22,8 @@ from dash.development.base_component import Component
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.dashboards.ui.theme import DARK
 from tracekit.errors import TracekitError
+from tracekit.figures.theme import DARK
 
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")

@@ -13,7 +13,7 @@ import flask
 
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
-from tracekit.dashboards.ui.theme import LIGHT, THEMES, Theme
+from tracekit.figures.theme import LIGHT, THEMES, Theme
 from tracekit.units import EARLIEST_S
 
 EXTENSION = "tracekit"

@@ -18,9 +18,9 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.verdict import LossKind
-from tracekit.dashboards.data.worker_map import WorkerMap
 from tracekit.model import COMMUNICATION, OpKind, ReportedKind, Worker
 from tracekit.text import cost, seconds, short
+from tracekit.worker_map import WorkerMap
 
 #: Longer lists are cut.
 MOST_NAMED = 6

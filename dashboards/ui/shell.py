@@ -22,7 +22,7 @@ from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
-from tracekit.dashboards.ui.theme import DARK
+from tracekit.figures.theme import DARK
 from tracekit.text import short
 
 Layout = Callable[..., Any]

@@ -16,13 +16,13 @@ from dash import Dash, _callback
 
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
-from tracekit.dashboards.figures.base import figure
 from tracekit.dashboards.ui.context import EXTENSION, Service
 from tracekit.dashboards.ui.shell import frame, read_ahead
-from tracekit.dashboards.ui.theme import LIGHT
 from tracekit.dashboards.web.auth import Auth
 from tracekit.dashboards.web.serving import harden
 from tracekit.dashboards.web.timeline_requests import serve_timeline
+from tracekit.figures.base import figure
+from tracekit.figures.theme import LIGHT
 
 _DOCUMENT = """<!DOCTYPE html>
 <html lang="en">

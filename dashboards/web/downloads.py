@@ -11,8 +11,8 @@ import polars as pl
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import results
 from tracekit.errors import NotStoredError, SelectionError, StoreError, TracekitError
-from tracekit.report import DIAGNOSIS_TABLES
 from tracekit.report_json import JSON_TABLES
+from tracekit.report_tables import DIAGNOSIS_TABLES
 
 #: Tables of a report that are a file of their own.
 TABLES = (*JSON_TABLES, *DIAGNOSIS_TABLES)

@@ -23,12 +23,12 @@ import polars as pl
 from dash import Dash
 
 from tracekit.dashboards.data.queries import OP_TRACE, Stored
-from tracekit.dashboards.data.spans import Ints, Replay, StepOps, Window, count, overview, slowest, spans
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.web.downloads import refusal
 from tracekit.errors import NotStoredError, SelectionError, TracekitError
 from tracekit.model import KINDS
+from tracekit.spans import Ints, Replay, StepOps, Window, count, overview, slowest, spans
 from tracekit.text import seconds
 
 #: Up to this many spans the browser gets all of them at once; above, what its window can show.

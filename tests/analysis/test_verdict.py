@@ -78,7 +78,7 @@ def test_s_below_one_is_a_contradiction_and_not_trusted():
     found = attribute(JobReplay.from_trace(trace))
     contradictory = replace(found, original=np.asarray(found.original * 0.9), recorded=np.asarray(found.recorded * 0.9))
     assert not contradictory.trust.trustworthy
-    assert any(reason.startswith("S is 0.90") for reason in contradictory.trust.reasons)
+    assert any(reason.startswith("the slowdown is 0.90") for reason in contradictory.trust.reasons)
 
 
 def test_the_largest_of_several_losses_is_the_headline():

@@ -8,6 +8,7 @@ import pytest
 from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, collect, contradictions, several
 from tests.collectors.shared_runs import PAUSES, STYLES
 from tracekit.model import OpKind, Worker
+from tracekit.trace import RUN_QUEUE
 
 
 @pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "pipeline"])
@@ -78,6 +79,8 @@ FSDP_STEP = {
 def test_fsdp2_without_a_pipeline(runs):
     """Two data-parallel ranks, gradients of two layers scattered; what computes wait for is apart from them."""
     trace = runs["fsdp"].trace
+    assert set(trace.metadata[RUN_QUEUE]) == {"0", "1"}
+    assert all(0 <= seconds < 60 for seconds in trace.metadata[RUN_QUEUE].values())
     assert (trace.layout.dp, trace.layout.pp) == (2, 1)
     assert runs["fsdp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == FSDP_STEP

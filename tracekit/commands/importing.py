@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.commands.options import PATH, UNIT
+from tracekit.commands.recognise import explained
 from tracekit.errors import SelectionError
 from tracekit.stderr import hushed_panics, progress
 from tracekit.text import printable, short
@@ -73,7 +74,7 @@ def import_command(
     with progress() as tell:
         for path, *more in jobs:
             tell(f"reading {short(path.name)}")
-            with hushed_panics():
+            with explained(path), hushed_panics():
                 job = load_gpu(path, *more) if more else load_any(path, layout=layout, importer=importer, unit=unit)
             if not isinstance(job, Job):
                 _ = job.graph  # its ops are checked where the graph is made of them

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.commands.recognise import explained
 from tracekit.errors import SelectionError
 from tracekit.stderr import hushed_panics
 from tracekit.text import printable, short
@@ -61,7 +62,7 @@ def load(
     if trace is not None:
         if store is not None or name is not None or window is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
-        with hushed_panics():
+        with explained(trace), hushed_panics():
             return load_any(trace, layout=layout, unit=unit, method=method)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")

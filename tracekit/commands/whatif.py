@@ -6,6 +6,7 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +117,7 @@ def whatif_command(
     if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
         _refuse(of_pipelines, f"{traces[0]} is of torch.profiler (docs/kineto.md)")
-        return _whatif_of_gpus(traces, fix, keep, by, kernel_classes, as_json=as_json)
+        return _whatif_of_gpus(traces, fix, keep, by, kernel_classes, as_json=as_json, full=full)
     if kernel_classes:
         raise SelectionError("--kernel-class is for traces of torch.profiler")
     if len(traces) > 1:
@@ -143,7 +144,7 @@ def whatif_command(
             from tracekit.documents.page import page, write_page
 
             tell("the slowest steps")
-            write_page(html, page(report, loaded.replay, gpu_hour=gpu_hour))
+            write_page(html, page(report, gpu_hour=gpu_hour))
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:
@@ -168,7 +169,7 @@ def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | 
     from tracekit.atomic_write import check_writable
 
     if parquet_file is not None:
-        from tracekit.report import TABLE_FILE
+        from tracekit.report_tables import TABLE_FILE
 
         check_writable(parquet_file, TABLE_FILE)
     if markdown is not None and markdown != STDOUT:
@@ -226,6 +227,7 @@ def _whatif_of_gpus(
     kernel_classes: tuple[str, ...],
     *,
     as_json: bool,
+    full: bool,
 ) -> int:
     """`whatif` for traces of torch.profiler."""
     from tracekit.gpu_job import load_gpu
@@ -237,5 +239,6 @@ def _whatif_of_gpus(
     if as_json:
         click.echo(report.to_json())
     else:
-        print_gpu_report(report, console())
+        source = " ".join(shlex.quote(printable(str(path))) for path in traces)
+        print_gpu_report(report, console(), source=source, asked=by, full=full)
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from tracekit import report_html
 from tracekit.text import printable
 
 _POLICY = (
@@ -22,13 +23,12 @@ def head(title: str) -> str:
         f'<head><meta charset="utf-8"><title>{title}: tracekit</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme"'
-        f' content="light dark"><style>{asset("report.css")}</style></head>'
+        f' content="light dark"><style>{report_html.style()}{_page_style()}</style></head>'
     )
 
 
-def asset(name: str) -> str:
-    """A file of this package."""
-    return files("tracekit.documents").joinpath(name).read_text(encoding="utf-8")
+def _page_style() -> str:
+    return files("tracekit.documents").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def html(text: str) -> str:

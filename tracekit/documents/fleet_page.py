@@ -31,7 +31,7 @@ def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame
     )
     named = html_table(CULPRIT_HEADS, culprit_rows(culprits)) if culprits.height else "<p>None beyond chance.</p>"
     return (
-        f'{_BEGINNING}<html lang="en">{head(html(name))}<body><main>'
+        f'{_BEGINNING}<html lang="en" class="tracekit">{head(html(name))}<body><main>'
         f"<header><h1><bdi>{html(name)}</bdi></h1><p>{found.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if found.straggling_jobs.value > 0 else "good"}"><p class="headline">'
         f"{html(headline(found))}</p><dl>{rows}</dl></section>"

@@ -1,6 +1,6 @@
 """The slowest steps of a job as spans, few enough for one page.
 
-In: a `Report` and the replay it was made of. Out: plain data for `report.js`: of each step, the recorded and the ideal
+In: a `Report`. Out: plain data for `page.js`: of each step, the recorded and the ideal
 spans of the workers that matter most, those of named causes first.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.model import KINDS, OpKind, Worker
 from tracekit.report import Report
+from tracekit.worker_cells import workers_that_matter
 
 #: Steps on the page, workers, and spans in all; a span is some 20 bytes.
 MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
@@ -23,7 +23,7 @@ _FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
 _CLASS = {OpKind.FORWARD_COMPUTE: _FORWARD, OpKind.LOSS: _FORWARD, OpKind.BACKWARD_COMPUTE: _BACKWARD}
 
 
-def worst_steps(report: Report, replay: JobReplay) -> dict[str, Any]:
+def worst_steps(report: Report) -> dict[str, Any]:
     """`kinds`: name and class of each; `workers`: rows, with rank and S; `steps`: slowest first, with their spans.
 
     Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: spans that did
@@ -32,7 +32,7 @@ def worst_steps(report: Report, replay: JobReplay) -> dict[str, Any]:
     found = report.attribution
     order = np.argsort(-found.recorded, kind="stable")[:MOST_STEPS]
     steps = [int(step) for step in found.steps[order]]
-    frame = compared_frame(replay.only_steps(sorted(steps))).with_columns(kind=pl.col("kind").cast(pl.String))
+    frame = compared_frame(report.replay.only_steps(sorted(steps))).with_columns(kind=pl.col("kind").cast(pl.String))
     rows = _rows(report, frame.height // max(_worker_count(frame), 1))
     placed = frame.join(_row_frame(rows), on=["dp_rank", "pp_rank"])
     kinds = sorted(set(placed["kind"].to_list()))
@@ -59,14 +59,9 @@ def _worker_count(frame: pl.DataFrame) -> int:
 
 
 def _rows(report: Report, ops_of_worker: int) -> list[Worker]:
-    """The workers to show: those of causes, then the slowest, as many as fit; in order of DP rank and stage."""
-    analysed = set(report.attribution.dp_ranks)
-    named = report.diagnosis.answer.culprits
-    culprits = [Worker(one.dp_rank, one.pp_rank) for one in named if one.dp_rank in analysed]
-    places = report.by_worker.select("dp_rank", "pp_rank").head(MOST_WORKERS).iter_rows()
-    wanted = list(dict.fromkeys([*culprits, *(Worker(*place) for place in places)]))
+    """The workers to show: as many of those that matter most as fit."""
     fitting = max(1, MOST_SPANS // max(len(_REPLAYS) * ops_of_worker, 1))
-    return sorted(wanted[: min(MOST_WORKERS, fitting)])
+    return workers_that_matter(report, min(MOST_WORKERS, fitting))
 
 
 def _row_frame(rows: list[Worker]) -> pl.DataFrame:

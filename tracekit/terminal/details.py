@@ -17,7 +17,7 @@ from tracekit.report import Report
 from tracekit.report_words import FIX_HEADS, fix_rows
 from tracekit.terminal.maps import step_bars, worker_map
 from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
-from tracekit.text import cost, seconds, short
+from tracekit.text import cost, seconds, short, three_digits
 
 #: Rows of a table that names culprits.
 _TOP = 8
@@ -34,7 +34,8 @@ def print_details(report: Report, console: Console) -> None:
     """Print everything that the answer rests on."""
     console.print(_figures(report))
     console.print()
-    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), worker_map(report)]
+    found_map = worker_map(report.attribution.worker_slowdown, report.attribution.dp_ranks)
+    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), found_map]
     console.print(side_by_side(panels, console))
     console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
     console.print(_causes(report))
@@ -53,7 +54,9 @@ def _figures(report: Report) -> RenderableType:
         f"recorded {seconds(found.recorded_s)}, original (launch delays removed) {seconds(found.original_s)},"
         f" ideal {seconds(found.ideal_s)}",
     )
-    grid.add_row("Lost", f"{verdict.lost_gpu_hours:,.3g} GPU-hours in these steps, {verdict.share:.1%} of the time")
+    grid.add_row(
+        "Lost", f"{three_digits(verdict.lost_gpu_hours)} GPU-hours in these steps, {verdict.share:.1%} of the time"
+    )
     if found.straggling:
         grid.add_row("Loss", _who(report))
     figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
@@ -117,13 +120,13 @@ def _dp_ranks(report: Report) -> Table:
 
 def _workers(report: Report) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
-    table = new_table("Worker (dp,pp)", "rank", *(("host",) if has_hosts else ()), "S alone", "on path")
+    table = new_table("Rank", *(("host",) if has_hosts else ()), "(dp,pp)", "S alone", "on path")
     on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}
     for row in report.by_worker.head(_TOP).iter_rows(named=True):
         host = (Text(short(row["host"] or "")),) if has_hosts else ()
         worker = row["dp_rank"], row["pp_rank"]
         share = percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
-        table.add_row(str(Worker(*worker)), str(row["rank"]), *host, slowdown_text(row["slowdown"]), share)
+        table.add_row(str(row["rank"]), *host, str(Worker(*worker)), slowdown_text(row["slowdown"]), share)
     return table
 
 
@@ -134,9 +137,10 @@ def _worst(frame: pl.DataFrame) -> pl.DataFrame:
 def _causes(report: Report) -> RenderableType:
     """What is wrong, where, since when, how sure, on what evidence, what to check next."""
     lines: list[RenderableType] = [Text("Causes", style="bold underline")]
-    for number, cause in enumerate(report.diagnosis.causes, 1):
+    places = report.diagnosis.answer.places
+    for number, (cause, place) in enumerate(zip(report.diagnosis.causes, places, strict=True), 1):
         line = Text(f" {number}. ").append(cause.title, style="bold")
-        line.append(f"  {cause.where}" if cause.change is not None or str(cause.where) != "whole job" else "")
+        line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
             line.append(f", {cause.when}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
             if cause.saved_when_acting_s is not None:

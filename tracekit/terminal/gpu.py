@@ -5,6 +5,8 @@ In: a `GpuReport`. Out: what rich prints. The first lines answer who, how much, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,13 +15,19 @@ from tracekit.gpu_report import GpuReport
 from tracekit.terminal.tables import by_label, new_table, percent, questions, side_by_side, slowdown_text
 from tracekit.text import printable, seconds, short
 
-_MOST_RANKS = 16
+_MOST_RANKS, _FEWEST_RANKS = 16, 8
 _MOST_WAITS = 8
 _MOST_KERNELS = 5
 
 
-def print_gpu_report(report: GpuReport, console: Console) -> None:
-    """Print the whole report."""
+def print_gpu_report(
+    report: GpuReport, console: Console, *, source: str | None = None, asked: Sequence[str] = (), full: bool = False
+) -> None:
+    """Print the answer, and with `full` all that it rests on.
+
+    `source`: the recording as arguments of a command, for the command to type next. `asked`: labels, or several joined
+    by commas, whose tables are printed in any case.
+    """
     recording = report.recording
     steps = recording.step_spans["step"].n_unique()
     counts = {"rank": len(recording.ranks), "step": steps, "GPU op": recording.gpu_ops.height}
@@ -31,9 +39,14 @@ def print_gpu_report(report: GpuReport, console: Console) -> None:
     console.print()
     if report.replayed.questions_asked:
         console.print(questions(report.replayed.questions_asked, float(report.replayed.original.mean())))
-    panels: list[RenderableType] = [_by_rank(report), _waits(report), _kernels(report), _critical_path(report)]
-    panels += [by_label(group) for group in report.replayed.labels_asked if group.labels != ("rank",)]
+    panels: list[RenderableType] = [_by_rank(report, _MOST_RANKS if full else _FEWEST_RANKS)]
+    if full:
+        panels += [_waits(report), _kernels(report), _critical_path(report)]
+    groups = [group for group in report.replayed.labels_asked if group.labels != ("rank",)]
+    panels += [by_label(group) for group in groups if full or ",".join(group.labels) in asked]
     console.print(side_by_side(panels, console))
+    if source is not None and not full:
+        console.print(Text.assemble(("Next   ", "bold"), f"tracekit whatif {source} --full"), soft_wrap=True)
 
 
 def _verdict(report: GpuReport) -> Table:
@@ -72,13 +85,13 @@ def _figures(report: GpuReport) -> str:
     return "; ".join(figures)
 
 
-def _by_rank(report: GpuReport) -> Table:
+def _by_rank(report: GpuReport, most: int) -> Table:
     """Costliest ranks first."""
-    table = new_table("rank", "S alone", "sole delay", "waits", "compute", "communication", "exposed", "idle", "of")
+    table = new_table("rank", "S alone", "sole delay", "waits", "compute", "transfers", "exposed", "idle", "of")
     slowdown = report.slowdown_by_rank
     rows = list(zip(report.breakdowns, report.waits.wait.tolist(), report.waits.sole_delay.tolist(), strict=True))
     rows.sort(key=lambda row: -row[2])
-    for one, wait, sole_delay in rows[:_MOST_RANKS]:
+    for one, wait, sole_delay in rows[:most]:
         span = one.span_s or 1.0
         table.add_row(
             str(one.rank),
@@ -91,8 +104,8 @@ def _by_rank(report: GpuReport) -> Table:
             percent(one.idle_s / span),
             seconds(one.span_s),
         )
-    if len(rows) > _MOST_RANKS:
-        table.caption = f"the costliest {_MOST_RANKS} of {len(rows)}; all with --json"
+    if len(rows) > most:
+        table.caption = f"the costliest {most} of {len(rows)}; all with --json"
         table.caption_justify = "left"
     return table
 

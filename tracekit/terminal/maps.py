@@ -1,14 +1,17 @@
 """Pictures of a job in characters: the map of workers, and S over the steps.
 
-In: a `Report`. Out: what rich prints.
+In: S of workers, or a `Report`. Out: what rich prints.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
 from tracekit.worker_cells import worker_cells
 
@@ -18,13 +21,15 @@ LARGEST_MAP = (24, 32)
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
 _SPARKS = "▁▂▃▄▅▆▇█"
+#: Bars of the line of steps.
+_LINE_BARS = 24
 
 
-def worker_map(report: Report, largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
+def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
     """S of every worker, DP ranks down, stages across; large maps keep the maximum of each patch."""
-    if report.attribution.worker_slowdown.size == 1:
+    if slowdown.size == 1:
         return Text()
-    cells = worker_cells(report, largest)
+    cells = worker_cells(slowdown, dp_ranks, largest)
     lines: list[RenderableType] = [Text("S alone: DP rank down, stage across", style="bold underline")]
     if cells.patch != (1, 1):
         lines.append(Text(f"a cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers", style="dim"))
@@ -42,6 +47,41 @@ def worker_map(report: Report, largest: tuple[int, int] = LARGEST_MAP) -> Render
     return Group(*lines)
 
 
+def small_map(report: Report, rows: int) -> RenderableType:
+    """`worker_map` in at most `rows` rows, its scale in the line above."""
+    dp_ranks = report.attribution.dp_ranks
+    cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
+    across = "stages across" if cells.patch[1] == 1 else f"{cells.patch[1]} stages in a cell"
+    title = Text("Workers", style="bold")
+    title.append(f"  slowdown each causes alone, {across}: ", style="not bold")
+    for glyph, colour, words in (
+        (_GLYPHS[0], _HEAT[0], f" < {cells.bounds[0]:.2f}  "),
+        (_GLYPHS[-1], _HEAT[-1], f" >= {cells.bounds[-1]:.2f}"),
+    ):
+        title.append(glyph * 2, style=f"not bold {colour}").append(words, style="not bold")
+    lines: list[RenderableType] = [title]
+    ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
+    for first, end, values in zip(cells.dp_ranks, ends, cells.slowdown, strict=True):
+        line = Text(f"  dp {first}".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
+        for value in values:
+            level = cells.level(value)
+            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+        lines.append(line)
+    return Group(*lines)
+
+
+def steps_line(report: Report) -> Text:
+    """The slowdown over the steps in one line: bars, and the extremes in words."""
+    found = report.attribution
+    slowdown = found.step_slowdown
+    line = Text("Steps    ", style="bold")
+    if len(slowdown) == 1:
+        return line.append(f"only step {found.steps[0]} was traced", style="not bold")
+    line.append(sparkline(slowdown, _LINE_BARS), style="not bold #fe9929")
+    extremes = f"{slowdown.min():.2f} to {slowdown.max():.2f}"
+    return line.append(f" slowdown {extremes}, worst step {found.steps[int(slowdown.argmax())]}", style="not bold")
+
+
 def step_bars(report: Report, width: int) -> RenderableType:
     """Slowdown over the steps as a line of bars, with its extremes in words."""
     found = report.attribution
@@ -55,9 +95,13 @@ def step_bars(report: Report, width: int) -> RenderableType:
         f" {found.steps[worst]}",
         style="not bold",
     )
-    size = -(-len(slowdown) // max(width - 10, 10))
+    return Group(line, Text(f"        {sparkline(slowdown, max(width - 10, 10))}", style="#fe9929"))
+
+
+def sparkline(slowdown: Floats, width: int) -> str:
+    """S over time as at most `width` bars, each the largest of its share; noise stays flat."""
+    size = -(-len(slowdown) // width)
     peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
     low = min(peaks)
-    high = max(*peaks, low + 0.05)  # so that noise stays flat
-    bars = "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
-    return Group(line, Text(f"        {bars}", style="#fe9929"))
+    high = max(*peaks, low + 0.05)
+    return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)

@@ -6,25 +6,27 @@ the report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.analysis.verdict import LossKind
 from tracekit.explanation import explanations
 from tracekit.report import Report
-from tracekit.report_words import answer_rows, job_sizes
+from tracekit.report_words import MOST_CAUSES, answer_rows, job_sizes
 from tracekit.terminal.details import print_details
-from tracekit.terminal.maps import step_bars, worker_map
+from tracekit.terminal.maps import small_map, steps_line
 from tracekit.terminal.tables import by_label, labelled, questions
 from tracekit.text import short
 
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
-#: The map of the first screen, DP ranks x stages.
-_SMALL_MAP = (6, 32)
+#: Lines of the first screen; those that the steps take, with an empty one before.
+_SCREEN, _STEPS_LINES = 24, 2
+#: A map with fewer rows says nothing, unless the job has no more.
+_FEWEST_ROWS = 2
 
 
 def print_report(
@@ -41,29 +43,57 @@ def print_report(
     `source`: the job as arguments of a command, for the commands to type next. `explain`: say how each number of the
     answer came about. `gpu_hour`: the price of a GPU-hour, in any currency.
     """
-    console.print(_job(report))
-    console.print()
-    console.print(_headline(report))
-    console.print()
-    console.print(_answer(report, gpu_hour))
-    console.print()
+    losses = bool(report.diagnosis.verdict.losses)
+    commands = list(_commands(report, source, full)) if source is not None else []
+    lines = _SCREEN - len(commands) - 1
+    answers = (_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1))
+    answer = next((each for each in answers if len(console.render_lines(each)) <= lines), None)
+    answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
+    console.print(answer)
+    if full or losses or explain or report.questions_asked or report.labels_asked:
+        console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
-        console.print(labelled(explanations(report, gpu_hour)))
-        console.print()
+        console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
     if report.questions_asked:
         console.print(questions(report.questions_asked, report.attribution.original_s))
     for group in report.labels_asked:
         console.print(by_label(group))
     if full:
         print_details(report, console)
-    elif report.diagnosis.verdict.losses:
-        console.print(worker_map(report, _SMALL_MAP))
-        console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
+    elif losses:
+        for picture in _pictures(report, lines - len(console.render_lines(answer))):
+            console.print(picture)
     if source is not None:
-        console.print(Text("Next", style="bold"))
-        for command in _commands(report, source, full):
-            console.print(Text(f"  {command}"), soft_wrap=True)  # whole, to be copied
+        if losses or full:
+            console.print()
+        for number, command in enumerate(commands):
+            name = "       " if number else "Next   "
+            console.print(Text.assemble((name, "bold"), command), soft_wrap=True)  # whole, to be copied
+
+
+def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spaced: bool) -> Group:
+    """The job, the headline, and the rows of the answer."""
+    parts = [_job(report), _headline(report), _answer(report, gpu_hour, most_causes)]
+    return Group(*_spaced(parts, spaced=spaced))
+
+
+def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[RenderableType]:
+    """The parts, with an empty line between where they are `spaced`."""
+    for number, part in enumerate(parts):
+        if number and spaced:
+            yield Text()
+        yield part
+
+
+def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
+    """The map and the steps, each only where so many lines hold it."""
+    if lines < _STEPS_LINES:
+        return
+    dp_ranks, rows = len(report.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
+    if report.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
+        yield small_map(report, min(rows, dp_ranks))
+    yield steps_line(report)
 
 
 def _job(report: Report) -> Text:
@@ -77,10 +107,10 @@ def _headline(report: Report) -> Text:
     return Text.assemble(kind, f": {report.diagnosis.answer.headline}")
 
 
-def _answer(report: Report, gpu_hour: float | None) -> RenderableType:
+def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> RenderableType:
     """The rows of the answer, with colours for trust and for what is missing."""
     shown = []
-    for name, words in answer_rows(report, gpu_hour):
+    for name, words in answer_rows(report, gpu_hour, most_causes=most_causes):
         line = Text(words, style="yellow" if name == "Missing" else "")
         if name == "Trust":
             line.highlight_regex("^yes", "green")

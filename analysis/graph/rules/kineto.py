@@ -239,7 +239,10 @@ class _Rules:
         """What waits for nothing else begins with the window of its rank."""
         windows = np.flatnonzero(self.role == "window")
         of_rank = dict(zip(self.rank[windows].tolist(), windows.tolist(), strict=True))
-        first = np.setdiff1d(np.arange(len(self.rank)), np.concatenate([edges["after"].to_numpy(), windows]))
+        waits = np.zeros(len(self.rank), np.bool_)
+        waits[edges["after"].to_numpy()] = True
+        waits[windows] = True
+        first = np.flatnonzero(~waits)
         first = first[np.isin(self.rank[first], self.rank[windows])]
         before = np.array([of_rank[rank] for rank in self.rank[first].tolist()], np.int64)
         return _frame(before, first, "rule")

@@ -26,6 +26,7 @@ _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str) -> GpuRecording:
     """The recording. Raises FormatError where a file has no GPU ops, or files contradict each other."""
     _check(files)
+    _check_steps(files)
     placement = place(files)
     groups = groups_of(files, placement.ranks, placement.world_size)
     origins = [_origin_ns(one) for one in files]
@@ -72,6 +73,18 @@ def _check(files: Sequence[RankColumns]) -> None:
             f"{one.file}: a Chrome trace, but none of torch.profiler: no event is a GPU op or an operator; export one"
             " with torch.profiler's export_chrome_trace"
         )
+
+
+def _check_steps(files: Sequence[RankColumns]) -> None:
+    """Raise FormatError for two files that both mark steps, but none in common: recordings of different times."""
+    marked = [(one, set(one.step_spans["step"].to_list())) for one in files if one.step_spans.height]
+    for one, steps in marked[1:]:
+        first, others = marked[0]
+        if not steps & others:
+            raise FormatError(
+                f"{one.file} holds steps {min(steps)} to {max(steps)}, {first.file} {min(others)} to {max(others)}:"
+                " no step in common; give the files of one recording, such as the folder of one iteration"
+            )
 
 
 def _origin_ns(one: RankColumns) -> int:

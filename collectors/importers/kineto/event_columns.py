@@ -1,7 +1,7 @@
 """The events of a file as columns.
 
-In: batches of events. Out: `FileColumns`: what the analysis needs, and nothing of the rest. Every event of every file
-passes through here, so each costs one look-up and, where it is kept, one tuple.
+In: batches of events. Out: `FileColumns`: what the analysis needs, and nothing of the rest. Events that came as rows of
+numbers stay columns all the way.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.collectors.importers.kineto.json_events import Args, Event
+from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
 from tracekit.gpu_recording import Activity, CallRole
 
 #: A fused file holds several ranks: its process ids are rank * FUSED_PID + pid.
@@ -28,6 +29,10 @@ LONGEST_US = 86.4e9
 #: What is no correlation.
 NO_ID = -1
 _INT64 = (1 << 63) - 1
+
+Ints = npt.NDArray[np.int64]
+#: Rows of `Batch`, [Column, events].
+Rows = npt.NDArray[np.int64]
 
 _GPU_CATEGORIES = {
     "kernel": Activity.KERNEL, "concurrent_kernel": Activity.KERNEL, "gpu_memcpy": Activity.MEMCPY,
@@ -103,7 +108,6 @@ class FileColumns:
     syncs: pl.DataFrame
     strings: tuple[str, ...]
     collectives: tuple[CollectiveArgs, ...]
-    other_events: int
     negative: int
     absurd: int
 
@@ -113,71 +117,137 @@ class ColumnBuilder:
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {}
+        self._code_of_hash: dict[int, int] = {}
         self._threads: dict[int | str | None, int] = {}
         self._collectives: dict[CollectiveArgs, int] = {}
-        self._frames: dict[str, list[pl.DataFrame]] = {name: [] for name in _SCHEMAS}
+        self._parts: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
+            table: {name: [] for name in schema} for table, schema in _SCHEMAS.items()
+        }
         self._base_us: int | None = None
-        self._negative = self._absurd = self._others = 0
+        self._negative = self._absurd = 0
         self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
             "syncs": self._syncs,
         }  # fmt: skip
+        self._columns_by: dict[str, Callable[[bytes, Rows], dict[str, Any]]] = {
+            "gpu": self._gpu_rows, "calls": self._call_rows, "operators": self._operator_rows,
+            "annotations": self._host_rows,
+        }  # fmt: skip
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, batch: Batch) -> None:
         """Keep what matters of a batch."""
-        by_category: defaultdict[str | None, list[Event]] = defaultdict(list)
-        for event in events:
-            by_category[event.cat].append(event)
-        for category, found in by_category.items():
-            # Files of 2021 capitalise categories.
-            table = _TABLES.get(category or "", _TABLES.get((category or "").lower()))
-            if table is None:
-                self._others += len(found)
-                continue
-            kept, times = self._timed([event for event in found if event.ph == "X"])
-            if not kept:
-                continue
-            columns = times | self._described_by[table](kept)
-            if table == "gpu":
-                columns["activity"] = [_ACTIVITIES[(category or "").lower()]] * len(kept)
-            frame = pl.DataFrame(columns, schema=_SCHEMAS[table])
-            if table == "calls":
-                frame = frame.filter((pl.col("role") >= 0) | (pl.col("correlation") != NO_ID))
-            self._frames[table].append(frame)
+        of_table = np.where(batch.rows[Column.ODD] == 0, _TABLE_OF[batch.rows[Column.CATEGORY]], -1)
+        for number, table in enumerate(_SCHEMAS):
+            chosen = np.flatnonzero(of_table == number)
+            if len(chosen):
+                self._add_rows(table, batch.text, batch.rows[:, chosen], batch.times[:, chosen])
+        by_category: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in batch.events:
+            if event.ph == "X":
+                by_category[(event.cat or "").lower()].append(event)
+        for name, events in by_category.items():
+            if name in TABLES:
+                self._add_events(name, events)
+
+    def _add_rows(self, table: str, text: bytes, rows: Rows, times: npt.NDArray[np.float64]) -> None:
+        """Of one table."""
+        if table == "syncs":  # they are few, and have arguments of their own
+            pieces = rows[[Column.BEGIN, Column.END]].T.tolist()
+            self._add_events("cuda_sync", [event for begin, end in pieces if (event := decoded(text[begin:end]))])
+            return
+        possible = self._possible(times)
+        if not possible.all():
+            rows, times = rows[:, possible], times[:, possible]
+        if times.size:
+            self._keep(table, times, rows[Column.PID], self._columns_by[table](text, rows))
+
+    def _add_events(self, category: str, events: list[Event]) -> None:
+        """Of one category."""
+        table = TABLES[category]
+        times = np.array([[event.ts for event in events], [event.dur or 0.0 for event in events]], np.float64)
+        possible = self._possible(times)
+        kept = [event for event, can_be in zip(events, possible.tolist(), strict=True) if can_be]
+        if not kept:
+            return
+        columns = self._described_by[table](kept)
+        if table == "gpu":
+            columns["activity"] = np.full(len(kept), _ACTIVITY_OF[CATEGORIES.index(category)])
+        pid = np.array([event.pid if type(event.pid) is int and 0 <= event.pid <= _INT64 else 0 for event in kept])
+        self._keep(table, times[:, possible], pid, columns)
+
+    def _possible(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """Which events can have been."""
+        possible = np.isfinite(times[0]) & (np.abs(times[1]) <= LONGEST_US)
+        self._absurd += int((~possible).sum())
+        return np.asarray(possible)
+
+    def _keep(self, table: str, times: npt.NDArray[np.float64], pid: Ints, columns: dict[str, Any]) -> None:
+        start, duration = times
+        self._negative += int((duration < 0).sum())
+        if self._base_us is None:
+            self._base_us = math.floor(start[0])
+        when = {
+            "part": np.maximum(pid, 0) // FUSED_PID, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)
+        }  # fmt: skip
+        for name, values in (when | columns).items():
+            self._parts[table][name].append(np.asarray(values))
 
     def columns(self) -> FileColumns:
         """All that was kept."""
-        frames = {
-            name: pl.concat(frames, rechunk=True) if frames else pl.DataFrame(schema=_SCHEMAS[name])
-            for name, frames in self._frames.items()
-        }
+        frames = {}
+        for table, schema in _SCHEMAS.items():
+            # Two copies of everything at once would be the most that reading a file takes.
+            parts = self._parts.pop(table)
+            whole = {name: np.concatenate(parts.pop(name)) if parts[name] else np.empty(0) for name in schema}
+            frames[table] = pl.DataFrame(whole, schema=schema)
+        frames["calls"] = frames["calls"].filter((pl.col("role") >= 0) | (pl.col("correlation") != NO_ID))
         return FileColumns(
             base_us=self._base_us or 0,
             strings=tuple(self._strings),
             collectives=tuple(self._collectives),
-            other_events=self._others,
             negative=self._negative,
             absurd=self._absurd,
             **frames,
         )
 
-    def _timed(self, events: list[Event]) -> tuple[list[Event], dict[str, Any]]:
-        """The events that can have been, and when."""
-        start = np.array([event.ts for event in events], np.float64)
-        duration = np.array([event.dur or 0.0 for event in events], np.float64)
-        possible = np.isfinite(start) & (np.abs(duration) <= LONGEST_US)
-        if not possible.all():
-            self._absurd += int((~possible).sum())
-            events = [event for event, kept in zip(events, possible.tolist(), strict=True) if kept]
-            start, duration = start[possible], duration[possible]
-        if not events:
-            return [], {}
-        self._negative += int((duration < 0).sum())
-        if self._base_us is None:
-            self._base_us = math.floor(start[0])
-        pids = [event.pid for event in events]
-        part = [pid // FUSED_PID if type(pid) is int and pid >= FUSED_PID else 0 for pid in pids]
-        return events, {"part": part, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)}
+    def _gpu_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        device, stream = rows[Column.DEVICE], rows[Column.STREAM]
+        return {
+            "name": self._text_codes(text, rows, Column.NAME, _name_of),
+            "activity": _ACTIVITY_OF[rows[Column.CATEGORY]],
+            "device": np.where(device == NO_ID, rows[Column.PID], device),
+            "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
+            "correlation": rows[Column.CORRELATION],
+            "shape": self._text_codes(text, rows, Column.SHAPE, _shape_of),
+            "collective": np.full(rows.shape[1], NO_ID, np.int64),
+        }
+
+    def _call_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        host = self._host_rows(text, rows)
+        codes, inverse = np.unique(host["name"], return_inverse=True)
+        names = list(self._strings)
+        roles = np.array([_role(names[code]) for code in codes.tolist()], np.int64)
+        return host | {"correlation": rows[Column.CORRELATION], "role": roles[inverse]}
+
+    def _operator_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        return self._host_rows(text, rows) | {"collective": np.full(rows.shape[1], NO_ID, np.int64)}
+
+    def _host_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+        tids, inverse = np.unique(rows[Column.TID], return_inverse=True)
+        threads = [self._threads.setdefault(tid, len(self._threads)) for tid in tids.tolist()]
+        return {
+            "thread": np.array(threads, np.int64)[inverse],
+            "name": self._text_codes(text, rows, Column.NAME, _name_of),
+        }
+
+    def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
+        """A number for the text of each row that `read` finds, told apart by the hash in the column `of`."""
+        hashes, first, inverse = np.unique(rows[of], return_index=True, return_inverse=True)
+        known = self._code_of_hash
+        for number, at in zip(hashes.tolist(), first.tolist(), strict=True):
+            if number not in known:
+                known[number] = self._codes([read(text, rows[:, at].tolist())])[0]
+        return np.array([known[number] for number in hashes.tolist()], np.int64)[inverse]
 
     def _gpu(self, events: list[Event]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
@@ -250,14 +320,19 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "annotations": HOST_COLUMNS,
     "syncs": SYNC_COLUMNS,
 }
-_ACTIVITIES = {category: list(Activity).index(activity) for category, activity in _GPU_CATEGORIES.items()}
-_TABLES = {
+#: Which table the events of a category are for.
+TABLES = {
     **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
     **dict.fromkeys(_CALL_CATEGORIES, "calls"),
     **dict.fromkeys(_OPERATOR_CATEGORIES, "operators"),
     **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
     "cuda_sync": "syncs",
 }
+CATEGORIES = tuple(TABLES)
+_TABLE_OF = np.array([list(_SCHEMAS).index(TABLES[name]) for name in CATEGORIES], np.int64)
+_ACTIVITY_OF = np.array(
+    [list(Activity).index(_GPU_CATEGORIES[name]) if name in _GPU_CATEGORIES else -1 for name in CATEGORIES], np.int64
+)
 _NO_ARGS = Args()
 
 
@@ -281,6 +356,30 @@ def _integer(value: int | str | None, otherwise: int | str | None = None) -> int
             except ValueError:
                 continue
     return NO_ID
+
+
+def _name_of(text: bytes, row: list[int]) -> str:
+    return (
+        text[row[Column.NAME_BEGIN] : row[Column.NAME_END]].decode("utf-8", "replace") if row[Column.NAME] != -1 else ""
+    )
+
+
+def _shape_of(text: bytes, row: list[int]) -> str:
+    grid, block = (
+        _list_at(text, row[begin], row[end])
+        for begin, end in ((Column.GRID_BEGIN, Column.GRID_END), (Column.BLOCK_BEGIN, Column.BLOCK_END))
+    )
+    return _shape(Args(grid=grid, block=block))
+
+
+def _list_at(text: bytes, begin: int, end: int) -> Any:
+    """The value of an argument, None for none."""
+    if begin < 0:
+        return None
+    try:
+        return msgspec.json.decode(text[begin:end])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text[begin:end].decode("utf-8", "replace")
 
 
 def _shape(args: Args) -> str:

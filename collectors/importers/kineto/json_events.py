@@ -1,30 +1,35 @@
 """The events of a Chrome-format JSON file, streamed: a file of any size is read in blocks of a few megabytes.
 
-In: a path, gzipped or not. Out: batches of `Event`, then what stood around them. Writers of such files make mistakes
-(unescaped quotes, `inf`, a file cut off); an event that cannot be decoded is repaired or counted as lost, never all
-others with it.
+In: a path, gzipped or not, and the categories that matter. Out: batches of events, then what stood around them. Most
+events become rows of numbers (`events.c`); the few whose arguments say more, and those that are out of the ordinary,
+`Event`s. Writers of such files make mistakes (unescaped quotes, `inf`, a file cut off); an event that cannot be decoded
+is repaired or counted as lost, never all others with it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from isal import isal_zlib
 
+from tracekit.collectors.importers.kineto._events import scan_events
 from tracekit.errors import FormatError
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 #: The events begin within the first this many bytes: what stands before them describes the job and its devices.
 LARGEST_HEAD_BYTES = 64 << 20
 #: No event is longer: what goes on beyond is damage.
 LARGEST_EVENT_BYTES = 16 << 20
-#: Ends of lists that are tried as the end of all events.
-_ENDS_TRIED = 8
+#: So many events are handed on at a time.
+_ROWS = 1 << 15
 _GZIP = b"\x1f\x8b"
 _GZIP_BITS = 31
 _PACKED_BYTES = 1 << 20
@@ -32,6 +37,7 @@ _DAMAGED = cast("type[Exception]", isal_zlib.error)  # stubs declare an instance
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*\](?=\s*[,}]|\s*$)")
+_STARTS_EVENT = re.compile(rb'\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id)"')
 _NOT_FINITE = re.compile(rb"([:\[,]\s*)-?(?:inf|infinity|nan)(?=\s*[,}\]])", re.IGNORECASE)
 _STRING_VALUE = re.compile(rb'("[^"\n]{1,80}"\s*:\s*")(.*?)("\s*(?=,\s*"[^"\n]{1,80}"\s*:|\}))', re.DOTALL)
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
@@ -75,26 +81,74 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_EVENTS = msgspec.json.Decoder(list[Event])
 _EVENT = msgspec.json.Decoder(Event, strict=False)
+
+
+class Column(IntEnum):
+    """Of the rows of `Batch`. Texts have a hash and a place; what is not there is -1 throughout."""
+
+    CATEGORY = 0  #: its number among those asked for
+    ODD = 1  #: 1 where it takes an `Event` to tell
+    PID = 2
+    TID = 3
+    NAME = 4
+    NAME_BEGIN = 5
+    NAME_END = 6
+    CORRELATION = 7
+    DEVICE = 8
+    STREAM = 9
+    SHAPE = 10
+    GRID_BEGIN = 11
+    GRID_END = 12
+    BLOCK_BEGIN = 13
+    BLOCK_END = 14
+    BEGIN = 15
+    END = 16
+
+
+class _Stop(IntEnum):
+    """Why `scan_events` stopped."""
+
+    INCOMPLETE = 0
+    AT_END = 1
+    DAMAGED = 2
+    FULL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Complete events of the wanted categories: `rows`, [Column, events], and `times`, [start and duration, events].
+
+    Times are microseconds, positions in rows those in `text`. `events`: those whose row is odd. Rows and times are
+    overwritten by the next batch.
+    """
+
+    text: bytes
+    rows: npt.NDArray[np.int64]
+    times: npt.NDArray[np.float64]
+    events: list[Event]
 
 
 @dataclass(slots=True)
 class EventStream:
     """Batches of the events of one file, by iteration; afterwards `header` and what could not be read.
 
+    `categories`: those that matter, in small letters.
     `lost`: events that could not be decoded. `cut`: why the file ends too early, None where it is whole. `bytes_read`:
     of JSON, unpacked.
     """
 
     path: Path
+    categories: Sequence[str]
     lost: int = 0
     cut: str | None = None
     bytes_read: int = 0
     _head: bytes = b""
     _tail: bytes = b""
+    _rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((len(Column), _ROWS), np.int64))
+    _times: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((2, _ROWS)))
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[Batch]:
         """Raises FormatError where the file cannot be read or holds no events."""
         try:
             with self.path.open("rb") as raw:
@@ -125,23 +179,64 @@ class EventStream:
         except _CutError as error:
             self.cut = f"its gzip stream is damaged or cut off ({error})"
 
-    def _batches(self, file: IO[bytes]) -> Iterator[list[Event]]:
+    def _batches(self, file: IO[bytes]) -> Iterator[Batch]:
         blocks = self._blocks(file)
         rest = self._find_events(blocks)
         for block in blocks:
             if self._tail:
                 self._tail += block
-                continue
-            rest += block
-            events, rest = self._decode(rest)
-            if events:
-                yield events
+            else:
+                rest = yield from self._scan(rest + block, last=False)
         if not self._tail:
-            events, rest = self._decode(rest, last=True)
-            if events:
-                yield events
+            yield from self._scan(rest, last=True)
             if not self._tail and self.cut is None:
                 self.cut = "the JSON is cut off"
+
+    def _scan(self, text: bytes, *, last: bool) -> Generator[Batch, None, bytes]:
+        """The whole events of `text`; returns the rest of it, which goes on in the next block."""
+        wanted = "".join(f"{name}\n" for name in self.categories).encode()
+        at = 0
+        while not self._tail:
+            count, at, why = scan_events(text, at, wanted, self._rows, self._times)
+            if count:
+                yield self._batch(text, self._rows[:, :count], self._times[:, :count])
+            if why == _Stop.AT_END:
+                self._tail = text[at:] or b" "
+            elif why != _Stop.FULL:
+                may_wait = not last and len(text) - at <= LARGEST_EVENT_BYTES
+                if why == _Stop.INCOMPLETE and may_wait:
+                    return text[at:]
+                end, after = _next_event(text, at)
+                if end < 0 and may_wait:
+                    return text[at:]
+                events = self._repair(text, at, len(text) if end < 0 else end)
+                yield Batch(text, self._rows[:, :0], self._times[:, :0], events)
+                at = len(text) if end < 0 else after
+                if end < 0:
+                    return b""
+        return b""
+
+    def _batch(self, text: bytes, rows: npt.NDArray[np.int64], times: npt.NDArray[np.float64]) -> Batch:
+        odd = np.flatnonzero(rows[Column.ODD])
+        pieces = [text[begin:end] for begin, end in rows[[Column.BEGIN, Column.END]][:, odd].T.tolist()]
+        found = [decoded(piece) or decoded(_repaired(piece)) for piece in pieces]
+        events = [event for event in found if event is not None]
+        self.lost += len(found) - len(events)
+        return Batch(text, rows, times, events)
+
+    def _repair(self, text: bytes, begin: int, end: int) -> list[Event]:
+        """What can be made of a piece that is no event; it may be the last one, with what stands behind all events."""
+        piece = text[begin:end]
+        event = decoded(piece.rstrip().rstrip(b",]")) or decoded(_repaired(piece))
+        if event is not None:
+            return [event]
+        for found in _END.finditer(piece):
+            event = decoded(before := piece[: found.start() + 1]) or decoded(_repaired(before))
+            if event is not None:
+                self._tail = text[begin + found.end() :] or b" "
+                return [event]
+        self.lost += bool(piece.strip())
+        return []
 
     def _find_events(self, blocks: Iterator[bytes]) -> bytes:
         """Read up to where the events begin; what of them was read with it."""
@@ -160,76 +255,6 @@ class EventStream:
         raise FormatError(
             f"{self.path}: {_what_it_is(head)}; expected a trace of torch.profiler (JSON, may be gzipped)"
         )
-
-    def _decode(self, text: bytes, *, last: bool = False) -> tuple[list[Event], bytes]:
-        """The whole events at the beginning of `text`, and the rest of it."""
-        end, cut = _last_boundary(text)
-        if cut >= 0:
-            events = _decoded_list(text, end)
-            if events is not None and not last:
-                return events, text[cut:]
-            if events is not None:
-                more, rest = self._decode_each(text[cut:], last=True)
-                return [*events, *more], rest
-        elif not last and len(text) <= LARGEST_EVENT_BYTES:
-            return [], text
-        ends = [found.start() + 1 for found in _END.finditer(text)][:-_ENDS_TRIED:-1]
-        for end in ends:
-            events = _decoded_list(text, end)
-            if events is not None:
-                return events, self._finish(text[text.index(b"]", end) + 1 :])
-        return self._decode_each(text, last=last or cut < 0)
-
-    def _decode_each(self, text: bytes, *, last: bool) -> tuple[list[Event], bytes]:
-        """One event after the other, for blocks in which some event is damaged or nested, and for the last block."""
-        events: list[Event] = []
-        ends = [found.start() + 1 for found in _BOUNDARY.finditer(text)]
-        begins = [0, *(found.end() for found in _BOUNDARY.finditer(text))]
-        at = 0
-        while at < len(ends):
-            piece = text[begins[at] : ends[at]]
-            event, through = _decoded(piece), at
-            while (
-                event is None and through + 1 < min(len(ends), at + 8) and not _starts_event(text, begins[through + 1])
-            ):
-                through += 1
-                event = _decoded(text[begins[at] : ends[through]])
-            if event is None and (end := self._end_of_events(piece)) is not None:
-                return [*events, *end[0]], self._finish(end[1] + text[ends[at] :])
-            event = event or _decoded(_repaired(piece))
-            if event is None:
-                self.lost += 1
-                through = at
-            else:
-                events.append(event)
-            at = through + 1
-        rest = text[begins[len(ends)] :]
-        end = self._end_of_events(rest)
-        if end is not None:
-            return [*events, *end[0]], self._finish(end[1])
-        if last:
-            event = _decoded(rest.rstrip().rstrip(b",]")) if rest.strip() else None
-            if event is not None:
-                events.append(event)
-            elif rest.strip():
-                self.lost += 1
-            rest = b""
-        return events, rest
-
-    def _end_of_events(self, piece: bytes) -> tuple[list[Event], bytes] | None:
-        """The last event and what follows the list of events, where `piece` holds its end."""
-        if piece.lstrip()[:1] == b"]":
-            return [], piece.lstrip()[1:] or b" "
-        for found in _END.finditer(piece):
-            text = piece[: found.start() + 1]
-            event = _decoded(text) or _decoded(_repaired(text))
-            if event is not None:
-                return [event], piece[found.end() :] or b" "
-        return None
-
-    def _finish(self, tail: bytes) -> bytes:
-        self._tail = tail or b" "
-        return b""
 
 
 class _CutError(Exception):
@@ -258,30 +283,16 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
             stream = isal_zlib.decompressobj(wbits=_GZIP_BITS)
 
 
-def _last_boundary(text: bytes) -> tuple[int, int]:
-    """Where the last event but one of `text` ends and the last, which may go on, begins; -1 where there is none."""
-    at = len(text)
-    while (at := text.rfind(b"{", 0, at)) > 0:
-        before = text[max(0, at - 64) : at].rstrip()
-        if before.endswith(b",") and (ended := before[:-1].rstrip()).endswith(b"}"):
-            return max(0, at - 64) + len(ended), at
+def _next_event(text: bytes, at: int) -> tuple[int, int]:
+    """Where the event at `at` ends and the next one begins, seen from the latter's first key; -1 where none does."""
+    for found in _BOUNDARY.finditer(text, at):
+        if _STARTS_EVENT.match(text, found.end()):
+            return found.start() + 1, found.end()
     return -1, -1
 
 
-def _starts_event(text: bytes, at: int) -> bool:
-    """Whether an object has a key that events begin with."""
-    return re.match(rb'\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id)"', text[at : at + 80]) is not None
-
-
-def _decoded_list(text: bytes, end: int) -> list[Event] | None:
-    """The events up to `end`."""
-    try:
-        return _EVENTS.decode(b"".join((b"[", memoryview(text)[:end], b"]")))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _decoded(text: bytes) -> Event | None:
+def decoded(text: bytes) -> Event | None:
+    """An event, None where the text is none."""
     try:
         return _EVENT.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -82,9 +82,11 @@ def _rank(
     columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...], *, fused: bool
 ) -> RankColumns:
     def of(frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.filter(pl.col("part") == part).sort("ts", maintain_order=True)
+        mine = frame.filter(pl.col("part") == part) if fused else frame
+        return mine.drop("part") if mine["ts"].is_sorted() else mine.drop("part").sort("ts", maintain_order=True)
 
     names = np.array([*columns.strings, ""], dtype=object)
+    texts = pl.Series(columns.strings, dtype=pl.String)
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
     calls = _kept_calls(of(columns.calls), gpu)
     steps = _steps(annotations, names)
@@ -97,7 +99,7 @@ def _rank(
             "start": started,
             "duration": calls["dur"],
             "thread": calls["thread"],
-            "name": pl.Series(names[calls["name"].to_numpy()].tolist(), dtype=pl.String),
+            "name": texts[calls["name"]],
             "role": calls["role"],
             "busy_since": threads.busy_since(),
             "operator": pl.Series(threads.operators(), dtype=pl.String),
@@ -118,11 +120,11 @@ def _rank(
         {
             "start": gpu["ts"],
             "duration": gpu["dur"],
-            "name": pl.Series(names[gpu["name"].to_numpy()].tolist(), dtype=pl.String),
+            "name": texts[gpu["name"]],
             "activity": pl.Series([str(kind) for kind in Activity], dtype=pl.String)[gpu["activity"]],
             "device": gpu["device"],
             "stream": gpu["stream"],
-            "shape": pl.Series(names[gpu["shape"].to_numpy()].tolist(), dtype=pl.String),
+            "shape": texts[gpu["shape"]],
             "launch": launch,
             "step": np.append(calls_frame["step"].to_numpy(), -1)[launch],
             "collective": collective,
@@ -205,6 +207,7 @@ class _Threads:
     ) -> None:
         self._calls, self._names = calls, names
         self._operators, self._annotations = operators, annotations
+        self._operator_around = self.containing(operators)
 
     def containing(self, spans: pl.DataFrame) -> Ints:
         """The row of the outermost of `spans` around the start of each call, on its thread; -1 for none."""
@@ -225,15 +228,13 @@ class _Threads:
 
     def busy_since(self) -> Floats:
         """When the operator around each call began; its own start outside any."""
-        around = self.containing(self._operators)
-        begun = np.append(self._operators["ts"].to_numpy(), np.inf)[around]
+        begun = np.append(self._operators["ts"].to_numpy(), np.inf)[self._operator_around]
         times: Floats = np.minimum(begun, self._calls["ts"].to_numpy())
         return times
 
     def operators(self) -> list[str | None]:
         """The name of the outermost operator around each call."""
-        around = self.containing(self._operators)
-        codes = np.append(self._operators["name"].to_numpy(), -1)[around]
+        codes = np.append(self._operators["name"].to_numpy(), -1)[self._operator_around]
         return [self._names[code] if code >= 0 else None for code in codes.tolist()]
 
     def phases(self) -> list[str]:
@@ -255,7 +256,8 @@ class _Threads:
 
 def _outermost(begin: Floats, duration: Floats) -> Ints:
     """Positions of the spans that lie in no other one; `begin` ascends."""
-    order = np.lexsort((-duration, begin))
+    ties = (begin[1:] == begin[:-1]).any()
+    order = np.lexsort((-duration, begin)) if ties else np.arange(len(begin))
     end = (begin + duration)[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
     kept: Ints = np.sort(order[begin[order] >= before])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tracekit.collectors.importers.kineto.assemble import assemble
-from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
+from tracekit.collectors.importers.kineto.event_columns import CATEGORIES, ColumnBuilder
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.packing import packed, unpacked
@@ -58,7 +58,7 @@ def read_kineto(
 
 def read_file(path: Path) -> list[RankColumns]:
     """The ranks of one file, none where it holds no events of torch.profiler. Raises FormatError."""
-    stream, builder = EventStream(path), ColumnBuilder()
+    stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
     with _no_garbage_collection():
         for batch in stream:
             builder.add(batch)

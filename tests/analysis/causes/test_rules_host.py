@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.analysis.causes.corpus import found_in
@@ -129,3 +131,16 @@ def test_the_loss_of_a_worker_that_computes_slower_takes_longer_too():
 def test_losses_that_take_as_long_everywhere_are_work():
     (cause,) = causes_with_losses((1.0, 1.0), (0.8, 0.8))
     assert cause.kind is CauseKind.HEALTHY
+
+
+@pytest.mark.parametrize(("waits_s", "found"), [((1.5, 1.5), True), ((0.1, 0.1), False)])
+def test_cores_that_are_busy_are_the_host_s(waits_s, found):
+    """Of 3.251 s that each rank does something itself, the kernel says, it was ready and had no core for 1.5 s."""
+    named = {"hosts": {"0": "node-1", "1": "node-1"}, "run_queue_s": {"0": waits_s[0], "1": waits_s[1]}}
+    trace = job("host-delay")
+    (cause,) = found_in(replace(trace, metadata=trace.metadata | named))
+    assert (cause.kind is CauseKind.BUSY_CORES) == found
+    if found:
+        assert cause.where == Where(host="node-1")
+        assert cause.saved_s == pytest.approx(1.5)
+        assert cause.effect == "training threads wait 1.50 s of each step for a processor"

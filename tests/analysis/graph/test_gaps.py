@@ -53,7 +53,7 @@ def test_a_verdict_that_hangs_on_a_missing_member_is_not_trusted():
     assert found.straggling
     assert not found.trust.trustworthy
     (reason,) = found.trust.reasons
-    assert reason.startswith("4 all-reduce of worker (2,0) in 4 steps were not recorded: S is 1.49")
+    assert reason.startswith("4 all-reduce of worker (2,0) in 4 steps were not recorded: the slowdown is 1.49")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_rank_that_is_not_in_the_trace_may_be_the_straggler():
     assert found.slowdown == pytest.approx(1.0)
     assert found.hidden_slowdown == pytest.approx(0.61 / 0.3)
     assert not found.trust.trustworthy
-    assert "S could be up to 2.03" in found.trust.reasons[0]
+    assert "the slowdown could be up to 2.03" in found.trust.reasons[0]
 
 
 def test_steps_that_a_rank_is_missing_from_are_left_out():

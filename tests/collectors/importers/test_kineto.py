@@ -224,6 +224,16 @@ def test_what_is_no_such_trace_is_one_clear_sentence(tmp_path, name):
         read_kineto([tmp_path / "t.json" if alone else tmp_path])
 
 
+def test_files_of_different_steps_are_no_recording(tmp_path):
+    for rank, step in enumerate((4, 104)):
+        events = [event("user_annotation", f"ProfilerStep#{step}", 0, 50), launch(10, 1), kernel(GEMM, 20, 5)]
+        write(tmp_path / f"rank{rank}.json", document(events, rank))
+    with pytest.raises(
+        FormatError, match=r"rank1\.json holds steps 104 to 104, .*rank0\.json 4 to 4: no step in common"
+    ):
+        read_kineto([tmp_path])
+
+
 def test_missing_ranks_are_said(tmp_path):
     recording = read_kineto([write(tmp_path / "rank0.json", document(GPU, 0, world=4))])
     assert recording.notes == ("3 of 4 ranks were not recorded (1, 2, 3): nobody waits for them here",)

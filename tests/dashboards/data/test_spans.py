@@ -27,7 +27,11 @@ from tests.handmade import (
 from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.dashboards.data.queries import Results
-from tracekit.dashboards.data.spans import (
+from tracekit.dashboards.ui.context import EXTENSION
+from tracekit.dashboards.web.app import make_app
+from tracekit.errors import SelectionError
+from tracekit.model import KINDS, OpKind
+from tracekit.spans import (
     OVERVIEW_STEPS,
     Line,
     Replay,
@@ -39,10 +43,6 @@ from tracekit.dashboards.data.spans import (
     spans,
     step_ops,
 )
-from tracekit.dashboards.ui.context import EXTENSION
-from tracekit.dashboards.web.app import make_app
-from tracekit.errors import SelectionError
-from tracekit.model import KINDS, OpKind
 from tracekit.store import Store
 from tracekit.trace import Trace
 

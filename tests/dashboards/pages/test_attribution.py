@@ -12,7 +12,7 @@ from tests.dashboards.clicks import click_figure
 from tests.dashboards.conftest import Serving
 from tests.dashboards.pages.test_pages import whatif
 from tracekit.dashboards.figures.attribution import MOST_BARS, Estimates, estimates
-from tracekit.dashboards.ui.theme import DARK, LIGHT
+from tracekit.figures.theme import DARK, LIGHT
 from tracekit.text import seconds
 
 Visit = Callable[..., Page]

@@ -21,8 +21,8 @@ from tests.sides import side
 from tracekit.analysis.attribution.compare import parts, whole
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.figures.compare import worker_map
-from tracekit.dashboards.ui.theme import LIGHT
 from tracekit.errors import SelectionError
+from tracekit.figures.theme import LIGHT
 from tracekit.text import seconds
 from tracekit.trace import Trace
 

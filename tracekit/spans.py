@@ -239,7 +239,8 @@ def count(ops: StepOps, workers: Ints, lines: Sequence[Line]) -> int:
 def _ops_of(ops: StepOps, workers: Ints) -> Ints:
     """The ops of these workers, in their order."""
     begin, length = ops.first[workers], ops.first[workers + 1] - ops.first[workers]
-    return np.arange(length.sum()) + np.repeat(begin - (np.cumsum(length) - length), length)
+    chosen: Ints = np.arange(length.sum()) + np.repeat(begin - (np.cumsum(length) - length), length)
+    return chosen
 
 
 def _part(
@@ -294,7 +295,8 @@ def _thinned(columns: dict[str, npt.NDArray[Any]], window: Window) -> dict[str, 
 def _last_of_each(order: Ints, cell: Ints) -> Ints:
     """The last item of each cell, cells ascending, where `order` sorts the items by cell."""
     ordered = cell[order]
-    return order[np.append(np.flatnonzero(np.diff(ordered)), len(order) - 1)]
+    last: Ints = order[np.append(np.flatnonzero(np.diff(ordered)), len(order) - 1)]
+    return last
 
 
 def overview(ops: StepOps, workers: Ints, replay: Replay, rows: int, columns: int) -> npt.NDArray[np.uint8]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tracekit.dashboards.data.worker_map import UNKNOWN, Floats, Pooled, WorkerMap, blocks_that_fit, pool
-from tracekit.dashboards.figures.base import figure, step_axis
-from tracekit.dashboards.ui.theme import Theme, scale
+from tracekit.figures.base import figure, step_axis
+from tracekit.figures.theme import Theme, scale
+from tracekit.worker_map import UNKNOWN, Floats, Pooled, WorkerMap, blocks_that_fit, pool
 
 #: Maps up to this many cells show each value and the gaps between cells.
 FEW_CELLS = 160

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.properties import examples
-from tracekit.dashboards.data.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, pool
-from tracekit.dashboards.figures.time import step_workers
-from tracekit.dashboards.figures.workers import colour_top, worker_heatmap
-from tracekit.dashboards.ui.theme import LIGHT
+from tracekit.figures.theme import LIGHT
+from tracekit.figures.time import step_workers
+from tracekit.figures.workers import colour_top, worker_heatmap
 from tracekit.model import Worker
+from tracekit.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, pool
 
 DP_RANKS, STAGES, STEPS = (0, 1, 3), 2, (7, 9)
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracekit.model import Worker
-from tracekit.report import Report
-from tracekit.text import seconds, short
+from tracekit.report_words import worker_name
+from tracekit.text import seconds
 from tracekit.worker_cells import WorkerCells, worker_cells
+
+if TYPE_CHECKING:
+    from tracekit.report import Report
 
 #: The largest map, DP ranks x stages, and the most bars; more are pooled by maximum.
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
@@ -23,7 +27,7 @@ _BAR, _HEIGHT = 8, 96
 
 def worker_map(report: Report) -> str:
     """S of every worker alone, DP ranks down, stages across."""
-    cells = worker_cells(report, _LARGEST_MAP)
+    cells = worker_cells(report.attribution.worker_slowdown, report.attribution.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
     width, height = _LEFT + columns * _CELL, _TOP + rows * _CELL
     marks = [*_cells(report, cells), *_ticks(cells)]
@@ -43,7 +47,7 @@ def _cells(report: Report, cells: WorkerCells) -> Iterator[str]:
     for row, values in enumerate(cells.slowdown):
         for column, value in enumerate(values):
             worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
-            named = _named(report, worker) if cells.patch == (1, 1) else f"workers from {worker} on"
+            named = _long_name(report, worker) if cells.patch == (1, 1) else f"workers from {worker} on"
             rank = report.ranks.get(worker) if cells.patch == (1, 1) else None
             mark = "" if rank is None else f' data-rank="{rank}"'
             yield (
@@ -52,12 +56,8 @@ def _cells(report: Report, cells: WorkerCells) -> Iterator[str]:
             )
 
 
-def _named(report: Report, worker: Worker) -> str:
-    """Rank and host before coordinates."""
-    rank = report.ranks.get(worker)
-    host = None if rank is None else report.hosts.get(rank)
-    known = "not recorded" if rank is None else f"rank {rank}" + (f" on {short(host)}" if host is not None else "")
-    return f"{known}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+def _long_name(report: Report, worker: Worker) -> str:
+    return f"{worker_name(report, worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
 
 
 def _ticks(cells: WorkerCells) -> Iterator[str]:

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.dashboards.data.worker_map import MOST_CELLS, Floats, Ints, WorkerMap, pool
-from tracekit.dashboards.figures.base import figure, step_axis
-from tracekit.dashboards.ui.theme import Theme, scale
+from tracekit.figures.base import figure, step_axis
+from tracekit.figures.theme import Theme, scale
+from tracekit.worker_map import MOST_CELLS, Floats, Ints, WorkerMap, pool
 
 #: From here on a job is straggling.
 STRAGGLING = 1.1

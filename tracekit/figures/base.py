@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from tracekit.dashboards.ui.theme import Theme
+from tracekit.figures.theme import Theme
 
 HEIGHT = 320
 #: Most labels on an axis of steps.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tracekit.dashboards.ui.theme import DARK, Theme
+from tracekit.figures.theme import DARK, Theme
 
 #: Bounds of the classes of colour, as ratio to the peers.
 CLASSES = (1.1, 1.25, 1.5, 2.0, 3.0)

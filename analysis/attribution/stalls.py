@@ -1,0 +1,106 @@
+"""Isolated stalls: the few steps that took much longer than the others, by how much, and what of.
+
+In: a replay and its `Attribution`. Out: `Stall`s. A recorded step is exactly the ops on its critical path and the gaps
+between them, so what grew on the path of a slow step is what that step took longer for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.critical_path import critical_path
+from tracekit.analysis.attribution.patterns import TRANSIENT_SHARE, TimeShape, pattern_of_series
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.scenario import RECORDED
+from tracekit.model import KINDS, OpKind
+
+
+class Part(StrEnum):
+    """What of a step took longer."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    DATA = "data"
+    GARBAGE_COLLECTION = "garbage collection"
+    CHECKPOINT = "checkpoint"
+    HOST = "host"
+
+
+#: The part of what is neither computing nor communicating.
+_PART = {
+    OpKind.DATA_LOAD: Part.DATA,
+    OpKind.GC: Part.GARBAGE_COLLECTION,
+    OpKind.CHECKPOINT: Part.CHECKPOINT,
+    OpKind.HOST_DELAY: Part.HOST,
+}
+
+
+def _part(kind: OpKind) -> Part:
+    return _PART.get(kind, Part.COMMUNICATION if kind.is_communication else Part.COMPUTE)
+
+
+_PARTS = tuple(Part)
+#: Where the part of each op kind is among `_PARTS`, by the kind's code.
+_PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A step that took `extra_s` seconds longer than the usual one, most of that for `part`."""
+
+    step: int
+    extra_s: float
+    part: Part
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return {"step": self.step, "extra_s": self.extra_s, "part": str(self.part)}
+
+
+def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
+    """The isolated slow steps, longest first; none where slow steps are common or the job only drifts."""
+    recorded = attribution.recorded
+    usual_s = float(np.median(recorded))
+    pattern = pattern_of_series(recorded / usual_s, attribution.steps.tolist())
+    if pattern.shape not in {TimeShape.TRANSIENT, TimeShape.PERIODIC} or not pattern.slow_steps:
+        return ()
+    slow = np.isin(attribution.steps, pattern.slow_steps)
+    if slow.mean() > TRANSIENT_SHARE:
+        return ()
+    of_slow = _seconds_by_part(replay.only_steps(pattern.slow_steps))
+    # What the path of a usual step has of each part: that of the mean step, less what the slow ones have.
+    usual = (_mean_by_part(attribution) * len(recorded) - of_slow.sum(axis=0)) / (~slow).sum()
+    longer = (of_slow - usual).argmax(axis=1)
+    found = [
+        Stall(int(step), float(recorded_s) - usual_s, _PARTS[part])
+        for step, recorded_s, part in zip(attribution.steps[slow], recorded[slow], longer, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda stall: -stall.extra_s))
+
+
+def _seconds_by_part(replay: JobReplay) -> Floats:
+    """What each recorded step consists of, [steps, parts]."""
+    graph, path = replay.graph, critical_path(replay, RECORDED)
+    totals = np.zeros((len(graph.steps), len(_PARTS)))
+    for number, block in enumerate(graph.blocks):
+        here = path.block == number
+        part = _PART_OF_KIND[block.template.kind[path.row[here]]]
+        np.add.at(totals, (path.step[here], part), path.cost_s[here])
+    np.add.at(totals[:, _PARTS.index(Part.HOST)], path.step, path.delay_s)
+    return totals
+
+
+def _mean_by_part(attribution: Attribution) -> Floats:
+    """What the mean recorded step consists of, [parts]; kinds that are reported together are of one part."""
+    path = attribution.critical["recorded"]
+    totals = np.zeros(len(_PARTS))
+    for name, seconds in path.by_kind.items():
+        part = _part(OpKind(name)) if name in set(OpKind) else Part.COMMUNICATION
+        totals[_PARTS.index(part)] += seconds
+    totals[_PARTS.index(Part.HOST)] += path.delay_s
+    return totals

@@ -1,0 +1,153 @@
+"""What a newcomer meets: the demo, a file that is no trace, progress, completion in the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import pty
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.handmade import run, slow_trace
+from tracekit.exit_codes import ExitCode
+from tracekit.store import Store
+from tracekit.synth.samples import DEMO
+
+PATIENCE_S = 120
+DUMP = {"version": "2.10", "pg_config": {}, "entries": []}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    slow_trace().write_parquet("slow.parquet")
+    return tmp_path
+
+
+def a_store() -> None:
+    assert run("import", "slow.parquet", "--store", "jobs.store").code == 0
+
+
+def a_page() -> None:
+    assert run("whatif", "slow.parquet", "--html", "report.html").code == 0
+
+
+def a_table() -> None:
+    assert run("whatif", "slow.parquet", "--parquet", "table.parquet").code == 0
+
+
+def a_report() -> None:
+    Path("report.json").write_text(run("whatif", "slow.parquet", "--json").out)
+
+
+def a_dump() -> None:
+    Path("dumps").mkdir()
+    Path("dumps/nccl_trace_rank_0").write_bytes(pickle.dumps(DUMP))
+
+
+def a_json_dump() -> None:
+    Path("rank_0").write_text(json.dumps(DUMP))
+
+
+def a_script() -> None:
+    Path("train it.py").write_text("import torch\n")
+
+
+def a_layout() -> None:
+    Path("meta.yaml").write_text("dp: 2\n")
+
+
+def a_text() -> None:
+    Path("notes.txt").write_text("hello\n")
+
+
+WRONG: list[tuple[Callable[[], None], str, str]] = [
+    (a_store, "jobs.store", "a store, not a trace; name it with --store: `tracekit whatif --store jobs.store`"),
+    (a_page, "report.html", "open it in a browser"),
+    (a_table, "table.parquet", "a table that `tracekit whatif --parquet` wrote, not a trace"),
+    (a_report, "report.json", "a report of `tracekit whatif --json`, not a trace"),
+    (a_dump, "dumps", "flight-recorder dumps of a hang, not a trace; type `tracekit hang dumps`"),
+    (a_json_dump, "rank_0", "a flight-recorder dump, not a trace; type `tracekit hang` with its folder"),
+    (a_script, "train it.py", "record what it does: `tracekit collect -- python 'train it.py'`"),
+    (a_layout, "meta.yaml", "`tracekit whatif TRACE --layout meta.yaml`"),
+    (a_text, "notes.txt", "`tracekit import --format` lists the formats"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "words"), WRONG, ids=[name for _, name, _ in WRONG])
+@pytest.mark.parametrize("command", ["whatif", "import"])
+def test_a_file_that_is_no_trace_is_named_with_the_command_that_fits(
+    folder: Path, make: Callable[[], None], name: str, words: str, command: str
+) -> None:
+    make()
+    ran = run(command, name)
+    assert ran.code == ExitCode.BAD_INPUT
+    assert ran.message.startswith(f"tracekit: {name}: ")
+    assert words in ran.message
+
+
+def said(after_s: float, *, on_a_terminal: bool) -> str:
+    """What a process with one stage of work writes to stderr."""
+    code = f"from tracekit.stderr import progress\nwith progress({after_s}) as tell:\n    tell('step times')"
+    if not on_a_terminal:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    ours, theirs = pty.openpty()
+    os.write(theirs, b"$")  # so that there is something to read in any case
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True)
+    written = os.read(ours, 10_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    return written
+
+
+def test_progress_shows_stage_and_time_on_a_terminal_and_goes_at_the_end() -> None:
+    written = said(0, on_a_terminal=True)
+    assert re.search(r"step times \.\.\. \d+ s", written)
+    assert written.endswith("\r\x1b[K")
+
+
+def test_progress_of_what_is_quick_or_piped_is_not_shown() -> None:
+    assert said(3600, on_a_terminal=True) == "$"
+    assert said(0, on_a_terminal=False) == ""
+
+
+def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tracekit", "demo", "--port", "0", "--no-browser"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline()
+        try:
+            url = re.search(r"http://\S+/", address)
+            assert url, address
+            with urllib.request.urlopen(url[0], timeout=PATIENCE_S) as answer:
+                assert answer.status == 200
+            (store,) = tmp_path.glob("*/demo.store")
+            reports = [json.loads(Store(store).report(spec.name) or "{}") for spec in DEMO]
+            assert len({report["causes"][0]["kind"] for report in reports}) == len(DEMO)
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+    assert list(tmp_path.glob("tracekit-demo-*")) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_gets_a_script_that_completes(shell: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import commands; commands()"],
+        env=os.environ | {"_TRACEKIT_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "_TRACEKIT_COMPLETE" in ran.stdout

@@ -1,0 +1,106 @@
+"""The first screen of `whatif`: 24 lines of 80 columns that answer everything, in plain English."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
+from tracekit.job import Job, load
+from tracekit.model import Layout
+from tracekit.report import Report
+from tracekit.synth import SynthSpec, parse_cause, synthesize
+from tracekit.terminal.pipeline import print_report
+from tracekit.text import three_digits
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+NAMES = sorted(path.stem for path in SAMPLES.glob("*.parquet"))
+#: Three causes, one DP rank not traced, one clock off: all rows that a first screen can have.
+TROUBLES = ("slow-worker:dp=3,pp=1,factor=1.5", "slow-last-stage", "python-gc", "missing-ranks", "clock-offset")
+
+
+def screen(report: Report, width: int = 80, **options: bool) -> list[str]:
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=width), source="job.parquet", gpu_hour=2.5, **options)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def rows(lines: list[str]) -> list[str]:
+    """The bold words at the left, in order."""
+    return [found[1] for line in lines if (found := re.match(r"(\w+) {2,}\S", line))]
+
+
+@pytest.fixture(scope="module")
+def troubled() -> Report:
+    causes = tuple(map(parse_cause, TROUBLES))
+    return Job(synthesize(SynthSpec(layout=Layout(dp=16, pp=8), steps=12, causes=causes))).report
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_is_answered_on_one_screen(name: str) -> None:
+    lines = screen(load(SAMPLES / f"{name}.parquet").report)
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines if "tracekit " not in line)
+    assert not re.search(r"sigma|likelihood|S = |S_w|correlation|T\(", "\n".join(lines))
+
+
+def test_a_job_with_all_troubles_is_answered_on_one_screen(troubled: Report) -> None:
+    lines = screen(troubled)
+    assert len(lines) <= 24
+    shown = rows(lines)
+    assert shown[1:5] == ["Cost", "Who", "Check", "Fix"]
+    assert {"Also", "Trust", "Clocks", "Missing", "Next"} <= set(shown)
+
+
+def test_the_answer_comes_in_the_order_of_the_questions() -> None:
+    """What and who, what it costs, what to look at, what to do and what that saves, whether to believe it, and next."""
+    lines = screen(load(SAMPLES / "slow_worker.parquet").report)
+    assert lines[2].startswith("STRAGGLER: rank 9 on host-0001 costs 29% of each step: computes 80% slower than")
+    assert rows(lines) == ["Cost", "Who", "Check", "Fix", "Trust", "Workers", "Steps", "Next"]
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    assert "111 of 384 GPU-hours a day, 278 a day at 2.5 a GPU-hour" in text
+    assert "saves 343.5 ms ± 2.7 ms a step (1.11 s -> 763.8 ms)" in text
+
+
+def test_a_healthy_job_is_five_lines_at_most() -> None:
+    assert len(screen(load(SAMPLES / "healthy.parquet").report)) <= 5
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_tables_keep_their_columns_and_every_line_fits(troubled: Report, width: int) -> None:
+    lines = screen(troubled, width, full=True)
+    assert all(len(line) <= width for line in lines if "tracekit " not in line)
+    text = "\n".join(lines)
+    assert "…" not in text
+    for heads in (("Op kind", "S alone", "if ideal", "on path"), ("Rank", "host", "(dp,pp)", "S alone", "on path"),
+                  ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")):  # fmt: skip
+        assert re.search(r" +".join(map(re.escape, heads)), text), heads
+
+
+def test_isolated_stalls_are_listed_with_what_they_went_to() -> None:
+    """Steps of 0.31 s; rank 1 loads data for 0.29 s in step 10 and computes 0.1 s longer in step 15."""
+    steps = [[[FORWARD, BACKWARD]] * 4 for _ in range(24)]
+    steps[10] = [[FORWARD, BACKWARD], [("data-load", 0.29), FORWARD, BACKWARD], *[[FORWARD, BACKWARD]] * 2]
+    steps[15] = [[FORWARD, BACKWARD], [FORWARD, ("backward-compute", 0.3)], *[[FORWARD, BACKWARD]] * 2]
+    report = Job(of_steps(steps)).report
+    assert report.diagnosis.answer.stalls == ("step 10: +290.0 ms, data", "step 15: +100.0 ms, compute")
+    assert any(line.startswith("Stalls") for line in screen(report))
+
+
+def test_slow_steps_that_are_the_rule_are_no_stalls() -> None:
+    slow = [[FORWARD, ("backward-compute", 0.3)]] * 4
+    every_other = [[[FORWARD, BACKWARD]] * 4 if step % 2 else slow for step in range(24)]
+    assert Job(of_steps(every_other)).report.diagnosis.stalls == ()
+    assert Job(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.diagnosis.stalls == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (1036.8, "1,040"), (111.2, "111"), (11.47, "11.5"), (1.0, "1"), (0.03124, "0.0312"), (99.96, "100")],
+)
+def test_figures_have_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert three_digits(value) == text

@@ -1,0 +1,181 @@
+"""What a notebook shows of a job: the card of the HTML report, and figures with the hand-computed times."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tracekit
+from tests.documents.evil import EVIL, write_evil
+from tests.handmade import IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, healthy_frame, slow_trace
+from tests.handmade import LAYOUT as HANDMADE
+from tracekit import report_plot
+from tracekit.documents.page import page
+from tracekit.errors import OutputError, SelectionError
+from tracekit.job import Job, load
+from tracekit.report import Report
+from tracekit.report_html import card
+from tracekit.report_plot import Plots
+from tracekit.trace import Trace
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+
+
+@pytest.fixture(scope="module")
+def slow() -> Job:
+    """Worker (1,0) takes twice as long: the handmade job, its ranks 0 to 3 on two nodes."""
+    return Job(slow_trace((3, 8), metadata={"hosts": {"0": "a", "1": "b", "2": "a", "3": "b"}}))
+
+
+@pytest.fixture(scope="module")
+def sample() -> Report:
+    return load(SAMPLES / "slow_worker.parquet").report
+
+
+def test_a_job_shows_its_report_and_the_card_is_that_of_the_page(sample: Report) -> None:
+    shown = load(SAMPLES / "slow_worker.parquet")._repr_html_()
+    assert shown == sample._repr_html_()
+    assert card(sample) in shown
+    assert card(sample) in page(sample)
+    assert all(place in shown for place in sample.diagnosis.answer.places)
+    assert all(fix.title in shown for fix in sample.diagnosis.fixes)
+    assert shown.count('<rect class="level') == 16
+    assert "<script" not in shown
+
+
+def test_a_healthy_job_shows_only_the_answer() -> None:
+    shown = Job(Trace.from_frame(healthy_frame((0, 1)), HANDMADE, name="job"))._repr_html_()
+    assert "BALANCED" in shown
+    assert "<table" not in shown
+
+
+def test_names_stay_text(tmp_path: Path) -> None:
+    report = load(write_evil(tmp_path)).report
+    assert "<img" not in report._repr_html_()
+    assert EVIL not in str(report.plot.timeline().layout.yaxis.ticktext)
+
+
+def test_a_trace_that_cannot_be_replayed_says_why() -> None:
+    trace = slow_trace((3,))
+    without = trace.ops.filter(~((trace.ops["pp_rank"] == 1) & (trace.ops["kind"] == "backward-send")))
+    shown = Job(Trace.from_frame(without, HANDMADE, name="<b>job"))._repr_html_()
+    assert "&lt;b&gt;job" in shown
+    assert "0 backward-send ops for 2" in shown
+
+
+def test_a_job_and_a_report_are_one_line_in_a_prompt(slow: Job) -> None:
+    assert repr(slow) == "<Job slow job: 4 GPUs, 96 ops>"
+    assert repr(slow.report).startswith("<Report on slow job: straggler, rank 1 on b ")
+    assert "\n" not in repr(slow.report)
+
+
+def test_the_map_has_exact_s_of_every_worker_and_outlines_the_culprit(slow: Job) -> None:
+    drawn = slow.report.plot.worker_map()
+    heat = drawn.data[0]
+    values = {
+        (dp, pp): z
+        for who, zs in zip(heat.customdata, heat.z, strict=True)
+        for (dp, pp, _), z in zip(who, zs, strict=True)
+    }
+    assert values[1, 0] == pytest.approx(KEPT_STEP_S / IDEAL_STEP_S)
+    assert max(values, key=lambda worker: values[worker]) == (1, 0)
+    assert len(drawn.layout.shapes) == 1
+
+
+def test_the_steps_are_those_of_the_report(slow: Job) -> None:
+    recorded, original, ideal = slow.report.plot.steps().data
+    assert list(recorded.y) == [SLOW_STEP_S] * 2
+    assert list(original.y) == pytest.approx([SLOW_STEP_S] * 2)
+    assert list(ideal.y) == pytest.approx([IDEAL_STEP_S] * 2)
+
+
+def test_the_timeline_has_every_op_twice_at_its_time_in_the_colour_of_its_slowness(slow: Job) -> None:
+    """24 ops a DP rank, recorded and ideal; the first forward of rank 1 runs from 0.5 to 2.5 s, its peers take 1 s."""
+    drawn = slow.report.plot.timeline(8)
+    assert [re.sub(r"&#x27;", "'", name) for name in drawn.layout.yaxis.ticktext] == [
+        "rank 0 on a", "rank 2 on a", "rank 1 on b", "rank 3 on b",
+    ]  # fmt: skip
+    bars = {trace.name: trace for trace in drawn.data}
+    of_ops = sum(len(trace.x) for name, trace in bars.items() if name != "waiting for peers")
+    assert of_ops == 2 * 2 * 24
+    twice = bars["2-3 x"]
+    forward = [
+        (base, x, y)
+        for base, x, y, text in zip(twice.base, twice.x, twice.y, twice.text, strict=True)
+        if "forward-c" in text
+    ]
+    assert (500.0, 2000.0, 2) in forward
+    assert {round(shape.x0) for shape in drawn.layout.shapes} == {SLOW_STEP_S * 1e3, IDEAL_STEP_S * 1e3}
+    own = sum(trace.x.sum() for name, trace in bars.items() if name == "2-3 x")
+    assert own == pytest.approx(12_000.0)  # two forwards of 2 s, two backwards of 4 s
+
+
+def test_the_critical_path_takes_all_of_the_step(slow: Job) -> None:
+    """Ops only, for the job has no launch delays; a forward of 2 s and two backwards of 4 s on rank 1, the slow one."""
+    drawn = slow.report.plot.critical_path(3)
+    bars = [(base, x, y) for trace in drawn.data[1:] for base, x, y in zip(trace.base, trace.x, trace.y, strict=True)]
+    bars.sort()
+    assert sum(x for _, x, _ in bars) == pytest.approx(SLOW_STEP_S * 1e3)
+    ends = [base + x for base, x, _ in bars]
+    np.testing.assert_allclose(ends[:-1], [base for base, _, _ in bars[1:]])
+    (slow_row,) = (at for at, name in enumerate(drawn.layout.yaxis.ticktext) if name == "rank 1 on b")
+    assert sum(x for _, x, y in bars if y == slow_row) >= 10_000.0
+
+
+def test_without_a_number_the_slowest_step_is_drawn(sample: Report) -> None:
+    assert "step 105" in sample.plot.timeline().layout.xaxis.title.text
+    assert "step 105" in sample.plot.critical_path(theme="dark").layout.xaxis.title.text
+
+
+@pytest.mark.parametrize("figure", ["worker_map", "timeline", "critical_path"])
+def test_a_step_that_is_not_there_is_said(sample: Report, figure: str) -> None:
+    with pytest.raises(SelectionError, match="step 7 is not in the report; it has 12 steps from 100 to 201"):
+        getattr(sample.plot, figure)(7)
+
+
+def test_an_unknown_theme_is_said(sample: Report) -> None:
+    with pytest.raises(ValueError, match="no theme 'blue'; there are light, dark"):
+        sample.plot.steps(theme="blue")
+
+
+def test_without_plotly_the_error_says_what_to_install(sample: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_plot, "find_spec", lambda _: None)
+    with pytest.raises(OutputError, match=r"pip install 'tracekit\[notebook\]'"):
+        sample.plot.steps()
+
+
+def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
+    """128 workers with 8 microbatches: the figure stays small and begins with those of the cause."""
+    from tracekit.figures.step import MOST_BARS
+    from tracekit.model import Layout
+    from tracekit.synth import SynthSpec, parse_cause, synthesize
+
+    spec = SynthSpec(layout=Layout(dp=16, pp=8), steps=3, causes=(parse_cause("slow-worker:dp=9,pp=5,factor=1.8"),))
+    drawn = Job(synthesize(spec)).report.plot.timeline()
+    assert sum(len(trace.x) for trace in drawn.data if trace.name != "waiting for peers") <= MOST_BARS
+    assert any("rank 89" in name for name in drawn.layout.yaxis.ticktext)
+
+
+PUBLIC = [getattr(tracekit, name) for name in tracekit.__all__ if not name.startswith("__")]
+
+
+@pytest.mark.parametrize("thing", [*PUBLIC, Report, Plots], ids=lambda thing: thing.__name__)
+def test_help_describes_everything_public(thing: object) -> None:
+    """Each class and function, each method and property, and each field by name, with annotations."""
+    text = inspect.getdoc(thing)
+    assert text
+    assert "(*" not in text  # the signature that dataclasses make up where nobody wrote a docstring
+    if not inspect.isclass(thing):
+        assert "return" in inspect.get_annotations(thing)
+        return
+    for name, member in inspect.getmembers(thing):
+        if not name.startswith("_") and (callable(member) or isinstance(member, property)) and name != "mro":
+            assert inspect.getdoc(member), name
+    described = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__[:-1])
+    if dataclasses.is_dataclass(thing):
+        assert [field.name for field in dataclasses.fields(thing) if f"`{field.name}`" not in described] == []

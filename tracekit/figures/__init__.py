@@ -1,0 +1,4 @@
+"""Figures that dashboard and notebook share: pure functions from data to Plotly figures.
+
+Nothing is computed from ops here.
+"""

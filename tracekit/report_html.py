@@ -1,0 +1,88 @@
+"""The report as HTML: the card with the answer, tables of causes and fixes, and all of it for a notebook.
+
+In: a `Report`. Out: markup without a script. Names are escaped wherever they appear. `documents/page.py` makes a whole
+page of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from tracekit.analysis.verdict import LossKind
+from tracekit.report_svg import step_bars, worker_map
+from tracekit.report_words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
+from tracekit.text import printable, short
+
+if TYPE_CHECKING:
+    from tracekit.report import Report
+
+_TONES = {LossKind.BALANCED: "good", LossKind.CONTRADICTION: "unsure"}
+
+
+def fragment(report: Report) -> str:
+    """What a notebook shows of a report: the answer, and for a job that loses time workers, steps, causes, fixes."""
+    pictures = f"{pair(report)}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
+    return (
+        f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
+        f" <span>{plain(job_sizes(report))}</span></header>{card(report)}{pictures}</div>"
+    )
+
+
+@cache
+def style() -> str:
+    """The style sheet of everything below an element of class `tracekit`."""
+    return files("tracekit").joinpath("report.css").read_text(encoding="utf-8")
+
+
+def card(report: Report, *, gpu_hour: float | None = None) -> str:
+    """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
+    verdict = report.diagnosis.verdict
+    tone = _TONES.get(verdict.kind, "bad")
+    rows = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in answer_rows(report, gpu_hour))
+    return (
+        f'<section class="card {tone}"><p class="headline"><b>{plain(str(verdict.kind).upper())}</b>'
+        f" {plain(report.diagnosis.answer.headline)}</p><dl>{rows}</dl></section>"
+    )
+
+
+def pair(report: Report) -> str:
+    """The worker map and the steps, side by side where there is room."""
+    return (
+        f'<div class="pair"><section><h2>Workers</h2><div class="scroll">{worker_map(report)}</div></section>'
+        f"<section><h2>Steps</h2>{step_bars(report)}</section></div>"
+    )
+
+
+def causes(report: Report) -> str:
+    """Every cause, costliest first."""
+    return f"<section><h2>Causes</h2>{_table(CAUSE_HEADS, cause_rows(report))}</section>"
+
+
+def fixes(report: Report) -> str:
+    """Every fix, best first."""
+    if not report.diagnosis.fixes:
+        return "<section><h2>Fixes</h2><p>None that would save 1 % of the step.</p></section>"
+    note = f"<p>{plain(report.rate_assumption)}. Steps as recorded, with launch delays.</p>"
+    return f"<section><h2>Fixes</h2>{_table(FIX_HEADS, fix_rows(report))}{note}</section>"
+
+
+def plain(text: str) -> str:
+    """Any text, as a browser shows it and nothing else."""
+    return escape(printable(text))
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells carry their heads, for narrow screens where rows become blocks."""
+    head = "".join(f"<th>{plain(name)}</th>" for name in heads)
+    body = "".join(
+        f"<tr>{''.join(_cell(name, cell) for name, cell in zip(heads, row, strict=True))}</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(head: str, text: str) -> str:
+    return f'<td data-head="{plain(head)}">{plain(text)}</td>'
