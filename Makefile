@@ -10,7 +10,7 @@ GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus promethe
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-live test check docs bench fuzz lock clean
+.PHONY: demo demo-live test test-fleet check docs bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
@@ -39,7 +39,15 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check $(CHROMIUM) $(PROMETHEUS)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not fleet"
+
+# Studies of many jobs: killed processes, a Ray cluster on this machine, an S3 server. Some minutes.
+test-fleet: $(VENV)/.fleet
+	$(BIN)/pytest -m fleet
+
+$(VENV)/.fleet: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch,ray,fleet-tests]'
+	touch $@
 
 # The documentation as a site; the tests build it, too.
 docs: $(VENV)/.dev

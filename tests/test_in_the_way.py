@@ -47,6 +47,12 @@ WRITING = {
     "whatif --csv": Writing("by_kind.csv", lambda path: ["whatif", "slow.parquet", "--csv", path.parent]),
     "whatif --markdown": Writing("out.md", lambda path: ["whatif", "slow.parquet", "--markdown", path]),
     "whatif --html": Writing("out.html", lambda path: ["whatif", "slow.parquet", "--html", path]),
+    "fleet run --timings": Writing(
+        "out.csv",
+        lambda path: ["fleet", "run", "slow.parquet", "--out", "study", "--processes", "1", "--timings", path],
+    ),
+    "fleet report --html": Writing("out.html", lambda path: ["fleet", "report", "study", "--html", path]),
+    "fleet culprits --csv": Writing("out.csv", lambda path: ["fleet", "culprits", "study", "--csv", path]),
     "hang --out": Writing("report.txt", lambda path: ["hang", "dumps", "--out", path.parent]),
     "alerts": Writing("tracekit.rules.yml", lambda path: ["alerts", path.parent]),
     "import --store": Writing("jobs.store", lambda path: ["import", "slow.parquet", "--store", path]),
@@ -101,6 +107,7 @@ OWN: dict[str, Callable[[Path], object]] = {
     "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
     "tracekit.rules.yml": lambda path: run("alerts", path.parent),
+    "out.csv": lambda path: path.write_text("kind,machine,jobs\n"),
     "by_kind.csv": lambda path: Job(slow_trace()).whatif().write_csv(path.parent),
     "jobs.store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }

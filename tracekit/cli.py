@@ -33,11 +33,13 @@ _HOMES = {
     "demo": "tracekit.commands.demo",
     "doctor": "tracekit.commands.doctor",
     "export": "tracekit.commands.export",
+    "fleet": "tracekit.commands.fleet",
     "hang": "tracekit.commands.hang",
     "import": "tracekit.commands.importing",
     "info": "tracekit.commands.info",
     "store": "tracekit.commands.store",
     "synth": "tracekit.commands.synth",
+    "synth-fleet": "tracekit.commands.synth_fleet",
     "top": "tracekit.commands.top",
     "watch": "tracekit.commands.watch",
     "whatif": "tracekit.commands.whatif",
@@ -96,7 +98,7 @@ class _Commands(click.Group):
         """The command of that name."""
         if cmd_name not in _HOMES:
             return None
-        command: click.Command = getattr(import_module(_HOMES[cmd_name]), f"{cmd_name}_command")
+        command: click.Command = getattr(import_module(_HOMES[cmd_name]), f"{cmd_name.replace('-', '_')}_command")
         return command
 
 

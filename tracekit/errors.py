@@ -9,6 +9,7 @@
     │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
     │   ├── StoreTakenError another process adds windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
+    ├── StudyError        a folder is no study of a fleet, or cannot be read as one
     ├── SelectionError    a selection or scenario names something that does not exist
     └── OutputError       a result cannot be written
 
@@ -51,6 +52,10 @@ class StoreTakenError(StoreError):
 
 class NotStoredError(StoreError):
     """The store lacks the job, or results of it."""
+
+
+class StudyError(TracekitError):
+    """A folder cannot be used as a study of a fleet."""
 
 
 class SelectionError(TracekitError):

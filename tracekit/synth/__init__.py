@@ -1,7 +1,7 @@
 """Traces with known stragglers: `synthesize(SynthSpec(...))`.
 
 `schedules` says what runs after what, `causes` and `network` what goes wrong (`job`: what they share), and `simulate`
-runs it op by op.
+runs it op by op. `population` draws the jobs of a whole fleet.
 """
 
 from tracekit.synth.causes import (
@@ -21,7 +21,7 @@ from tracekit.synth.causes import (
 from tracekit.synth.job import InjectedCause
 from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import Schedule
-from tracekit.synth.simulate import BaseCosts, SynthSpec, synthesize
+from tracekit.synth.simulate import BaseCosts, SynthSpec, simulated_slowdown, synthesize
 
 __all__ = [
     "CAUSES",
@@ -43,5 +43,6 @@ __all__ = [
     "SlowWorker",
     "SynthSpec",
     "parse_cause",
+    "simulated_slowdown",
     "synthesize",
 ]

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +123,7 @@ def synthesize(spec: SynthSpec) -> Trace:
         spec.schedule, spec.layout, spec.microbatches, overlap_dp=spec.overlap_dp, record_no_ops=spec.record_no_ops
     )
     causes, effects = _settle(spec, shape)
-    times = _simulate(plan, spec, shape, effects)
+    times = _simulate(plan, shape, _Draws(spec, shape, effects))
     _shift_clocks(times.start, plan, shape, causes)
     step_numbers = [
         FIRST_STEP + at // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + at % STEPS_IN_A_RUN for at in range(spec.steps)
@@ -164,11 +164,20 @@ class _Times:
     step_s: float
 
 
-def _simulate(plan: LanePlan, spec: SynthSpec, shape: JobShape, effects: Sequence[Effect]) -> _Times:
+class _Durations(Protocol):
+    """What ops take, and how long after they could start they do; seconds, [lanes]."""
+
+    def cost(self, op: PlannedOp) -> Floats:
+        """Own cost of an op."""
+
+    def delay(self, op: PlannedOp) -> Floats:
+        """Its launch delay."""
+
+
+def _simulate(plan: LanePlan, shape: JobShape, draws: _Durations) -> _Times:
     """Run the plan in all lanes. Starts and ends follow the graph of the design, see the module docstring."""
     size = (len(plan.ops), shape.lanes)
     start, end = np.empty(size), np.empty(size)
-    draws = _Draws(spec, shape, tuple(effects))
     for group in plan.groups:
         for at in group:
             op = plan.ops[at]
@@ -252,6 +261,48 @@ class _Draws:
                     OpKind.OPTIMIZER: costs.optimizer_s,
                     OpKind.GC: costs.gc_s,
                 }.get(op.kind, costs.p2p_s)
+
+
+def simulated_slowdown(spec: SynthSpec) -> float:
+    """S of the job of `spec` by its definition, from what the simulator drew: no trace, no analysis.
+
+    T(original) / T(ideal), both without launch delays; in the ideal job each compute takes the mean, each
+    communication the median of its kind over all steps, DP ranks and stages.
+    """
+    shape = spec.shape
+    plan = plan_lane(
+        spec.schedule, spec.layout, spec.microbatches, overlap_dp=spec.overlap_dp, record_no_ops=spec.record_no_ops
+    )
+    draws = _Draws(spec, shape, _settle(spec, shape)[1])
+    drawn: dict[OpKind, list[Floats]] = {}
+    for op in plan.ops:
+        if not op.no_op:
+            drawn.setdefault(op.kind, []).append(draws.cost(op))
+    usual = {
+        kind: float(np.median(costs) if kind.is_communication else np.mean(costs)) for kind, costs in drawn.items()
+    }
+    original = _simulate(plan, shape, _Undelayed(draws, {}))
+    ideal = _simulate(plan, shape, _Undelayed(draws, usual))
+    return original.step_s / ideal.step_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Undelayed:
+    """Nothing is launched late, and ops of some kinds all take the same: `usual`."""
+
+    draws: _Draws
+    usual: Mapping[OpKind, float]
+
+    def cost(self, op: PlannedOp) -> Floats:
+        """See `_Durations.cost`."""
+        if op.no_op or op.kind not in self.usual:
+            return self.draws.cost(op)
+        return np.full(self.draws.shape.lanes, self.usual[op.kind])
+
+    def delay(self, op: PlannedOp) -> Floats:
+        """See `_Durations.delay`."""
+        del op
+        return np.zeros(self.draws.shape.lanes)
 
 
 def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequence[InjectedCause]) -> None:

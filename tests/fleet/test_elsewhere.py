@@ -1,0 +1,174 @@
+"""The same study from a Ray cluster and from S3: a real cluster, and a real server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.few_jobs import study_here, tables, write_jobs
+from tests.handmade import run
+from tracekit.fleet.run import run_study
+from tracekit.fleet.sources import find_sources, s3_filesystem
+from tracekit.fleet.study import Study
+
+pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jobs(tmp_path_factory.mktemp("fleet") / "jobs")
+
+
+@pytest.fixture(scope="module")
+def study(jobs: Path) -> Path:
+    study_here(jobs, out=jobs.parent / "study")
+    return jobs.parent / "study"
+
+
+ON_RAY = """
+import os, signal, sys
+from pathlib import Path
+from tracekit.fleet.on_ray import RayExecutor
+from tracekit.fleet.run import run_study
+from tracekit.fleet.sources import find_sources
+from tracekit.fleet.study import Study
+
+killed = 0
+
+
+def is_ours(pid):
+    # whether it descends from this process
+    while pid not in ("0", "1"):
+        if int(pid) == os.getpid():
+            return True
+        pid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return False
+
+
+def progress(standing):
+    # after the first outcome, end a process of Ray's that has a task
+    global killed
+    if standing.done >= 1 and not killed:
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = entry.read_bytes()
+            except OSError:
+                continue
+            if words.startswith(b"ray::_work") and is_ours(entry.parent.name):
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+                killed += 1
+
+
+summary = run_study(Study(Path(sys.argv[2])), find_sources([sys.argv[1]]), RayExecutor(None, 2), progress)
+print(summary.sources, dict(summary.failed), killed > 0)
+"""
+
+
+def test_ray_makes_the_same_study_though_its_processes_are_killed(jobs: Path, study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    with tempfile.TemporaryDirectory() as ray_folder:  # its sockets need a short path
+        environment = os.environ | {"RAY_TMPDIR": ray_folder}
+        command = [sys.executable, "-c", ON_RAY, jobs, out]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.endswith("8 {} True\n")
+    assert tables(out) == tables(study)
+
+
+def test_no_cluster_and_no_ray_are_one_clear_error(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ran = run("fleet", "run", jobs, "--out", tmp_path / "study", "--ray")
+    assert ran.code == 2
+    assert ran.message.endswith("--ray needs Ray; install it with pip install 'tracekit[ray]'")
+
+
+Application = Callable[..., object]
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an S3 server that answers every third request with SlowDown."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    whole = DomainDispatcherApplication(create_backend_app)
+    numbers = itertools.count()
+
+    def throttled(environment: dict[str, object], start: Application) -> object:
+        if next(numbers) % 3 == 2:
+            start("503 Slow Down", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
+        return whole(environment, start)
+
+    server = make_server("127.0.0.1", 0, throttled, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def upload(folder: Path, bucket: str) -> None:
+    """Put every file of a folder into a new bucket."""
+    from pyarrow import fs
+
+    endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    system = fs.S3FileSystem(
+        endpoint_override=endpoint, scheme="http", allow_bucket_creation=True, region="us-east-1",
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=8),
+    )  # fmt: skip
+    system.create_dir(bucket)
+    for path in sorted(folder.iterdir()):
+        with system.open_output_stream(f"{bucket}/week/{path.name}") as file:
+            file.write(path.read_bytes())
+
+
+def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, s3: str) -> None:
+    """But for where the traces lie; and what has not changed there is not read again."""
+    upload(jobs, "traces")
+    out = tmp_path / "study"
+    assert run("fleet", "run", "s3://traces/week", "--out", out, "--processes", "2").code == 0
+    assert set(Study(out).read("sources")["source"]) == {f"s3://traces/week/{path.name}" for path in jobs.iterdir()}
+    of_jobs = {name: content for name, content in tables(out).items() if not name.startswith(("sources", "exclusions"))}
+    assert of_jobs.items() <= tables(study).items()
+    assert len(of_jobs) > 5
+    again = run_study(Study(out), find_sources(["s3://traces/week"]), NoTasks())
+    assert (again.unchanged, again.outcomes) == (8, [])
+
+
+class NoTasks:
+    """An executor that must have nothing to do."""
+
+    def run(self, tasks: list[object], *, alone: bool = False) -> Iterator[object]:
+        assert tasks == []
+        del alone
+        return iter(())
+
+
+def test_an_object_that_is_gone_or_forbidden_is_a_row(jobs: Path, tmp_path: Path, s3: str) -> None:
+    from pyarrow import fs
+
+    upload(jobs, "others")
+    found = find_sources(["s3://others"])
+    s3_filesystem().delete_file("others/week/healthy.parquet")
+    from tests.fleet.few_jobs import Here
+
+    summary = run_study(Study(tmp_path / "study"), found, Here())
+    assert summary.failed == {"unreadable": 1}
+    row = Study(tmp_path / "study").read("exclusions").filter(rule="unreadable").row(0, named=True)
+    assert row["source"] == "s3://others/week/healthy.parquet"
+    ran = run("fleet", "run", "s3://nowhere/at/all", "--out", tmp_path / "none")
+    assert ran.code == 2
+    assert "s3://nowhere/at/all" in ran.message
+    assert fs.FileType.NotFound is s3_filesystem().get_file_info("others/week/healthy.parquet").type

@@ -1,0 +1,200 @@
+"""What a study says, on tables made by hand, and whether chance is told from culprits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.documents.evil import EVIL, write_evil
+from tests.fleet.few_jobs import STEPS, study_here
+from tests.handmade import run, slow_trace
+from tracekit.fleet.bootstrap import bootstrapped, interval
+from tracekit.fleet.comparison import Direction, compare_studies
+from tracekit.fleet.culprits import poisson_binomial_tail, q_values, recurring_culprits
+from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+from tracekit.fleet.study import Study
+from tracekit.fleet.tables import STUDY_VERSION, TABLES, frame
+
+
+def write_study(path: Path, **rows: list[dict[str, Any]]) -> Study:
+    """A study with these rows, each with what its table has by default."""
+    usual = {"jobs": {"kind": "pipeline", "analysis": "one", "gpus": 128, "steps": 10, "recorded_s": 10.0}}
+    path.mkdir()
+    (path / "tracekit-study").write_text(json.dumps({"study_version": STUDY_VERSION}))
+    for table in TABLES:
+        full = [usual.get(table, {}) | row for row in rows.get(table, [])]
+        columns = {name: [row.get(name) for row in full] for name in (full[0] if full else ("job",))}
+        (path / table).mkdir()
+        frame(table, columns).write_parquet(path / table / "part-0.parquet")
+    return Study(path)
+
+
+def job(name: str, slowdown: float, hours: float, **more: Any) -> dict[str, Any]:
+    """A row of `jobs`."""
+    lost = 1 - 1 / slowdown
+    figures = {"slowdown": slowdown, "waste": lost, "straggling": slowdown >= 1.1, "gpu_hours": hours}
+    return {"job": name, "name": name, **figures, "lost_gpu_hours": lost * hours, "team": None, **more}
+
+
+def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp_path: Path) -> None:
+    """Two of four jobs straggle; they have 300 of 400 GPU-hours, of which 150 are lost at S = 2."""
+    study = write_study(
+        tmp_path / "study",
+        jobs=[job("a", 2.0, 200, team="x"), job("b", 2.0, 100, team="y"), job("c", 1.0, 50), job("d", 1.0, 50),
+              job("e", 8.0, 10_000)],
+        exclusions=[
+            {"job": "e", "source": "e", "rule": "too-few-steps", "scope": "everywhere"},
+            {"job": "e", "source": "e", "rule": "discrepancy", "scope": "everywhere"},
+            {"job": None, "source": "f", "rule": "unreadable", "scope": "everywhere"},
+            {"job": "a", "source": "a", "rule": "clock", "scope": "by-time"},
+        ],
+        sources=[{"source": name, "job": name[0]} for name in ("a", "b", "c", "d", "e", "e2")],
+        causes=[
+            {"job": "a", "kind": "bad-worker", "title": "slow", "lost_gpu_hours": 60.0},
+            {"job": "b", "kind": "bad-worker", "title": "slow", "lost_gpu_hours": 20.0},
+            {"job": "c", "kind": "python-gc", "title": "gc", "lost_gpu_hours": 0.1},  # 0.2 % of its step
+        ],
+        fixes=[
+            {"job": "a", "kind": "planned-gc", "title": "better", "saved_gpu_hours": 40.0, "bound": False},
+            {"job": "a", "kind": "planned-gc", "title": "worse", "saved_gpu_hours": 30.0, "bound": False},
+            {"job": "b", "kind": "planned-gc", "title": "small", "saved_gpu_hours": 20.0, "bound": False},
+            {"job": "b", "kind": "combination", "title": "all", "saved_gpu_hours": 90.0, "bound": False},
+        ],
+    )  # fmt: skip
+    found = figures_of(study)
+    assert (found.sources, found.contents, found.copies, found.jobs) == (7, 5, 1, 4)
+    assert (found.gpu_hours, found.lost_gpu_hours) == (400, 150)
+    assert (found.straggling_jobs.value, found.straggling_hours.value, found.lost.value) == (0.5, 0.75, 0.375)
+    left_out = {str(one.rule): (one.jobs, one.first) for one in found.left_out}
+    assert left_out == {"unreadable": (1, 1), "too-few-steps": (1, 1), "discrepancy": (1, 0), "clock": (1, 1)}
+    assert found.causes.select("kind", "jobs", "lost_gpu_hours", "lost").rows() == [("bad-worker", 2, 80.0, 0.2)]
+    (fix,) = found.fixes
+    assert (fix.kind, fix.jobs, fix.gpu_hours, fix.share.value, fix.example) == ("planned-gc", 2, 60.0, 0.15, "better")
+    teams = found.groups["team"].select("group", "jobs", "lost_gpu_hours").rows()
+    assert teams == [("x", 1, 100.0), ("y", 1, 50.0), ("unknown", 2, 0.0)]
+    half = found.quantiles.filter(quantile=0.5).row(0, named=True)
+    assert (half["slowdown_jobs"], half["slowdown_hours"]) == (1.0, 2.0)
+    ours = {one.name: one.ours for one in found.paper}
+    assert (ours["jobs with S >= 1.1"], ours["GPU-hours lost"]) == (0.5, 0.375)
+    assert {one.status for one in found.paper} == {"as reported"}
+
+
+def test_the_bootstrap_has_the_spread_that_theory_says() -> None:
+    """A mean of 400 draws of a coin: standard error 0.5 / sqrt(400)."""
+    coin = np.repeat([0.0, 1.0], 200)[:, None]
+    means = bootstrapped(coin)[:, 0] / 400
+    assert means.std() == pytest.approx(0.025, rel=0.06)
+    assert interval(means) == pytest.approx((0.5 - 1.96 * 0.025, 0.5 + 1.96 * 0.025), abs=0.005)
+
+
+def test_the_tail_of_unlike_coins_is_that_of_counting_all_cases() -> None:
+    chances = np.array([0.1, 0.5, 0.9, 0.3, 0.05])
+    for least in range(7):
+        whole = sum(
+            np.prod(np.where(case, chances, 1 - chances))
+            for case in itertools.product([False, True], repeat=5)
+            if sum(case) >= least
+        )
+        assert poisson_binomial_tail(chances, least) == pytest.approx(whole)
+
+
+def test_q_values_are_those_of_the_published_example() -> None:
+    """Benjamini and Hochberg 1995, section 4: of these 15 p-values, 4 are discoveries at a rate of 5 %."""
+    values = np.array([0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719,
+                       0.6528, 0.7590, 1.0])  # fmt: skip
+    assert (q_values(values[::-1])[::-1] <= 0.05).sum() == 4
+
+
+def fleet_of_hosts(path: Path, bad: dict[str, float], seed: int) -> Study:
+    """300 jobs on 8 of 60 hosts each; in every third job a host is slow: a bad one by its chance, else any."""
+    generator = np.random.default_rng(seed)
+    jobs, workers = [], []
+    for number in range(300):
+        hosts = [f"h{at}" for at in generator.permutation(60)[:8]]
+        slow = {host for host in hosts if generator.random() < bad.get(host, 0.0)}
+        slow |= {hosts[0]} if number % 3 == 0 else set()
+        jobs.append(job(f"{number:03d}", 1.2 if slow else 1.0, 1.0, started_at=1e9 + number))
+        for host in hosts:
+            cause = {"part": "compute", "cost_s": 1.0} if host in slow else {"part": "workload", "cost_s": 3.0}
+            workers.append({"job": f"{number:03d}", "host": host, **cause})
+    return write_study(path, jobs=jobs, workers=workers)
+
+
+def test_machines_that_recur_are_named_and_chance_names_hardly_any(tmp_path: Path) -> None:
+    found = recurring_culprits(fleet_of_hosts(tmp_path / "bad", {"h7": 0.5, "h21": 0.5}, seed=1))
+    assert set(found["machine"][:2]) == {"h7", "h21"}
+    assert found.height <= 3
+    worst = found.filter(machine="h7").row(0, named=True)
+    assert (worst["kind"], worst["parts"]) == ("host", "compute")
+    assert worst["hit"] > 3 * worst["expected"]
+    assert worst["lost_gpu_hours"] == pytest.approx(worst["hit"] * 0.1)  # 1 s of 10 s of 1 GPU-hour each
+    named = [recurring_culprits(fleet_of_hosts(tmp_path / str(seed), {}, seed)).height for seed in range(10)]
+    assert sum(count > 0 for count in named) <= 2
+
+
+def test_what_became_worse_is_told_from_what_scatters(tmp_path: Path) -> None:
+    """Team x loses a sixth more, to gc; team y and all else scatter as before."""
+    generator = np.random.default_rng(3)
+    sides = []
+    for side, extra in (("before", 0.0), ("after", 0.2)):
+        slow = 1 + generator.exponential(0.05, 400)
+        jobs = [job(f"{at:03d}", slow[at] + (extra if at % 2 else 0.0), 1.0, team="x" if at % 2 else "y")
+                for at in range(400)]  # fmt: skip
+        causes = [
+            {"job": f"{at:03d}", "kind": "python-gc", "lost_gpu_hours": 0.01 + extra * 0.7} for at in range(1, 400, 2)
+        ]
+        causes += [{"job": f"{at:03d}", "kind": "bad-worker", "lost_gpu_hours": 0.02} for at in range(0, 400, 2)]
+        sides.append(write_study(tmp_path / side, jobs=jobs, causes=causes))
+    directions = {one.name: one.direction for one in compare_studies(*sides).changes}
+    worse, unclear = Direction.WORSE, Direction.UNCLEAR
+    assert directions == {"jobs that straggle": worse, "GPU-hours lost": worse, "python-gc": worse, "x": worse,
+                          "bad-worker": unclear, "y": unclear}  # fmt: skip
+    ran = run("fleet", "compare", tmp_path / "before", tmp_path / "after", "--fail-on-worse")
+    assert ran.code == 3
+    assert ran.out.startswith("4 of 6 figures are worse, 0 better; 400 jobs before, 400 after")
+
+
+def test_a_quantile_is_reached_by_that_share_of_the_weight() -> None:
+    jobs = pl.DataFrame({"slowdown": [1.0, 2.0, 3.0], "waste": [0.0, 0.5, 2 / 3], "gpu_hours": [1.0, 1.0, 8.0]})
+    found = quantiles(jobs, (1 / 3, 0.5, 1.0))
+    assert found["slowdown_jobs"].to_list() == [1.0, 2.0, 3.0]
+    assert found["slowdown_hours"].to_list() == [3.0, 3.0, 3.0]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two jobs, one whose names are as bad as names can be."""
+    folder = tmp_path_factory.mktemp("report")
+    write_evil(folder)
+    slow_trace(STEPS, metadata={"team": EVIL}).write_parquet(folder / "slow.parquet")
+    study_here(folder, out=folder / "study")
+    return folder / "study"
+
+
+def test_the_commands_say_it_in_the_terminal_as_json_as_a_page_and_as_csv(study: Path, tmp_path: Path) -> None:
+    shown = run("fleet", "report", study)
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("100.0% of 2 jobs straggle; ")
+    found = json.loads(run("fleet", "report", study, "--json").out)
+    assert (found["jobs"], found["left_out"], found["culprits"]) == (2, [], [])
+    page = tmp_path / "fleet.html"
+    assert run("fleet", "report", study, "--html", page).out == f"Wrote {page}\n"
+    text = page.read_text()
+    assert "<img" not in text
+    assert "&lt;img src=x" in text
+    assert "http" not in text.replace("http-equiv", "").replace("https://www.usenix.org", "")
+    assert run("fleet", "culprits", study, "--csv", tmp_path / "c.csv").code == 0
+    assert (tmp_path / "c.csv").read_text().startswith("kind,machine,jobs,hit,")
+
+
+def test_an_empty_study_says_so(tmp_path: Path) -> None:
+    empty = write_study(tmp_path / "study")
+    assert counted_jobs(empty).is_empty()
+    assert run("fleet", "report", tmp_path / "study").out.startswith("No job counts: every one was left out.")
+    assert run("fleet", "report", tmp_path / "study", "--html", tmp_path / "page.html").code == 0

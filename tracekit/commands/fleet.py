@@ -1,0 +1,244 @@
+"""`tracekit fleet`: a study of many jobs, and what it says.
+
+In: traces, or studies. Out: a study, reports in the terminal and as a page, CSV.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracekit.commands.options import PATH, console
+from tracekit.errors import SelectionError
+from tracekit.exit_codes import ExitCode
+from tracekit.stderr import progress, say
+from tracekit.text import printable
+
+if TYPE_CHECKING:
+    from tracekit.atomic_write import Kind
+    from tracekit.fleet.executor import Executor
+    from tracekit.fleet.run import RunSummary, Standing
+
+#: Value of `--ray` that is given without one.
+_OWN_CLUSTER = "local"
+#: Columns of `--timings`.
+_TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "peak_bytes")
+_UNITS = {"M": 1 << 20, "G": 1 << 30}
+
+
+@click.group("fleet")
+def fleet_command() -> None:
+    """Study many jobs at once: how many straggle, what is lost, to what, and where."""
+
+
+@fleet_command.command("run")
+@click.argument("sources", nargs=-1, required=True)
+@click.option("-o", "--out", required=True, type=PATH, help="Folder of the study; one that is there goes on.")
+@click.option("--processes", type=click.IntRange(1, 4096), help="Processes that analyse [default: one a core].")
+@click.option("--memory", metavar="SIZE", help="All of them together, such as 2500M or 16G [default: half of it].")
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value=_OWN_CLUSTER,
+    metavar="[ADDRESS]",
+    help="Run on a Ray cluster; alone, on one here.",
+)
+@click.option("--timings", type=PATH, help="Write a CSV file with what each source took.")
+def run(
+    sources: tuple[str, ...],
+    out: Path,
+    processes: int | None,
+    memory: str | None,
+    ray: str | None,
+    timings: Path | None,
+) -> None:
+    """Analyse every trace of SOURCES and keep the figures in a study.
+
+    SOURCES are trace files, folders, globs, stores and s3:// prefixes, in any format that `tracekit whatif` reads.
+    Run it again to add sources, or to go on after an interruption: only what is new or has changed is analysed.
+    """
+    from tracekit.fleet.run import run_study
+    from tracekit.fleet.sources import find_sources
+    from tracekit.fleet.study import Study
+
+    if timings is not None:
+        from tracekit.atomic_write import check_writable
+
+        check_writable(timings, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote"))
+    executor = _executor(processes, memory, ray)
+    with progress() as tell:
+        tell("looking for traces")
+        found = find_sources(sources)
+        rate = _Rate()
+        done = run_study(Study(out), found, executor, lambda standing: tell(rate.line(standing)))
+    if timings is not None:
+        _write_timings(timings, done)
+    for line in _summary(done, out):
+        click.echo(printable(line))
+
+
+def _executor(processes: int | None, memory: str | None, ray: str | None) -> Executor:
+    import os
+
+    from tracekit.fleet.local import LocalExecutor
+
+    cores = processes or len(os.sched_getaffinity(0))
+    if ray is not None:
+        from tracekit.fleet.on_ray import RayExecutor
+
+        return RayExecutor(None if ray == _OWN_CLUSTER else ray, cores)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return LocalExecutor(cores, total // 2 if memory is None else _bytes(memory))
+
+
+def _bytes(text: str) -> int:
+    """`2500M` or `16G`. Raises SelectionError for anything else."""
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in _UNITS or not number.isascii() or not number.isdigit():
+        raise SelectionError(f"--memory {text!r:.40}; expected a size such as 2500M or 16G")
+    return int(number) * _UNITS[unit]
+
+
+class _Rate:
+    """Jobs done, rate, time left and failures, in a line."""
+
+    def __init__(self) -> None:
+        from time import monotonic
+
+        self.now, self.began = monotonic, monotonic()
+
+    def line(self, standing: Standing) -> str:
+        """What is shown while a run is under way."""
+        a_second = standing.done / max(self.now() - self.began, 1e-9)
+        left = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
+        failed = "".join(f", {count} {rule}" for rule, count in sorted(standing.failed.items()))
+        return f"{standing.done:,} of {standing.total:,} jobs, {a_second * 60:,.0f} a minute{left}{failed}"
+
+
+def _summary(done: RunSummary, out: Path) -> list[str]:
+    analysed = sum(one.rule is None and not one.reused for one in done.outcomes)
+    copies = sum(one.reused for one in done.outcomes)
+    total = (
+        f"{done.sources:,} sources: {analysed:,} analysed, {done.unchanged:,} unchanged, {copies:,} known by content"
+    )
+    lines = [total]
+    lines += [f"  {count:,} {rule}: tried again by the next run" for rule, count in sorted(done.failed.items())]
+    return [*lines, f"Next: tracekit fleet report {out}"]
+
+
+def _write_timings(path: Path, done: RunSummary) -> None:
+    import polars as pl
+
+    from tracekit.atomic_write import replacing
+
+    table = pl.DataFrame(
+        {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}, schema_overrides={"rule": pl.String}
+    )
+    with (
+        replacing(path, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote")) as temporary,
+        open(temporary, "wb") as file,
+    ):
+        table.write_csv(file)
+
+
+def _kind(columns: Sequence[str], name: str) -> Kind:
+    """CSV files with these columns."""
+    from tracekit.atomic_write import Kind, starting_with
+
+    return Kind(name, starting_with(f"{','.join(columns)}\n".encode()))
+
+
+_RATE = click.option(
+    "--fdr",
+    "rate",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    help="False-discovery rate of the machines that are named.",
+)
+#: Points of a curve on the page.
+_CURVE = 200
+
+
+@fleet_command.command("report")
+@click.argument("study", type=PATH)
+@click.option("--html", type=PATH, help="Write one page that needs no network.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_RATE
+def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
+    """How many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
+    from tracekit.fleet.culprits import recurring_culprits
+    from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+    from tracekit.fleet.study import Study
+
+    if html is not None:
+        from tracekit.atomic_write import check_writable
+        from tracekit.documents.fleet_page import FLEET_PAGE_FILE, fleet_page, write_fleet_page
+
+        check_writable(html, FLEET_PAGE_FILE)
+    opened = Study(study)
+    if opened.unfinished:
+        say(f"tracekit: {printable(str(study))}: its last run did not come to an end; run it again for what it found")
+    with progress() as tell:
+        tell("reading the study")
+        found, culprits = figures_of(opened), recurring_culprits(opened, rate)
+        if html is not None:
+            curves = quantiles(counted_jobs(opened), [(at + 1) / _CURVE for at in range(_CURVE)])
+            write_fleet_page(html, fleet_page(found, curves, culprits, rate, study.absolute().name))
+    if as_json:
+        click.echo(json.dumps(found.to_dict() | {"culprits": culprits.to_dicts()}, allow_nan=False))
+        return
+    if html is not None:
+        click.echo(f"Wrote {printable(str(html))}")
+        return
+    from tracekit.terminal.fleet import print_fleet
+
+    print_fleet(found, culprits, rate, console())
+
+
+@fleet_command.command("culprits")
+@click.argument("study", type=PATH)
+@click.option("--csv", type=PATH, help="Write all columns as CSV, for a ticket system.")
+@_RATE
+def culprits(study: Path, csv: Path | None, rate: float) -> None:
+    """Which hosts and GPUs hold up one job of STUDY after another, more often than by chance?"""
+    from tracekit.atomic_write import check_writable, replacing
+    from tracekit.fleet.culprits import CULPRITS, recurring_culprits
+    from tracekit.fleet.study import Study
+    from tracekit.terminal.fleet import print_culprits
+
+    kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
+    if csv is not None:
+        check_writable(csv, kind)
+    found = recurring_culprits(Study(study), rate)
+    if csv is None:
+        print_culprits(found, rate, console(), most=found.height)
+        return
+    with replacing(csv, kind) as temporary, open(temporary, "wb") as file:
+        found.write_csv(file)
+    click.echo(f"Wrote {printable(str(csv))}: {found.height:,} machines")
+
+
+@fleet_command.command("compare")
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--fail-on-worse", is_flag=True, help="Exit with 3 where a figure is worse.")
+def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
+    """What became worse from study BEFORE to study AFTER, in all, by cause and by team?"""
+    from tracekit.fleet.comparison import Direction, compare_studies
+    from tracekit.fleet.study import Study
+
+    found = compare_studies(Study(before), Study(after))
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        from tracekit.terminal.fleet import print_fleet_comparison
+
+        print_fleet_comparison(found, console())
+    worse = any(one.direction is Direction.WORSE for one in found.changes)
+    return ExitCode.CONDITION if fail_on_worse and worse else ExitCode.DONE

@@ -1,0 +1,79 @@
+"""One trace of a study: read, analysed, its rows put beside the study. This is what executors run.
+
+In: a `Task`. Out: an `Outcome`, and a file with the rows (`results`). Whatever is wrong with a trace becomes an
+outcome: it never ends the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tracekit.errors import FormatError, OutputError, TracekitError
+from tracekit.fleet.exclusions import Exclusion, Rule
+from tracekit.fleet.executor import Outcome, Task
+from tracekit.fleet.fetch import Fetched, fetched
+from tracekit.fleet.results import result_path, write_result
+from tracekit.fleet.study import Study
+from tracekit.stderr import hushed_panics
+from tracekit.text import printable
+
+_LONGEST_REASON = 400
+
+
+def analyse(task: Task) -> Outcome:
+    """Read and analyse a source, unless its content was analysed before."""
+    began = time.perf_counter()
+    try:
+        with fetched(task.source) as there:
+            outcome = Outcome(task.source.url, there.digest, there.stamp if there.settled else "")
+            study = Study(Path(task.study))
+            if study.has(there.digest, task.analysis):
+                return replace(outcome, reused=True)
+            return _with_peak(_analysed(task, there, study, outcome, began))
+    except OSError as error:
+        return Outcome(task.source.url, rule=str(Rule.UNREADABLE), reason=_reason(error))
+
+
+def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: float) -> Outcome:
+    from tracekit.any_job import load_any
+    from tracekit.fleet.rows import exclusion_rows, rows_of
+
+    read = analysed = time.perf_counter()
+    try:
+        with hushed_panics():
+            job = load_any(there.path, layout=there.layout)
+        if there.changed(task.source):
+            return replace(outcome, digest=None, stamp="", rule=str(Rule.CHANGED),
+                           reason="another trace took its place while it was read")  # fmt: skip
+        read = time.perf_counter()
+        rows = rows_of(job, there.digest, task.analysis)
+    except TracekitError as error:
+        rule = Rule.NO_TRACE if isinstance(error, FormatError) else Rule.INVALID
+        # The path differs from copy to copy, the reason does not.
+        reason = str(error).replace(f"{there.path}: ", "")
+        rows = {"exclusions": exclusion_rows(there.digest, task.analysis, [Exclusion(rule, _short(reason))])}
+    analysed = time.perf_counter()
+    try:
+        write_result(result_path(study.results, there.digest, task.analysis), rows)
+    except (OSError, OutputError) as error:
+        return replace(outcome, digest=None, stamp="", rule=str(Rule.NOT_STORED), reason=_reason(error))
+    return replace(outcome, read_s=read - began, analyse_s=analysed - read, write_s=time.perf_counter() - analysed)
+
+
+def _with_peak(outcome: Outcome) -> Outcome:
+    """With the largest memory that this process had so far, bytes."""
+    return replace(outcome, peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _reason(error: OSError | OutputError) -> str:
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        return error.strerror or str(error)
+    return _short(str(error))
+
+
+def _short(text: str) -> str:
+    return printable(text)[:_LONGEST_REASON]

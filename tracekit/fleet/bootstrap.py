@@ -1,0 +1,63 @@
+"""How far a figure of a study would differ with other jobs: the bootstrap over jobs.
+
+In: columns of jobs, weighted or not. Out: intervals of sums and of ratios of sums. Jobs are drawn with replacement, as
+many as there are; the same jobs for all figures, the same ones each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+#: Draws in all, so that 100,000 jobs take about a second; and the fewest and most samples.
+_DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def samples_of(jobs: int) -> int:
+    """How many samples are drawn of so many jobs."""
+    return int(np.clip(_DRAWS // max(jobs, 1), _FEWEST, _MOST))
+
+
+def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
+    """Sums of `columns`, [jobs, figures], in each sample, [samples, figures]."""
+    jobs = len(columns)
+    generator = np.random.default_rng(seed)
+    sums = np.empty((samples_of(jobs), columns.shape[1]))
+    for sample in sums:
+        drawn = np.bincount(generator.integers(0, jobs, jobs, dtype=np.int64), minlength=jobs)
+        sample[:] = drawn @ columns
+    return sums
+
+
+def ratio(of: Floats, to: Floats, of_samples: Floats, to_samples: Floats) -> Interval:
+    """A ratio of two sums. `of`, `to`: columns [jobs]; `of_samples`, `to_samples`: their sums in each sample."""
+    whole = float(to.sum())
+    if not whole > 0:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = interval(of_samples / to_samples)
+    return Interval(float(of.sum()) / whole, low, high)
+
+
+def interval(samples: Floats) -> tuple[float, float]:
+    """The ends between which `CONFIDENCE` of the samples lie; those that are undefined do not count."""
+    tail = (1 - CONFIDENCE) / 2
+    known = samples[np.isfinite(samples)]
+    if not len(known):
+        return float("nan"), float("nan")
+    low, high = np.quantile(known, (tail, 1 - tail))
+    return float(low), float(high)

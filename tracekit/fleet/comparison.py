@@ -1,0 +1,141 @@
+"""What became worse from one study to the next, by cause and by team.
+
+In: two studies, such as last week's and this week's. Out: a row for each figure with its change, and the interval of
+the change by the bootstrap over the jobs of both. A change is called worse or better where that interval has no zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.fleet.bootstrap import Floats, Interval, bootstrapped, interval
+from tracekit.fleet.figures import counted_jobs
+from tracekit.fleet.study import Study
+from tracekit.report_json import without_nan
+
+
+class Direction(StrEnum):
+    """What became of a figure."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of both studies, a share. `group`: what it is about. `change`: after - before, with its interval."""
+
+    group: str
+    name: str
+    before: float
+    after: float
+    change: Interval
+
+    @property
+    def direction(self) -> Direction:
+        """More is worse; unclear where no change is within the interval."""
+        if self.change.low > 0:
+            return Direction.WORSE
+        return Direction.BETTER if self.change.high < 0 else Direction.UNCLEAR
+
+
+@dataclass(frozen=True, slots=True)
+class FleetComparison:
+    """`jobs_before`, `jobs_after`: how many jobs count. `changes`: of all jobs, then by cause and by team."""
+
+    jobs_before: int
+    jobs_after: int
+    changes: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        rows = [
+            {
+                "group": one.group,
+                "name": one.name,
+                "before": one.before,
+                "after": one.after,
+                "change": {"value": one.change.value, "low": one.change.low, "high": one.change.high},
+                "direction": str(one.direction),
+            }
+            for one in self.changes
+        ]
+        plain: dict[str, Any] = without_nan(
+            {"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows}
+        )
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One study: for each figure the sums that it is a ratio of, of all jobs and in each sample."""
+
+    jobs: int
+    sums: dict[tuple[str, str], tuple[Floats, Floats]]
+
+    def ratio(self, figure: tuple[str, str]) -> tuple[float, Floats]:
+        """The figure, and in each sample; nan where there are no such jobs."""
+        if figure not in self.sums:
+            return float("nan"), np.empty(0)
+        whole, samples = self.sums[figure]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(whole[0] / whole[1]), samples[:, 0] / samples[:, 1]
+
+
+def compare_studies(before: Study, after: Study) -> FleetComparison:
+    """What changed. Raises StudyError."""
+    sides = _side(before, seed=1), _side(after, seed=2)
+    figures = sorted({*sides[0].sums, *sides[1].sums}, key=lambda figure: (_ORDER.index(figure[0]), figure[1]))
+    return FleetComparison(sides[0].jobs, sides[1].jobs, tuple(_changes(figures, *sides)))
+
+
+_ORDER = ["all jobs", "GPU-hours lost to", "GPU-hours lost by team"]
+
+
+def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[Change]:
+    for figure in figures:
+        (first, drawn), (second, drawn_again) = before.ratio(figure), after.ratio(figure)
+        count = min(len(drawn), len(drawn_again))
+        low, high = interval(drawn_again[:count] - drawn[:count])
+        yield Change(*figure, first, second, Interval(second - first, low, high))
+
+
+def _side(study: Study, seed: int) -> _Side:
+    jobs = counted_jobs(study)
+    hours = jobs["gpu_hours"].to_numpy()
+    lost = jobs["lost_gpu_hours"].fill_null(0.0).to_numpy()
+    columns: dict[tuple[str, str], tuple[Floats, Floats]] = {
+        ("all jobs", "jobs that straggle"): (jobs["straggling"].cast(pl.Float64).to_numpy(), np.ones(len(hours))),
+        ("all jobs", "GPU-hours lost"): (lost, hours),
+    }
+    causes = (
+        study.table("causes")
+        .filter(pl.col("lost_gpu_hours") > 0)
+        .select("job", "kind", "lost_gpu_hours")
+        .collect()
+        .join(jobs.select("job"), on="job", how="semi")
+    )
+    for (kind,), rows in causes.group_by("kind"):
+        of_job = rows.group_by("job").agg(pl.col("lost_gpu_hours").sum())
+        joined = jobs.select("job").join(of_job, on="job", how="left", maintain_order="left")
+        columns["GPU-hours lost to", str(kind)] = joined["lost_gpu_hours"].fill_null(0.0).to_numpy(), hours
+    for team in jobs["team"].drop_nulls().unique():
+        mine = jobs["team"].eq_missing(team).to_numpy()
+        columns["GPU-hours lost by team", team] = np.where(mine, lost, 0.0), np.where(mine, hours, 0.0)
+    if not jobs.height:
+        return _Side(0, {})
+    sums = bootstrapped(np.stack([column for pair in columns.values() for column in pair], axis=1), seed)
+    return _Side(
+        jobs.height,
+        {
+            figure: (np.array([of.sum(), to.sum()]), sums[:, 2 * at : 2 * at + 2])
+            for at, (figure, (of, to)) in enumerate(columns.items())
+        },
+    )

@@ -1,0 +1,116 @@
+"""Hosts and GPUs that hold up one job after another, beyond chance.
+
+In: a study. Out: a row for each host and GPU of several jobs, with how often a cause sat on it and how likely that is
+by chance. If causes fell on any host of a job alike, host h would be hit in job j with probability (hit hosts of j) /
+(hosts of j), whatever happens in other jobs: how often it is hit is Poisson-binomial. The p-values of all machines of a
+kind are turned into q-values (Benjamini and Hochberg 1995): among those with q <= 5 %, at most 5 % are expected to be
+named by chance. Causes that speak of no machine (data, garbage collection) do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.fleet.figures import MACHINE_PARTS, counted_jobs
+from tracekit.fleet.study import Study
+
+#: A machine of fewer jobs cannot recur, so it is not tested.
+FEWEST_JOBS = 2
+#: By default at most this share of the machines named is expected to be named by chance.
+FALSE_DISCOVERY_RATE = 0.05
+#: Columns of the table.
+CULPRITS = pl.Schema(
+    {
+        "kind": pl.String,
+        "machine": pl.String,
+        "jobs": pl.Int64,
+        "hit": pl.Int64,
+        "expected": pl.Float64,
+        "p_value": pl.Float64,
+        "q_value": pl.Float64,
+        "lost_gpu_hours": pl.Float64,
+        "parts": pl.String,
+        "last_seen": pl.Float64,
+        "last_job": pl.String,
+    }
+)
+
+
+def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.DataFrame:
+    """CULPRITS rows with q <= `rate`, surest first. Raises StudyError."""
+    jobs = counted_jobs(study).select("job", "name", "started_at", "recorded_s", "gpu_hours")
+    names = pl.col("job"), pl.col("part"), pl.col("cost_s")
+    found = []
+    for kind in ("host", "gpu"):
+        rows = study.table("workers").filter(pl.col(kind).is_not_null()).select(*names, machine=kind)
+        found.append(_tested(kind, rows.collect().join(jobs, on="job")))
+    culprits = pl.concat(found).filter(pl.col("q_value") <= rate)
+    return culprits.sort("q_value", "p_value", "machine")
+
+
+def _tested(kind: str, workers: pl.DataFrame) -> pl.DataFrame:
+    """All machines of a kind that had several jobs. `workers`: one row per worker of a counted job."""
+    machine = pl.col("part").is_in(list(MACHINE_PARTS))
+    by_job = workers.group_by("job", "machine").agg(
+        hit=machine.fill_null(value=False).any(),
+        part=pl.col("part").filter(machine).sort_by(pl.col("cost_s").filter(machine)).last(),
+        cost_s=pl.col("cost_s").filter(machine).max(),
+        name=pl.col("name").first(),
+        started_at=pl.col("started_at").first(),
+        per_hour=(pl.col("gpu_hours") / pl.col("recorded_s")).first(),
+    )
+    chance = by_job.group_by("job").agg(chance=pl.col("hit").cast(pl.Float64).mean())
+    hits = by_job.join(chance, on="job").sort("machine", "started_at", "job", nulls_last=False)
+    machines = (
+        hits.group_by("machine")
+        .agg(
+            jobs=pl.len().cast(pl.Int64),
+            hit=pl.col("hit").sum().cast(pl.Int64),
+            expected=pl.col("chance").sum(),
+            chances="chance",
+            lost_gpu_hours=(pl.col("cost_s").cast(pl.Float64) * pl.col("per_hour")).sum(),
+            parts=pl.col("part").drop_nulls().unique().sort().str.join(" "),
+            last_seen=pl.col("started_at").filter("hit").last(),
+            last_job=pl.col("name").filter("hit").last(),
+        )
+        .filter(pl.col("jobs") >= FEWEST_JOBS)
+        .sort("machine")
+    )
+    values = np.array(list(_p_values(machines)), np.float64)
+    return machines.with_columns(
+        kind=pl.lit(kind), p_value=pl.Series(values, dtype=pl.Float64), q_value=pl.Series(q_values(values))
+    ).select(CULPRITS.names())
+
+
+def _p_values(machines: pl.DataFrame) -> Iterator[float]:
+    for hit, chances in machines.select("hit", "chances").iter_rows():
+        yield poisson_binomial_tail(np.asarray(chances), hit)
+
+
+def poisson_binomial_tail(chances: npt.NDArray[np.float64], least: int) -> float:
+    """How likely at least so many of independent events with these chances happen."""
+    if least == 0:
+        return 1.0
+    fewer = np.zeros(least)  # chances that exactly 0, 1, ... least - 1 have happened
+    fewer[0] = 1.0
+    reached = 0.0  # ... and at least `least`
+    for chance in chances:
+        reached += fewer[-1] * chance
+        fewer[1:] = fewer[1:] * (1 - chance) + fewer[:-1] * chance
+        fewer[0] *= 1 - chance
+    return float(min(reached, 1.0))
+
+
+def q_values(p_values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """For each test the smallest false-discovery rate at which it is a discovery (Benjamini and Hochberg 1995)."""
+    count = len(p_values)
+    order = np.argsort(p_values, kind="stable")
+    scaled = p_values[order] * count / np.arange(1, count + 1)
+    lowest = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1.0)
+    found = np.empty(count)
+    found[order] = lowest
+    return found

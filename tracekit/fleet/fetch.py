@@ -1,0 +1,95 @@
+"""A trace of a study as a file, with the digest of its content.
+
+In: a `Source`. Out: paths to read, and what the content is. Objects of S3 become files of a scratch folder first: every
+importer reads files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracekit.fleet.sources import PARQUET, S3, Source, folder_files, s3_filesystem, stamp_of
+
+_CHUNK = 1 << 20
+#: A file that changed so shortly before it was read can change again without a new time, seconds.
+_SETTLED_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A trace that is there as a file or folder. `layout`: the YAML file that it needs, None where it needs none.
+
+    `stamp`: of the source as it was before it was read. `settled`: whether the same stamp means the same content.
+    """
+
+    path: Path
+    layout: Path | None
+    digest: str
+    stamp: str
+    settled: bool
+
+    def changed(self, source: Source) -> bool:
+        """Whether the source is another one now. Raises OSError where it is gone."""
+        return not source.remote and stamp_of(self.path) != self.stamp
+
+
+@contextmanager
+def fetched(source: Source) -> Iterator[Fetched]:
+    """The content of a source, as files. Raises OSError."""
+    if not source.remote:
+        path = Path(source.url)
+        stamp = stamp_of(path)
+        layout = None if source.layout is None or _has_header(path) else Path(source.layout)
+        yield Fetched(path, layout, digest_of(path, layout), stamp, settled=not _is_fresh(path))
+        return
+    with tempfile.TemporaryDirectory(prefix="tracekit-fleet-") as scratch:
+        system = s3_filesystem()
+        path = _download(system, source.url, Path(scratch))
+        layout = None
+        if source.layout is not None and not _has_header(path):
+            layout = _download(system, source.layout, Path(scratch))
+        yield Fetched(path, layout, digest_of(path, layout), source.stamp, settled=True)
+
+
+def digest_of(path: Path, layout: Path | None = None) -> str:
+    """What the content of a trace is, 32 hexadecimal digits: of a folder with the names in it, of a file without."""
+    digest = hashlib.blake2b(digest_size=16)
+    files = folder_files(path) if path.is_dir() else [path]
+    for file in [*files, *([] if layout is None else [layout])]:
+        if path.is_dir():
+            digest.update(str(file.relative_to(path)).encode("utf-8", "surrogateescape") + b"\0")
+        with open(file, "rb") as content:
+            while chunk := content.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _is_fresh(path: Path) -> bool:
+    files = folder_files(path) if path.is_dir() else [path]
+    return any(time.time() - file.stat().st_ctime < _SETTLED_S for file in files)
+
+
+def _has_header(path: Path) -> bool:
+    """Whether a Parquet file carries its layout inside; True for what is no Parquet file, which takes no layout."""
+    from tracekit.errors import FormatError
+    from tracekit.trace import read_header
+
+    try:
+        return path.suffix != PARQUET or read_header(path) is not None
+    except FormatError:  # reading will say what is wrong
+        return True
+
+
+def _download(system: Any, url: str, folder: Path) -> Path:
+    path = folder / url.rpartition("/")[2]
+    with system.open_input_stream(url.removeprefix(S3)) as reading, open(path, "wb") as writing:
+        shutil.copyfileobj(reading, writing, _CHUNK)
+    return path

@@ -1,0 +1,338 @@
+"""What a study says: how many jobs straggle, what is lost, to what, where, and which fixes give back most.
+
+In: a study. Out: `FleetFigures`, plain numbers and tables; `terminal/fleet.py` and `documents/fleet_page.py` show them.
+Every share is told twice: of jobs, and of GPU-hours. Intervals are those of the bootstrap over jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape
+from tracekit.fleet.bootstrap import CONFIDENCE, Floats, Interval, bootstrapped, interval, ratio, samples_of
+from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
+from tracekit.fleet.paper import PaperFigure, beside_paper
+from tracekit.fleet.study import Study
+from tracekit.report_json import without_nan
+
+#: Upper ends of the classes of job sizes, GPUs.
+SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+MOST_FIXES = 10
+#: Parts of a rank that speak of its machine, as `tracekit culprits --part` has them.
+MACHINE_PARTS = ("compute", "network", "process")
+_WEEK_S = 7 * 86_400
+#: A job that a cause of this kind costs this share of its step counts as one that has it.
+SMALLEST_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """How many jobs a rule leaves out: all that fall under it, and those that no rule before it has left out."""
+
+    rule: Rule
+    scope: str
+    jobs: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixOfFleet:
+    """A kind of fix over all jobs. `gpu_hours`: given back; `share`: of all GPU-hours. `bound`: at most that much.
+
+    `example`: the fix of that kind that gives back most, and its job.
+    """
+
+    kind: str
+    jobs: int
+    gpu_hours: float
+    share: Interval
+    bound: bool
+    example: str
+    example_job: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFigures:
+    """The figures of a study. GPU-hours are those of the jobs that count.
+
+    `straggling_jobs`, `straggling_hours`: share of jobs, and of GPU-hours of jobs, with S >= 1.1. `lost`: share of
+    GPU-hours. `quantiles`: `quantile`, and of S and waste `slowdown_jobs`, `slowdown_hours`, `waste_jobs`,
+    `waste_hours`. `groups`: by the name of a grouping, the rows of `grouped`.
+    """
+
+    sources: int
+    contents: int
+    copies: int
+    jobs: int
+    gpu_hours: float
+    lost_gpu_hours: float
+    straggling_jobs: Interval
+    straggling_hours: Interval
+    lost: Interval
+    samples: int
+    left_out: tuple[LeftOut, ...]
+    analyses: tuple[str, ...]
+    quantiles: pl.DataFrame
+    causes: pl.DataFrame
+    groups: Mapping[str, pl.DataFrame]
+    patterns: pl.DataFrame
+    fixes: tuple[FixOfFleet, ...]
+    paper: tuple[PaperFigure, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        content = {
+            **{name: getattr(self, name) for name in ("sources", "contents", "copies", "jobs", "gpu_hours",
+                                                      "lost_gpu_hours", "samples")},
+            **{name: _plain(getattr(self, name)) for name in ("straggling_jobs", "straggling_hours", "lost")},
+            "confidence": CONFIDENCE,
+            "analyses": list(self.analyses),
+            "left_out": [{"rule": str(one.rule), "scope": one.scope, "jobs": one.jobs, "first": one.first}
+                         for one in self.left_out],
+            "quantiles": self.quantiles.to_dicts(),
+            "causes": self.causes.to_dicts(),
+            "groups": {name: rows.to_dicts() for name, rows in self.groups.items()},
+            "patterns": self.patterns.to_dicts(),
+            "fixes": [{name: getattr(one, name) for name in ("kind", "jobs", "gpu_hours", "bound", "example",
+                                                             "example_job")} | {"share": _plain(one.share)}
+                      for one in self.fixes],
+            "paper": [{name: getattr(one, name) for name in ("name", "paper", "ours", "unit", "jobs", "status")}
+                      for one in self.paper],
+        }  # fmt: skip
+        plain: dict[str, Any] = without_nan(content)
+        return plain
+
+
+def _plain(found: Interval) -> dict[str, float]:
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+def counted_jobs(study: Study) -> pl.DataFrame:
+    """The rows of `jobs` that no rule leaves out, by `job`. Raises StudyError."""
+    study.check()
+    out = study.read("exclusions", ["job", "scope"]).filter(pl.col("scope") == EVERYWHERE)["job"].drop_nulls()
+    return study.read("jobs").filter(~pl.col("job").is_in(out.to_list())).sort("job")
+
+
+def figures_of(study: Study) -> FleetFigures:
+    """All figures of a study. Raises StudyError where there is none."""
+    jobs = counted_jobs(study)
+    sources = study.read("sources")
+    fixes, titles = _fixes_by_job(study, jobs)
+    hours, lost = _column(jobs, "gpu_hours"), _column(jobs, "lost_gpu_hours")
+    straggling = _column(jobs, "straggling")
+    columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
+    columns += [_by_job(jobs, fixes.filter(kind=kind)) for kind in titles["kind"]]
+    sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
+    one, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
+    return FleetFigures(
+        sources=sources.height + study.read("exclusions", ["job"])["job"].null_count(),
+        contents=sources["job"].n_unique(),
+        copies=sources.height - sources["job"].n_unique(),
+        jobs=jobs.height,
+        gpu_hours=float(hours.sum()),
+        lost_gpu_hours=float(lost.sum()),
+        straggling_jobs=ratio(straggling, columns[0], slow, one),
+        straggling_hours=ratio(columns[3], hours, slow_hours, weight),
+        lost=ratio(lost, hours, gone, weight),
+        samples=samples_of(jobs.height),
+        left_out=tuple(_left_out(study)),
+        analyses=tuple(sorted(jobs["analysis"].unique())),
+        quantiles=quantiles(jobs, QUANTILES),
+        causes=_causes(study, jobs),
+        groups=_groups(study, jobs),
+        patterns=_patterns(study, jobs),
+        fixes=tuple(_fixes(titles, columns[5:], hours, sums[:, 5:], weight)),
+        paper=beside_paper(jobs, study),
+    )
+
+
+def _column(jobs: pl.DataFrame, name: str) -> Floats:
+    return jobs[name].cast(pl.Float64).fill_null(0.0).fill_nan(0.0).to_numpy()
+
+
+def _by_job(jobs: pl.DataFrame, rows: pl.DataFrame) -> Floats:
+    """`gpu_hours` of rows by job, in the order of `jobs`."""
+    joined = jobs.select("job").join(rows.select("job", "gpu_hours"), on="job", how="left", maintain_order="left")
+    return _column(joined, "gpu_hours")
+
+
+def _left_out(study: Study) -> Sequence[LeftOut]:
+    """Every rule with the jobs it leaves out; a job counts first where the first of its rules does."""
+    order = {str(rule): at for at, rule in enumerate(Rule)}
+    rows = study.read("exclusions").with_columns(
+        who=pl.coalesce("job", "source"), order=pl.col("rule").replace_strict(order, return_dtype=pl.Int64)
+    )
+    first = rows.filter(pl.col("scope") == EVERYWHERE).group_by("who").agg(pl.col("order").min())["order"]
+    found = []
+    for rule, at in order.items():
+        jobs = rows.filter(rule=rule)["who"].n_unique()
+        scope = BY_TIME if rule == Rule.CLOCK else EVERYWHERE
+        found.append(LeftOut(Rule(rule), scope, jobs, int((first == at).sum()) if scope == EVERYWHERE else jobs))
+    return [one for one in found if one.jobs]
+
+
+def quantiles(jobs: pl.DataFrame, shares: Sequence[float]) -> pl.DataFrame:
+    """Of S and waste, by jobs and by GPU-hours: the smallest value that at least that share does not exceed."""
+    columns: dict[str, Any] = {"quantile": list(shares)}
+    for figure in ("slowdown", "waste"):
+        known = jobs.select(figure, "gpu_hours").drop_nulls().sort(figure)
+        values = known[figure].to_numpy()
+        for name, weights in (("jobs", np.ones(len(values))), ("hours", known["gpu_hours"].to_numpy())):
+            reached = np.cumsum(weights) / weights.sum() if len(values) else values
+            at = np.searchsorted(reached, np.asarray(shares) - 1e-12).clip(0, max(len(values) - 1, 0))
+            columns[f"{figure}_{name}"] = values[at] if len(values) else np.full(len(shares), np.nan)
+    return pl.DataFrame(columns)
+
+
+def grouped(jobs: pl.DataFrame, by: pl.Expr) -> pl.DataFrame:
+    """`group`, `jobs`, `straggling` (a share), `gpu_hours`, `lost_gpu_hours`, `lost` (a share), most lost first."""
+    return (
+        jobs.with_columns(group=by)
+        .group_by("group")
+        .agg(
+            jobs=pl.len(),
+            straggling=pl.col("straggling").cast(pl.Float64).mean(),
+            gpu_hours=pl.col("gpu_hours").sum(),
+            lost_gpu_hours=pl.col("lost_gpu_hours").sum(),
+        )
+        .with_columns(lost=pl.col("lost_gpu_hours") / pl.col("gpu_hours"))
+        .sort("lost_gpu_hours", "group", descending=[True, False], nulls_last=True)
+    )
+
+
+def _groups(study: Study, jobs: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    ends = pl.Series([float(size) for size in SIZES])
+    names = [f"up to {SIZES[0]:,}", *(f"{low + 1:,} to {high:,}" for low, high in pairwise(SIZES)),
+             f"above {SIZES[-1]:,}"]  # fmt: skip
+    size = pl.Series(names)[ends.search_sorted(jobs["gpus"].cast(pl.Float64), side="left")]
+    order = {name: at for at, name in enumerate(names)}
+    sizes = grouped(jobs.with_columns(size=size), pl.col("size")).sort(pl.col("group").replace_strict(order))
+    timed = jobs.filter(pl.col("started_at").is_not_null())
+    week = pl.from_epoch((pl.col("started_at") // _WEEK_S * _WEEK_S).cast(pl.Int64)).dt.strftime("%Y-%m-%d")
+    unknown = pl.lit("unknown")
+    return {
+        "size": sizes,
+        "week": grouped(timed, week).sort("group"),
+        "gpu_model": grouped(jobs, pl.col("gpu_model").fill_null(unknown)),
+        "team": grouped(jobs, pl.col("team").fill_null(unknown)),
+        "host": _hosts(study, jobs),
+    }
+
+
+def _hosts(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
+    """GPU-hours that causes on each host's ranks cost; only causes that speak of a machine."""
+    wanted = pl.col("part").is_in(list(MACHINE_PARTS)) & pl.col("host").is_not_null()
+    rows = study.table("workers").filter(wanted).select("job", "host", "part", "cost_s").collect()
+    return (
+        rows.group_by("job", "host", "part")  # a cause on several ranks of a host costs what it costs once
+        .agg(pl.col("cost_s").max())
+        .join(jobs.select("job", "recorded_s", "gpu_hours"), on="job")
+        .with_columns(lost=pl.col("cost_s").cast(pl.Float64) / pl.col("recorded_s") * pl.col("gpu_hours"))
+        .group_by(group=pl.col("host"))
+        .agg(jobs=pl.col("job").n_unique(), lost_gpu_hours=pl.col("lost").sum())
+        .sort("lost_gpu_hours", "group", descending=[True, False])
+    )
+
+
+def _causes(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
+    """`kind`, `title`, `jobs`, `lost_gpu_hours`, `lost` (share of all GPU-hours), most lost first."""
+    rows = study.table("causes").select("job", "kind", "title", "lost_gpu_hours").collect()
+    whole = float(jobs["gpu_hours"].sum()) or float("nan")
+    of_job = (
+        rows.join(jobs.select("job", hours=pl.col("gpu_hours")), on="job")
+        .group_by("job", "kind", "hours", maintain_order=True)
+        .agg(pl.col("title").first(), pl.col("lost_gpu_hours").sum())
+        .filter(pl.col("lost_gpu_hours") >= SMALLEST_SHARE * pl.col("hours"))
+    )
+    return (
+        of_job.group_by("kind")
+        .agg(title=pl.col("title").mode().min(), jobs=pl.len(), lost_gpu_hours=pl.col("lost_gpu_hours").sum())
+        .with_columns(lost=pl.col("lost_gpu_hours") / whole)
+        .sort("lost_gpu_hours", "kind", descending=[True, False])
+    )
+
+
+def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
+    """`group`, `pattern`, `jobs` (a share), `hours` (a share of GPU-hours), `lost_gpu_hours`.
+
+    Over steps and over workers; what the slowest 3 % of workers and the last stage explain at least half of, of
+    straggling jobs; sequence lengths; garbage collection.
+    """
+    slow = pl.col("straggling")
+    collecting = study.table("causes").filter(kind="python-gc").select("job").unique().collect()["job"].to_list()
+    together = pl.col("forward_backward_correlation") >= 0.9
+    wanted = [
+        *(("over steps", str(shape), pl.col("time_pattern") == str(shape)) for shape in TimeShape),
+        *(("over workers", str(shape), pl.col("space_pattern") == str(shape)) for shape in SpaceShape),
+        ("straggling because of", "the slowest 3 % of workers (M_W >= 50 %)", slow & (pl.col("m_w") >= 0.5)),
+        ("straggling because of", "the last stage (M_S >= 50 %)", slow & (pl.col("m_s") >= 0.5)),
+        (
+            "straggling because of",
+            "sequence lengths (r >= 0.9)",
+            slow & together,
+        ),
+        ("straggling because of", "garbage collection (a cause)", slow & pl.col("job").is_in(collecting)),
+    ]
+    hours = pl.col("gpu_hours").sum()
+    rows = []
+    for group, name, holds in wanted:
+        found = jobs.filter(holds.fill_null(value=False))
+        shares = {
+            "jobs": found.height / max(jobs.height, 1),
+            "hours": float(found.select(hours).item()) / (float(jobs.select(hours).item()) or float("nan")),
+            "lost_gpu_hours": float(found["lost_gpu_hours"].sum()),
+        }
+        if found.height:
+            rows.append({"group": group, "pattern": name, **shares})
+    schema = {"group": pl.String, "pattern": pl.String, "jobs": pl.Float64, "hours": pl.Float64,
+              "lost_gpu_hours": pl.Float64}  # fmt: skip
+    return pl.DataFrame(rows, schema)
+
+
+def _fixes_by_job(study: Study, jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`job`, `kind`, `gpu_hours` of the best fix of each kind of each job; and the kinds that give back most.
+
+    A combination of fixes is none of its own.
+    """
+    rows = (
+        study.table("fixes")
+        .filter(pl.col("saved_gpu_hours").is_not_null() & (pl.col("kind") != "combination"))
+        .select("job", "kind", "title", "bound", gpu_hours="saved_gpu_hours")
+        .collect()
+        .join(jobs.select("job", "name"), on="job")
+        .sort("gpu_hours", descending=True, maintain_order=True)
+        .unique(["job", "kind"], keep="first", maintain_order=True)
+    )
+    titles = (
+        rows.group_by("kind", maintain_order=True)
+        .agg(pl.len().alias("jobs"), pl.col("gpu_hours").sum(), pl.col("bound").all(), pl.col("title").first(),
+             pl.col("name").first())
+        .sort("bound", "gpu_hours", "kind", descending=[False, True, False])
+        .head(MOST_FIXES)
+    )  # fmt: skip
+    return rows, titles
+
+
+def _fixes(
+    titles: pl.DataFrame, columns: Sequence[Floats], hours: Floats, sums: Floats, weight: Floats
+) -> Iterator[FixOfFleet]:
+    """A row for each kind of `titles`. `columns`: GPU-hours by job; `sums`, `weight`: those and all, in each sample."""
+    for at, row in enumerate(titles.iter_rows(named=True)):
+        low, high = interval(sums[:, at] / weight)
+        yield FixOfFleet(
+            kind=row["kind"],
+            jobs=row["jobs"],
+            gpu_hours=row["gpu_hours"],
+            share=Interval(float(columns[at].sum()) / float(hours.sum()), low, high),
+            bound=row["bound"],
+            example=row["title"],
+            example_job=row["name"],
+        )

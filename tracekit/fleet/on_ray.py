@@ -1,0 +1,97 @@
+"""Tasks of a Ray cluster that analyse traces. Ray is imported here alone, and only where this is asked for.
+
+In: tasks. Out: outcomes. Each task declares the memory that its trace suggests, reads its source from storage and
+writes its result into the study's folder, so both must be reachable from every node; through Ray go words only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tracekit.errors import SelectionError
+from tracekit.fleet.exclusions import Rule
+from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
+from tracekit.text import short
+
+#: Tasks given to Ray ahead of those that run, for each processor.
+_AHEAD = 2
+#: So often a cluster of our own is started: on a busy machine Ray gives up early.
+_STARTS = 4
+
+
+class RayExecutor:
+    """`address`: of a running cluster, None for one on this machine with `processes` processors.
+
+    A cluster of our own ends with this process.
+    """
+
+    def __init__(self, address: str | None, processes: int) -> None:
+        self.address, self.processes = address, processes
+
+    def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[Outcome]:
+        """See `Executor.run`."""
+        if not tasks:
+            return
+        ray = _ray()
+        if not ray.is_initialized():
+            self._connect(ray)
+        yield from self._outcomes(ray, tasks, alone=alone)
+
+    def _connect(self, ray: Any) -> None:
+        """Raises SelectionError where no cluster answers; one of our own is given several chances to start."""
+        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        if self.address is None:
+            settings |= {"address": "local", "num_cpus": self.processes, "include_dashboard": False}
+        else:
+            settings["address"] = self.address
+        for left in reversed(range(_STARTS if self.address is None else 1)):
+            try:
+                ray.init(**settings)
+            except Exception as error:  # Ray raises no other where a node takes more than its 30 s to start
+                ray.shutdown()
+                if not left:
+                    reason = (str(error).splitlines() or [type(error).__name__])[0]
+                    where = "a cluster here" if self.address is None else short(self.address)
+                    raise SelectionError(f"--ray: {where} does not answer ({reason:.200}); check the address") from None
+            else:
+                return
+
+    def _outcomes(self, ray: Any, tasks: Sequence[Task], *, alone: bool) -> Iterator[Outcome]:
+        """Tasks go out as others come back, so that Ray never holds many."""
+        work = ray.remote(num_cpus=1, max_retries=0)(_work)
+        most = 1 if alone else max(1, int(ray.cluster_resources().get("CPU", 1)) * _AHEAD)
+        largest = max((node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+        waiting = list(reversed(tasks))
+        running: dict[Any, Task] = {}
+        while waiting or running:
+            while waiting and len(running) < most:
+                task = waiting.pop()
+                memory = int(min(task.memory_bytes, max(largest, BASE_BYTES)))
+                running[work.options(memory=memory).remote(asdict(task))] = task
+            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            task = running.pop(done)
+            try:
+                yield Outcome(**ray.get(done))
+            except ray.exceptions.RayError as error:
+                reason = f"its analysis was ended: {type(error).__name__}"
+                yield Outcome(task.source.url, rule=str(Rule.CRASHED), reason=reason, died=True)
+
+
+def _work(plain: dict[str, Any]) -> dict[str, Any]:
+    """What runs in a process of Ray's. Plain data in and out: Ray need not know our types."""
+    os.environ.update(ONE_THREAD)  # before polars is imported, which counts threads then
+    from tracekit.fleet.worker import task_of, work
+
+    return asdict(work(task_of(plain)))
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise SelectionError("--ray needs Ray; install it with pip install 'tracekit[ray]'") from None
+    return ray

@@ -1,0 +1,218 @@
+"""Where the traces of a study are: files, folders, globs, stores, prefixes of S3.
+
+In: what the user named. Out: a `Source` for each job found there. Nothing is read but names, sizes and times, and the
+first bytes of files whose names do not say what they are.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import SelectionError
+from tracekit.text import encodable, short
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+S3 = "s3://"
+PARQUET = ".parquet"
+#: Of files that can be traces, beside Parquet; their first bytes say whether they are.
+_OTHERS = (".json", ".json.gz", ".log", ".txt")
+#: Layouts of published traces, beside the trace.
+_LAYOUTS = (".yaml", ".yml")
+#: So often a request to S3 is repeated that was throttled or failed, each time after twice as long.
+_S3_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One trace. `url`: an absolute path or s3://. `bytes`: its size, as far as known.
+
+    `stamp`: changes whenever the content may have; "" where that cannot be told. `layout`: the YAML file beside it.
+    """
+
+    url: str
+    stamp: str
+    bytes: int
+    layout: str | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether it lies in S3."""
+        return self.url.startswith(S3)
+
+
+def find_sources(named: Iterable[str]) -> list[Source]:
+    """Every job that what the user named leads to, each once, by url. Raises SelectionError where one leads nowhere."""
+    found: dict[str, Source] = {}
+    for text in named:
+        before = len(found)
+        for source in _expand(text):
+            found.setdefault(source.url, source)
+        if len(found) == before and text not in found and not any(url.startswith(text) for url in found):
+            raise SelectionError(
+                f"{short(text)}: no trace there; expected trace files, a folder, a glob, a store or s3://"
+            )
+    return [found[url] for url in sorted(found)]
+
+
+def stamp_of(path: Path) -> str:
+    """What tells the content of a file, or of all files of a folder, from what it was before. Raises OSError."""
+    files = folder_files(path) if path.is_dir() else [path]
+    return "|".join(_stamp(file.stat()) for file in files)
+
+
+def folder_files(path: Path) -> list[Path]:
+    """All files below a folder, by name."""
+    return sorted(Path(root) / name for root, _, names in os.walk(path) for name in names)
+
+
+def _stamp(found: os.stat_result) -> str:
+    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{found.st_ino}"
+
+
+def _expand(text: str) -> Iterator[Source]:
+    if text.startswith(S3):
+        yield from _in_s3(text)
+        return
+    path = Path(text)
+    if path.is_dir():
+        yield from _in_folder(path.absolute())
+    elif path.exists():
+        yield _local(path.absolute())
+    elif glob.has_magic(text):
+        pattern = path.absolute()
+        for match in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
+            yield from _in_folder(match) if match.is_dir() else _named_file(match)
+    else:
+        raise SelectionError(f"{short(text)}: not there; expected trace files, a folder, a glob, a store or s3://")
+
+
+def _named_file(path: Path) -> Iterator[Source]:
+    """A file that a glob matches, unless it is a layout."""
+    if path.suffix not in _LAYOUTS:
+        yield _local(path.absolute())
+
+
+def _local(path: Path) -> Source:
+    try:
+        files = folder_files(path) if path.is_dir() else [path]
+        size = sum(file.stat().st_size for file in files)
+        stamp = stamp_of(path)
+    except OSError:  # reading will say what is wrong
+        size, stamp = 0, ""
+    return Source(str(path), stamp, size, None if path.is_dir() else _layout_beside(path))
+
+
+def _layout_beside(path: Path) -> str | None:
+    """The YAML file that goes with a Parquet file: of its name, or the only one called meta."""
+    if path.suffix != PARQUET:
+        return None
+    names = [path.with_suffix(suffix) for suffix in _LAYOUTS] + [path.with_name(f"meta{one}") for one in _LAYOUTS]
+    return next((str(name) for name in names if name.exists()), None)
+
+
+def _in_folder(folder: Path) -> Iterator[Source]:
+    """The jobs in a folder and all below it: stores by window, folders that are one job as one, files."""
+    from tracekit.store.folder import is_store_folder
+
+    if is_store_folder(folder):
+        yield from _in_store(folder)
+        return
+    if is_study(folder):
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        yield Source(str(folder), "", 0)  # reading will say what is wrong
+        return
+    shown = [entry for entry in entries if not entry.name.startswith(".")]
+    others = [entry for entry in shown if entry.name.endswith(_OTHERS)]
+    if others and _is_one_job(folder, [Path(entry.path) for entry in others]):
+        yield _local(folder)
+        return
+    for entry in shown:
+        path = Path(entry.path)
+        if entry.is_dir():
+            yield from _in_folder(path)
+        elif entry.name.endswith(PARQUET) or (entry.name.endswith(_OTHERS) and _is_trace(path)):
+            yield _local(path)
+
+
+def _in_store(folder: Path) -> Iterator[Source]:
+    from tracekit.store import Part, Store
+    from tracekit.store.folder import Folder
+
+    store = Store(folder)
+    for job in store.jobs():
+        for window in store.windows(job.name):
+            if Part.OPS in window.files:
+                yield _local(Folder(folder).file(window.job_id, window.number, Part.OPS))
+
+
+def is_study(folder: Path) -> bool:
+    """Whether a folder is a study, whose tables are no traces."""
+    return (folder / MARK).is_file()
+
+
+#: The file that marks a study.
+MARK = "tracekit-study"
+
+
+def _is_one_job(folder: Path, files: list[Path]) -> bool:
+    """Whether a folder is what an importer reads as one job: a recording, or the files of a profiler."""
+    from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
+    from tracekit.collectors.importers.registry import is_known
+
+    return is_known(folder) or any(looks_like_kineto(file) for file in files)
+
+
+def _is_trace(path: Path) -> bool:
+    from tracekit.collectors.importers.registry import is_known
+
+    return is_known(path)
+
+
+# ---- S3
+
+
+def s3_filesystem() -> FileSystem:
+    """S3 as the environment describes it (AWS_* variables, AWS_ENDPOINT_URL); requests that fail are repeated."""
+    from pyarrow import fs
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    settings: dict[str, Any] = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)}
+    if endpoint:
+        scheme, _, host = endpoint.rpartition("://")
+        settings |= {"endpoint_override": host.rstrip("/"), "scheme": scheme or "https"}
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        settings["region"] = region
+    return fs.S3FileSystem(**settings)
+
+
+def _in_s3(url: str) -> Iterator[Source]:
+    """Every object below a prefix that can be a trace; each is a job."""
+    from pyarrow import fs
+
+    place = url.removeprefix(S3).strip("/")
+    try:
+        system = s3_filesystem()
+        found: list[FileInfo] = [system.get_file_info(place)]
+        if found[0].type is not fs.FileType.File:
+            found = system.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
+    except OSError as error:
+        raise SelectionError(
+            f"{short(url)}: cannot be listed: {encodable(str(error)):.300}; check address and keys"
+        ) from None
+    names = {info.path for info in found}
+    for info in found:
+        if info.type is fs.FileType.File and info.path.endswith((PARQUET, *_OTHERS)):
+            stem, _, folder = info.path.removesuffix(PARQUET), "", info.path.rpartition("/")[0]
+            beside = [f"{base}{suffix}" for base in (stem, f"{folder}/meta") for suffix in _LAYOUTS]
+            layout = next((f"{S3}{name}" for name in beside if name in names), None)
+            yield Source(f"{S3}{info.path}", f"{info.size}:{info.mtime_ns}", info.size or 0, layout)

@@ -1,0 +1,215 @@
+"""Rows of a fleet's report, as terminal and page show them.
+
+In: `FleetFigures`. Out: headings and cells as text. What causes and fixes are called comes from the
+reports of the jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from tracekit.fleet.bootstrap import CONFIDENCE, Interval
+from tracekit.fleet.figures import FleetFigures
+from tracekit.fleet.paper import CITATION, SHARE
+from tracekit.text import short
+
+#: Rows of a table that are shown; all are in the JSON.
+MOST_ROWS = 10
+_TITLES = {
+    "size": "By size, GPUs",
+    "week": "By week of the first traced step",
+    "gpu_model": "By GPU model",
+    "team": "Who pays: by team",
+    "host": "By host, causes of the machine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text: a title, heads, rows, and a note below."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+
+
+def headline(found: FleetFigures) -> str:
+    """The first line."""
+    if not found.jobs:
+        return "No job counts: every one was left out."
+    return (
+        f"{_percent(found.straggling_jobs.value)} of {found.jobs:,} jobs straggle;"
+        f" {_percent(found.lost.value)} of {hours(found.gpu_hours)} GPU-hours are lost"
+    )
+
+
+def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
+    """What the first screen says below the first line."""
+    yield (
+        "Jobs",
+        (
+            f"{found.sources:,} sources, {found.copies:,} of them copies; {found.jobs:,} jobs count,"
+            f" {sum(one.first for one in found.left_out if one.scope == 'everywhere'):,} are left out"
+        ),
+    )
+    if not found.jobs:
+        return
+    yield (
+        "Straggling",
+        (f"{between(found.straggling_jobs)} of jobs, {between(found.straggling_hours)} of GPU-hours (S >= 1.1)"),
+    )
+    yield "Lost", f"{hours(found.lost_gpu_hours)} GPU-hours, {between(found.lost)}"
+    if found.causes.height:
+        first = found.causes.row(0, named=True)
+        yield "Mostly to", f"{first['title']}: {hours(first['lost_gpu_hours'])} GPU-hours in {first['jobs']:,} jobs"
+    if found.fixes:
+        best = found.fixes[0]
+        yield (
+            "Best fix",
+            (
+                f"{best.kind}: gives back {hours(best.gpu_hours)} GPU-hours, {between(best.share)}, in {best.jobs:,}"
+                " jobs"
+            ),
+        )
+    yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {found.samples:,} samples"
+    if len(found.analyses) > 1:
+        yield "Mixed", f"jobs of {len(found.analyses)} versions of the analysis: run the sources again"
+
+
+def tables(found: FleetFigures) -> Iterator[Table]:
+    """Every table, in order; those without rows are left out."""
+    everything = (_causes(found), _fixes(found), _examples(found), _distribution(found), *_groups(found),
+                  _patterns(found), _paper(found), _left_out(found))  # fmt: skip
+    yield from (table for table in everything if table.rows)
+
+
+def _causes(found: FleetFigures) -> Table:
+    rows = [
+        (row["title"], f"{row['jobs']:,}", hours(row["lost_gpu_hours"]), _percent(row["lost"]))
+        for row in found.causes.head(MOST_ROWS).iter_rows(named=True)
+    ]
+    note = "Jobs that lose at least 1 % of their step to it. Causes overlap: they do not add up."
+    return Table("GPU-hours lost by cause", ("Cause", "jobs", "GPU-hours", "of all"), rows, note)
+
+
+def _fixes(found: FleetFigures) -> Table:
+    rows = [
+        (
+            one.kind,
+            f"{one.jobs:,}",
+            ("at most " if one.bound else "") + hours(one.gpu_hours),
+            between(one.share),
+        )
+        for one in found.fixes
+    ]
+    heads = ("Fix", "jobs", "gives back", "of all GPU-hours")
+    return Table("Fixes that give back most", heads, rows, "Of each job the best fix of its kind. Fixes overlap.")
+
+
+def _examples(found: FleetFigures) -> Table:
+    rows = [(one.kind, f"{short(one.example_job)}: {one.example}") for one in found.fixes]
+    return Table("Where each of these fixes gives back most", ("Fix", "job"), rows)
+
+
+def _distribution(found: FleetFigures) -> Table:
+    rows = [
+        (
+            f"{row['quantile']:.0%}",
+            f"{row['slowdown_jobs']:.3f}",
+            _percent(row["waste_jobs"]),
+            f"{row['slowdown_hours']:.3f}",
+            _percent(row["waste_hours"]),
+        )
+        for row in found.quantiles.iter_rows(named=True)
+        if found.jobs
+    ]
+    heads = ("At most, in", "S of jobs", "waste", "S by GPU-hours", "waste by GPU-hours")
+    return Table("Slowdown and waste", heads, rows)
+
+
+def _groups(found: FleetFigures) -> Iterator[Table]:
+    for name, rows in found.groups.items():
+        shown = rows if name in ("size", "week") else rows.head(MOST_ROWS)
+        cells = [_group_row(row) for row in shown.iter_rows(named=True)]
+        heads = ("", "jobs", "GPU-hours lost", "straggling", "lost")[: len(cells[0]) if cells else 5]
+        more = f"{rows.height - shown.height:,} more in the JSON." if rows.height > shown.height else ""
+        yield Table(_TITLES[name], heads, cells, more)
+
+
+def _group_row(row: dict[str, object]) -> tuple[str, ...]:
+    cells = short(str(row["group"])), f"{row['jobs']:,}", hours(_number(row["lost_gpu_hours"]))
+    if "lost" not in row:
+        return cells
+    return *cells, _percent(_number(row["straggling"])), _percent(_number(row["lost"]))
+
+
+def _patterns(found: FleetFigures) -> Table:
+    rows = [
+        (
+            f"{row['group']}: {row['pattern']}",
+            _percent(row["jobs"]),
+            _percent(row["hours"]),
+            hours(row["lost_gpu_hours"]),
+        )
+        for row in found.patterns.iter_rows(named=True)
+    ]
+    return Table("Patterns", ("Slowdown", "of jobs", "of GPU-hours", "GPU-hours lost"), rows)
+
+
+def _paper(found: FleetFigures) -> Table:
+    def cell(value: float | None, unit: str) -> str:
+        return "-" if value is None else _percent(value) if unit == SHARE else f"{value:.2f}"
+
+    rows = [
+        (one.name, f"{cell(one.paper, one.unit)} ({one.status})", cell(one.ours, one.unit), f"{one.jobs:,}")
+        for one in found.paper
+    ]
+    heads = ("", "the paper", "ours", "our jobs")
+    return Table("Our fleet beside the paper's", heads, rows, f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
+
+
+def _left_out(found: FleetFigures) -> Table:
+    rows = [(str(one.rule), one.scope, f"{one.jobs:,}", f"{one.first:,}") for one in found.left_out]
+    return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), rows)
+
+
+def culprit_rows(found: pl.DataFrame) -> list[tuple[str, ...]]:
+    """Recurring culprits as text."""
+    return [
+        (
+            f"{row['kind']} {short(row['machine'])}",
+            f"{row['hit']:,} of {row['jobs']:,}",
+            f"{row['expected']:.2f}",
+            f"{row['q_value']:.2g}",
+            hours(row["lost_gpu_hours"]),
+            row["parts"],
+            short(row["last_job"] or ""),
+        )
+        for row in found.iter_rows(named=True)
+    ]
+
+
+CULPRIT_HEADS = ("Machine", "held up", "by chance", "q", "GPU-hours lost", "slow in", "last")
+
+
+def between(found: Interval) -> str:
+    """A share with its interval."""
+    return f"{_percent(found.value)} ({_percent(found.low)} to {_percent(found.high)})"
+
+
+def hours(value: float) -> str:
+    """GPU-hours with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.1%}"

@@ -1,0 +1,50 @@
+"""The process that analyses traces for `local.LocalExecutor`: `python -m tracekit.fleet.worker`.
+
+In: tasks on stdin, a line of JSON each. Out: outcomes on what stdout was; whatever else writes there goes nowhere. It
+ends when its stdin does, so also when the driver was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from tracekit import memory
+from tracekit.fleet.executor import Outcome, Task
+from tracekit.fleet.sources import Source
+
+
+def main() -> None:
+    """Work until stdin ends."""
+    memory.return_at_once()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    for line in sys.stdin:
+        answers.write(json.dumps(asdict(work(task_of(json.loads(line))))) + "\n")
+        answers.flush()
+
+
+def task_of(plain: dict[str, Any]) -> Task:
+    """The inverse of `asdict`."""
+    return Task(**{**plain, "source": Source(**plain["source"])})
+
+
+def work(task: Task) -> Outcome:
+    """`analyse`, whose own defects cost one trace and not the run."""
+    from tracekit.fleet.analyse import analyse
+
+    try:
+        return analyse(task)
+    except Exception as error:  # a defect that one trace shows must not cost the others their figures
+        return Outcome(
+            task.source.url, rule="crashed", reason=f"the analysis ended with {type(error).__name__}: {error}"[:400]
+        )
+
+
+if __name__ == "__main__":
+    main()

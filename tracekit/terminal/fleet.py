@@ -1,0 +1,72 @@
+"""A fleet's report in the terminal.
+
+In: figures of a study, or of two. Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from tracekit.fleet.comparison import Direction, FleetComparison
+from tracekit.fleet.figures import FleetFigures
+from tracekit.fleet.words import CULPRIT_HEADS, Table, answer_rows, culprit_rows, headline, tables
+from tracekit.terminal.tables import labelled, new_table
+from tracekit.text import printable
+
+_STYLES = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.UNCLEAR: ""}
+
+
+def print_fleet(found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console) -> None:
+    """Print the report. `culprits`: with the false-discovery rate `rate`."""
+    console.print(Text(printable(headline(found)), style="bold"))
+    console.print(Padding(labelled((name, printable(words)) for name, words in answer_rows(found)), (1, 0)))
+    for table in tables(found):
+        _print_table(table, console)
+    print_culprits(culprits, rate, console)
+
+
+def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: int = 10) -> None:
+    """Print machines that recur, at that false-discovery rate."""
+    note = f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
+    more = culprits.height - most
+    rows = culprit_rows(culprits.head(most))
+    if rows:
+        note += f" {more:,} more with `tracekit fleet culprits`." if more > 0 else ""
+        _print_table(Table("Machines that hold up one job after another", CULPRIT_HEADS, rows, note), console)
+    else:
+        console.print(f"No host or GPU holds up jobs more often than by chance (false-discovery rate {rate:.0%}).")
+
+
+def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
+    """Print what changed from one study to the next."""
+    worse = [one for one in found.changes if one.direction is Direction.WORSE]
+    better = [one for one in found.changes if one.direction is Direction.BETTER]
+    console.print(
+        f"{len(worse)} of {len(found.changes)} figures are worse, {len(better)} better;"
+        f" {found.jobs_before:,} jobs before, {found.jobs_after:,} after",
+        style="bold",
+    )
+    table = new_table("Share", "before", "after", "change", "95 % interval", "")
+    for one in found.changes:
+        table.add_row(
+            Text(printable(f"{one.group}: {one.name}")),
+            *(f"{value:.1%}" for value in (one.before, one.after)),
+            f"{one.change.value:+.1%}",
+            f"{one.change.low:+.1%} to {one.change.high:+.1%}",
+            Text(str(one.direction), style=_STYLES[one.direction]),
+        )
+    console.print(Padding(table, (1, 0)))
+    console.print("Each interval alone misses the true change in 5 % of cases, so some rows stand out by chance.")
+
+
+def _print_table(table: Table, console: Console) -> None:
+    console.print(Text(table.title, style="bold"))
+    shown = new_table(*table.heads)
+    for row in table.rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    if table.note:
+        shown.caption, shown.caption_justify = printable(table.note), "left"
+    console.print(Padding(shown, (0, 0, 1, 0)))
