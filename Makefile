@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CHROMIUM := /usr/bin/chromium-headless-shell
-GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core
+NGINX := /usr/sbin/nginx
+GET_BOTH := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core nginx-light openssl
 
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
@@ -32,18 +33,18 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check $(CHROMIUM)
+test: check $(CHROMIUM) $(NGINX)
 	$(BIN)/pytest -n 2
 
 # A hundred times as many examples of every property, other ones each time: some hours.
 fuzz: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m hypothesis
 
-# The browser that tests the dashboard.
-$(CHROMIUM):
+# The browser that tests the dashboard, and the reverse proxy that it is tested behind.
+$(CHROMIUM) $(NGINX) &:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_CHROMIUM) >/dev/null; \
-	else echo "The dashboard's tests need Chromium: sudo $(GET_CHROMIUM)" >&2; exit 1; fi
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_BOTH) >/dev/null; \
+	else echo "The dashboard's tests need Chromium and nginx: sudo $(GET_BOTH)" >&2; exit 1; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -65,8 +65,9 @@ class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes, a sentence each, with its
-    cost. `causes`: where each of the diagnosis's causes is and what it does, in the same order.
+    `fix`: the best fix of the leading cause and what it saves; `action` and `saves`: the two apart. `others`: the other
+    causes, a sentence each, with its cost. `causes`: where each of the diagnosis's causes is and what it does, in the
+    same order.
     """
 
     headline: str
@@ -75,6 +76,8 @@ class Answer:
     why: str | None
     check: str | None
     fix: str | None
+    action: str | None
+    saves: str | None
     others: tuple[str, ...]
     causes: tuple[str, ...]
     trust: str
@@ -91,13 +94,17 @@ def answer_of(
     """The answer for a diagnosed job."""
     leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
     lost = verdict.lost_s > 0
+    best = None if leading is None else best_fix(leading, fixes)
+    saves = None if best is None else _saves(evidence, best)
     return Answer(
         headline=verdict.sentence,
         cost=_cost(evidence, verdict) if lost else None,
         who=None if leading is None else _who(evidence, leading),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
-        fix=None if leading is None else _fix(evidence, leading, fixes),
+        fix=None if best is None else f"{best.title}: {saves}",
+        action=None if best is None else best.title,
+        saves=saves,
         others=tuple(_other(evidence, cause) for cause in causes if _is_found(cause) and cause is not leading),
         causes=tuple(_cause(evidence, cause) for cause in causes),
         trust=_trust(evidence, trust),
@@ -157,17 +164,14 @@ def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
     return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
 
 
-def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
-    """What the best fix of a cause gives back, or why that is not promised."""
-    best = best_fix(cause, fixes)
-    if best is None:
-        return None
+def _saves(evidence: Evidence, best: Fix) -> str:
+    """What a fix gives back, or why that is not promised."""
     if best.withheld is not None:
-        return f"{best.title}: no saving promised, {best.withheld}"
+        return f"no saving promised, {best.withheld}"
     error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 and not best.bound else ""
     assumes = f"; assumes {best.assumes}" if best.assumes else ""
     return (
-        f"{best.title}: saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
+        f"saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
         f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
         f" {best.saved_gpu_hours_per_day:,.3g} GPU-hours a day{assumes}"
     )

@@ -45,10 +45,15 @@ def worker_cells(report: Report, largest: tuple[int, int]) -> WorkerCells:
     rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
     padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
     padded[: values.shape[0], : values.shape[1]] = values
-    top = max(float(values.max()), _LEAST_TOP)
     return WorkerCells(
         slowdown=padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)),
         patch=(patch[0], patch[1]),
         dp_ranks=tuple(dp_ranks[row * patch[0]] for row in range(rows)),
-        bounds=tuple(1.0 + (top - 1.0) * share for share in _SHARES),
+        bounds=level_bounds(float(values.max())),
     )
+
+
+def level_bounds(largest: float) -> tuple[float, ...]:
+    """The S from which each level but the lowest begins, on a map whose largest S_w is `largest`."""
+    top = max(largest, _LEAST_TOP)
+    return tuple(1.0 + (top - 1.0) * share for share in _SHARES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.ui.components import problem
+from tracekit.dashboards.ui.components import href, problem
 from tracekit.dashboards.ui.shell import page
 
 
@@ -14,7 +14,7 @@ def build(**_: str) -> list[Component]:
     return [
         html.H1("No such page"),
         problem("This address names no page of the dashboard; it may have been cut when it was copied."),
-        dcc.Link("All jobs", href="/"),
+        dcc.Link("All jobs", href=href("/")),
     ]
 
 

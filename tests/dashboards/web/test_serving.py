@@ -23,8 +23,10 @@ from werkzeug.security import generate_password_hash
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, found, sent
 from tests.handmade import run, run_process, slow_trace
+from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.app import make_app
-from tracekit.dashboards.web.auth import Passwords, ProxyHeader, read_auth
+from tracekit.dashboards.web.auth import ProxyHeader, read_auth
+from tracekit.dashboards.web.passwords import Passwords
 from tracekit.dashboards.web.server import AUTH_VARIABLE
 from tracekit.errors import SelectionError
 from tracekit.findings import Unanalysed
@@ -139,7 +141,7 @@ class TestWhoMayLook:
             ("127.0.0.0/8", {"X-User": " "}, 403),
             ("10.0.0.1", {"X-User": "ann"}, 403),
         ):
-            app = make_app(sample_store, auth=read_auth(f"header:X-User@{network}"))
+            app = make_app(sample_store, Access(read_auth(f"header:X-User@{network}")))
             assert app.server.test_client().get("/metrics", headers=header).status_code == status
 
     def test_the_text_of_auth_is_read_or_refused(self, tmp_path: Path) -> None:
