@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
-from dash import Input, clientside_callback, dcc, html
+from dash import Input, Output, clientside_callback, dcc, html, no_update
 from dash.development.base_component import Component
 
 from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
 from tracekit.dashboards.pages.fleet_parts import job_card
+from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.charts import share_bars
 from tracekit.dashboards.ui.components import as_table, grid, href, note, panel, plain_table, term
 from tracekit.dashboards.ui.context import results, viewer
@@ -59,7 +60,8 @@ def _all_jobs(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame,
     """What all lose together, and the table, which is loaded when it is opened."""
     failed = jobs.height - analysed.height
     said = f"; {failed:,} not analysed" if failed else ""
-    summary = html.Summary(html.H2(f"All {jobs.height:,} job{'s' if jobs.height > 1 else ''}: sort, search{said}"))
+    title = html.H2(f"All {jobs.height:,} job{'s' if jobs.height > 1 else ''}: sort, search{said}")
+    summary = html.Summary(title, id="all-jobs-summary", n_clicks=0)
     more = [html.Div(_waste(trusted), className="half"), html.Div(_not_analysed(jobs), className="half")]
     parts = [
         summary,
@@ -99,9 +101,10 @@ def _figures(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame) 
     )
 
 
-def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
+def job_rows(analysed: pl.DataFrame) -> list[dict[str, Any]]:
+    """The rows of the table, the costliest job first."""
     who = viewer()
-    rows = [
+    return [
         {
             "name": row["name"],
             "shown": short(row["name"]),
@@ -119,6 +122,10 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         }
         for row in analysed.iter_rows(named=True)
     ]
+
+
+def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
+    """The table; its rows come when it is unfolded, or at once where some are asked for."""
     three, one = {"function": "d3.format('.3f')(params.value)"}, {"function": "d3.format(',.1f')(params.value)"}
     whole = {"function": "d3.format(',')(params.value)"}
     columns: list[dict[str, Any]] = [
@@ -161,7 +168,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
             "maxWidth": 90,
             "cellClassRules": {"slow": "params.value === 'no'"},
         },
-        {"field": "started", "headerName": f"Started ({who.zone_name})", "flex": 1, "minWidth": 160},
+        {"field": "started", "headerName": f"Started ({viewer().zone_name})", "flex": 1, "minWidth": 160},
         {"field": "steps", "headerName": "Steps", "valueFormatter": whole, "type": "rightAligned", "maxWidth": 100},
     ]
     search = dcc.Input(
@@ -173,8 +180,9 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         className="field",
     )
     shown = grid(
-        rows,
+        job_rows(analysed) if q else None,
         columns,
+        count=analysed.height,
         id="fleet-grid",
         label="Jobs ranked by GPU-hours lost",
         options={"quickFilterText": q, "rowHeight": 36},
@@ -202,6 +210,12 @@ def _not_analysed(jobs: pl.DataFrame) -> Component:
     return panel("Not analysed, and why", html.Div(plain_table(table), className="table-scroll"))
 
 
+@answers(Output("fleet-grid", "rowData"), Input("all-jobs-summary", "n_clicks"))
+def unfold(clicks: int) -> Any:
+    """The rows, once the table is unfolded: thousands of them are no part of a page that shows cards."""
+    return job_rows(results().jobs().filter(pl.col("slowdown").is_not_null())) if clicks == 1 else no_update
+
+
 clientside_callback(
     """function (text) {
         window.tracekit.remember({q: text});
@@ -212,4 +226,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-page(__name__, "/", "Fleet", build, lambda found, _: [found.jobs])
+page(__name__, "/", "Jobs", build, lambda found, _: [found.jobs])

@@ -47,11 +47,10 @@ def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> 
     since = "in every step" if cause["since_step"] is None else f"since step {cause['since_step']}"
     head: list[Any] = [html.B(cause["title"])]
     if found:
-        head += [
-            f"  {short(cause['where_text'])}, {cause.get('when', since)}: ",
-            dcc.Link(cost(cause["saved_s"], cause["alone_s"]), href=href("/time", job=name)),
-            f", {sure(cause['confidence'])}",
-        ]
+        head.append(f"  {short(cause['where_text'])}, {cause.get('when', since)}")
+    if found and (cause["saved_s"] or cause["alone_s"]):  # else the trace is at fault, and nothing is lost to it
+        price = dcc.Link(cost(cause["saved_s"], cause["alone_s"]), href=href("/time", job=name))
+        head += [": ", price, f", {sure(cause['confidence'])}"]
     # Reports of older stores have no words for what a cause does, nor for its figures.
     parts: list[Component] = [html.Div(head), *([html.Div(cause["effect"])] if cause.get("effect") else [])]
     figures = [html.Li(one["words"]) for one in cause["evidence"] if "words" in one]

@@ -40,7 +40,7 @@ def _action(report: dict[str, Any], name: str) -> Component:
     """What to do first, and what that gives back; or why nothing is advised."""
     answer = report.get("answer") or {}
     if not answer.get("action"):
-        return html.Div(html.P(["Nothing to do first: ", why_no_advice(report), "."]), className="action")
+        return html.Div(html.P(f"No advice: {why_no_advice(report)}."), className="action")
     return html.Div(
         [
             html.P([html.Span("Do this first: ", className="label"), html.B(answer["action"])]),

@@ -13,8 +13,10 @@ def build(**_: str) -> list[Component]:
     """The way back."""
     return [
         html.H1("No such page"),
-        problem("This address names no page of the dashboard; it may have been cut when it was copied."),
-        dcc.Link("All jobs", href=href("/")),
+        problem(
+            "This address names no page of the dashboard; it may have been cut when it was copied.",
+            way_on=dcc.Link("All jobs", href=href("/")),
+        ),
     ]
 
 

@@ -18,6 +18,7 @@ from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, Whatif
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, term
 from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import sure
 from tracekit.text import seconds
 
 
@@ -48,10 +49,11 @@ def fixes_panel(report: dict[str, Any]) -> Component:
         closest = question_of(report, fix)
         ask = "" if closest is None else ask_button(closest.title, closest.query)
         bound = "at most " if fix["bound"] else ""
+        title = fix["title"] if fix.get("confidence") is None else f"{fix['title']} ({sure(fix['confidence'])})"
         rows.append(
             html.Tr(
                 [
-                    html.Td(fix["title"]),
+                    html.Td(title),
                     html.Td(f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}", className="number"),
                     html.Td(f"{bound}{seconds(fix['saved_s'])} ± {seconds(fix['error_s'])}", className="number"),
                     html.Td(ask, className="ask"),

@@ -83,5 +83,6 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def say_failure(error: Exception) -> None:
     """A message over the page, which stays as it was."""
-    close = html.Button("Close", **attributes(data_close=TROUBLE))
-    set_props(TROUBLE, {"children": [told(error), close]})
+    message = told(error)
+    message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
+    set_props(TROUBLE, {"children": message})

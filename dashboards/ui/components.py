@@ -24,7 +24,7 @@ from tracekit.dashboards.ui.context import prefixed, viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.theme import DARK
-from tracekit.errors import TracekitError
+from tracekit.errors import NotStoredError, TracekitError
 
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")
@@ -79,9 +79,9 @@ def note(text: Children) -> Component:
     return html.P(text, className="note")
 
 
-def problem(message: str, *, title: str = "This cannot be shown") -> Component:
-    """An error in words that a person can act on."""
-    return html.Div([html.B(title), html.P(message)], className="problem", role="alert")
+def problem(message: str, *, title: str = "This cannot be shown", way_on: Component | None = None) -> Component:
+    """An error in words that a person can act on. `way_on`: a link to what can be shown."""
+    return html.Div([html.B(title), html.P(message), way_on], className="problem", role="alert")
 
 
 def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
@@ -99,6 +99,8 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
 
 def told(error: Exception) -> Component:
     """What a person reads of an error. One of tracekit itself goes to the log, with where it came from."""
+    if isinstance(error, NotStoredError):
+        return problem(str(error), way_on=dcc.Link("All jobs", href=href("/")))
     if isinstance(error, TracekitError):
         return problem(str(error))
     logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
@@ -140,7 +142,7 @@ def figure_parts(
         },
         **named(id),
     )
-    return [html.Div(graph, role="img", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
+    return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
 
 
 def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_ROWS) -> Component:
@@ -201,14 +203,15 @@ def shown(value: Any) -> str | Component:
 
 
 def grid(
-    rows: list[dict[str, Any]],
+    rows: list[dict[str, Any]] | None,
     columns: list[dict[str, Any]],
     *,
     id: str,  # noqa: A002 - Dash's name
     label: str,
+    count: int,
     options: Mapping[str, Any] | None = None,
 ) -> Component:
-    """A large table that sorts and filters in the browser."""
+    """A large table that sorts and filters in the browser. `rows`: None where they come later; `count`: how many."""
     theme = "themeQuartz.withPart(agGrid.colorSchemeDark)" if viewer().theme is DARK else "themeQuartz"
     return html.Div(
         dag.AgGrid(
@@ -220,10 +223,10 @@ def grid(
             dashGridOptions={
                 "theme": {"function": theme},
                 "animateRows": False,
-                "domLayout": "autoHeight" if len(rows) <= FEW_ROWS else "normal",
+                "domLayout": "autoHeight" if count <= FEW_ROWS else "normal",
                 **(options or {}),
             },
-            style={"height": None if len(rows) <= FEW_ROWS else "560px"},
+            style={"height": None if count <= FEW_ROWS else "560px"},
         ),
         role="region",
         **attributes(aria_label=label),
