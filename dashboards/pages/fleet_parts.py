@@ -14,7 +14,7 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.job_parts import tone_class
 from tracekit.dashboards.ui.charts import step_bars
 from tracekit.dashboards.ui.components import badge, href
-from tracekit.dashboards.ui.sentences import headline, op_headline, why_no_advice
+from tracekit.dashboards.ui.sentences import first_action, headline, op_headline, why_no_advice
 from tracekit.text import short
 
 
@@ -43,10 +43,10 @@ def job_card(stored: Stored) -> Component:
 def _rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
     """Who, what to do first and what that saves; reports of older stores have no such sentences."""
     answer = report.get("answer") or {}
-    action = answer.get("action") or f"nothing: {why_no_advice(report)}"
+    action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", None)
     rows = {
         "Do first": html.B(action),
-        "Gives back": answer.get("saves"),
+        "Gives back": saves,
         "Who": answer.get("who"),
         "Costs": answer.get("cost"),
     }

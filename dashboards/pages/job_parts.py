@@ -14,7 +14,7 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.ui.sentences import Tone, headline, why_no_advice
+from tracekit.dashboards.ui.sentences import Tone, first_action, headline, why_no_advice
 from tracekit.text import seconds
 
 
@@ -38,13 +38,13 @@ def hero(report: dict[str, Any], name: str) -> Component:
 
 def _action(report: dict[str, Any], name: str) -> Component:
     """What to do first, and what that gives back; or why nothing is advised."""
-    answer = report.get("answer") or {}
-    if not answer.get("action"):
+    action = first_action(report)
+    if action is None:
         return html.Div(html.P(f"No advice: {why_no_advice(report)}."), className="action")
     return html.Div(
         [
-            html.P([html.Span("Do this first: ", className="label"), html.B(answer["action"])]),
-            html.P([answer["saves"], _way("change it", "/whatif", job=name)]),
+            html.P([html.Span("Do this first: ", className="label"), html.B(action[0])]),
+            html.P([action[1], _way("change it", "/whatif", job=name)]),
         ],
         className="action",
     )

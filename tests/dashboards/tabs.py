@@ -12,7 +12,7 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
 
 #: What takes longer than this, also on a busy machine, is taken for lost.
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 HEIGHT = 900
 #: So many tabs stay open between tests: two of each theme for the samples, and those of another server.
 MOST_FREE = 6

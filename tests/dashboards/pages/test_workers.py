@@ -81,7 +81,7 @@ def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(vis
         page.keyboard.press("ArrowRight")
         expect(page.locator("#workers-readout")).to_contain_text(f"Step {step}: S = ")
         wait_for_state(page, job=JOB, step=str(step))
-        assert np.array(page.evaluate(READ_MAP)) == pytest.approx(found.slowdown[position - 1].T)
+        assert np.array(page.evaluate(READ_MAP)) == pytest.approx(found.slowdown[position - 1])
     again = open_map(visit, address(page), theme="dark")
     assert np.array(again.evaluate(READ_MAP)) == pytest.approx(found.slowdown[2].T)
     assert again.inner_text("#workers-list") == page.inner_text("#workers-list")
