@@ -124,7 +124,9 @@ class SlowOptimizer(Rule):
         if not hit.any():
             return
         figures = (
-            Figure("optimizer over that of its peers", float(factor[hit].max()), SMALLEST_OPTIMIZER_FACTOR, Unit.FACTOR),
+            Figure(
+                "optimizer over that of its peers", float(factor[hit].max()), SMALLEST_OPTIMIZER_FACTOR, Unit.FACTOR
+            ),
             Figure("beyond its peers", float((level - peers)[hit].max()), 0.0, Unit.SECONDS),
         )
         as_peers = Scale(evidence.optimizers, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
@@ -175,7 +177,9 @@ class SlowHostCode(Rule):
         by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / evidence.unchanged_s, 1.0)
         episodes = code.episodes
         figures = (
-            Figure("longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE),
+            Figure(
+                "longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE
+            ),
             Figure(
                 "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
             ),
