@@ -83,7 +83,7 @@ def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(vis
         wait_for_state(page, job=JOB, step=str(step))
         assert np.array(page.evaluate(READ_MAP)) == pytest.approx(found.slowdown[position - 1])
     again = open_map(visit, address(page), theme="dark")
-    assert np.array(again.evaluate(READ_MAP)) == pytest.approx(found.slowdown[2].T)
+    assert np.array(again.evaluate(READ_MAP)) == pytest.approx(found.slowdown[2])
     assert again.inner_text("#workers-list") == page.inner_text("#workers-list")
     page.keyboard.press("Home")
     expect(page.locator("#workers-readout")).to_contain_text("All 12 steps")
