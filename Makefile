@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CHROMIUM := /usr/bin/chromium-headless-shell
-GET_CHROMIUM := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core
+NGINX := /usr/sbin/nginx
+GET_BOTH := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core nginx-light openssl
 PROMETHEUS := /usr/bin/prometheus
 GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus prometheus-alertmanager
 
@@ -38,7 +39,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check $(CHROMIUM) $(PROMETHEUS)
+test: check $(CHROMIUM) $(NGINX) $(PROMETHEUS)
 	$(BIN)/pytest -n 2 -m "not fleet"
 
 # Studies of many jobs: killed processes, a Ray cluster on this machine, an S3 server. Some minutes.
@@ -58,11 +59,11 @@ docs: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m hypothesis
 
-# The browser that tests the dashboard.
-$(CHROMIUM):
+# The browser that tests the dashboard, and the reverse proxy that it is tested behind.
+$(CHROMIUM) $(NGINX) &:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_CHROMIUM) >/dev/null; \
-	else echo "The dashboard's tests need Chromium: sudo $(GET_CHROMIUM)" >&2; exit 1; fi
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_BOTH) >/dev/null; \
+	else echo "The dashboard's tests need Chromium and nginx: sudo $(GET_BOTH)" >&2; exit 1; fi
 
 # What receives metrics and alerts in the tests.
 $(PROMETHEUS):

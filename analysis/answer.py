@@ -93,10 +93,10 @@ class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause and what it saves. `others`: the other causes that cost time, a sentence
-    each, with its cost. `stalls`: isolated slow steps, by how much and what of, longest first. `causes`: where each of
-    the diagnosis's causes is and what it does, in the same order; `places`: only where. `accounts`: of each cause that
-    costs something, the leading one first, all that is to be said about it.
+    `fix`: the best fix of the leading cause and what it saves; `action` and `saves`: the two apart. `others`: the other
+    causes that cost time, a sentence each, with its cost. `stalls`: isolated slow steps, by how much and what of,
+    longest first. `causes`: where each of the diagnosis's causes is and what it does, in the same order; `places`: only
+    where. `accounts`: of each cause that costs something, the leading one first, all that is to be said about it.
     """
 
     headline: str
@@ -105,6 +105,8 @@ class Answer:
     why: str | None
     check: str | None
     fix: str | None
+    action: str | None
+    saves: str | None
     others: tuple[str, ...]
     stalls: tuple[str, ...]
     causes: tuple[str, ...]
@@ -130,13 +132,17 @@ def answer_of(
     """The answer for a diagnosed job."""
     leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
     lost = verdict.lost_s > 0
+    best = None if leading is None else best_fix(leading, fixes)
+    saves = None if best is None else _saves(evidence, best)
     return Answer(
         headline=verdict.sentence,
         cost=_cost(evidence, verdict) if lost else None,
         who=None if leading is None else _who(evidence, leading),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
-        fix=None if leading is None else _fix(evidence, leading, fixes),
+        fix=None if best is None else f"{best.title}: {saves}",
+        action=None if best is None else best.title,
+        saves=saves,
         others=tuple(_other(evidence, cause) for cause in causes if cause.change is not None and cause is not leading),
         stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in stalls),
         causes=tuple(_cause(evidence, cause) for cause in causes),
@@ -197,17 +203,14 @@ def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
     return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
 
 
-def _fix(evidence: Evidence, cause: Cause, fixes: Sequence[Fix]) -> str | None:
-    """What the best fix of a cause gives back, or why that is not promised."""
-    best = best_fix(cause, fixes)
-    if best is None:
-        return None
+def _saves(evidence: Evidence, best: Fix) -> str:
+    """What a fix gives back, or why that is not promised."""
     if best.withheld is not None:
-        return f"{best.title}: no saving promised, {best.withheld}"
+        return f"no saving promised, {best.withheld}"
     error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 and not best.bound else ""
     assumes = f"; assumes {best.assumes}" if best.assumes else ""
     return (
-        f"{best.title}: saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
+        f"saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
         f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
         f" {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day{assumes}"
     )
@@ -266,7 +269,7 @@ def _accounts(
             who=_who(evidence, cause),
             why=cause.effect,
             check=cause.next_check,
-            fix=_fix(evidence, cause, fixes),
+            fix=None if best is None else f"{best.title}: {_saves(evidence, best)}",
             ranks=ranks,
             hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
             gpu_uuids=tuple(uuid for rank in ranks if (uuid := _uuid(gpus, rank))),

@@ -10,6 +10,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).parents[1]
 #: Picture: page, theme, height.
 PICTURES = {
+    "jobs": ("/", "light", 800),
     "job": ("/job?job=slow-worker", "light", 800),
     "workers": ("/workers?job=slow-worker", "dark", 800),
     "timeline": ("/timeline?job=slow-worker", "light", 800),
@@ -25,7 +26,7 @@ def main() -> None:
         found = re.search(r"http://\S+/", server.stdout.readline())
         assert found is not None
         browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu", "--disable-sync"]
+            executable_path="/usr/bin/chromium-headless-shell", args=["--no-sandbox", "--disable-gpu", "--disable-sync"]
         )
         for name, (path, theme, height) in PICTURES.items():
             context = browser.new_context(viewport={"width": 1280, "height": height})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.answer import best_fix
-from tracekit.analysis.causes.model import Cause, Figure, confidence_from
+from tracekit.analysis.causes.model import Cause, confidence_from
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.verdict import LossKind
@@ -77,7 +77,7 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
 
 def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
     """Why and how sure."""
-    yield "Why", f"{cause.effect}: {'; '.join(_figure(figure) for figure in cause.evidence)}"
+    yield "Why", f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
     ratios = [(figure.value / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
     if ratios and confidence_from(cause.evidence) == cause.confidence:
         ratio, weakest = min(ratios, key=lambda each: each[0])
@@ -91,12 +91,6 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
     else:
         yield "Sure", f"{min(cause.confidence, 0.99):.0%}, what this cause's rule gives for the figures above"
     yield "Cause", f"T(kept) - T(kept, without this cause) = {seconds(cause.saved_s)} a step"
-
-
-def _figure(figure: Figure) -> str:
-    unit = f" {figure.unit}" if figure.unit else ""
-    needed = f" ({figure.needed:.3g} needed)" if figure.needed else ""
-    return f"{figure.name} {figure.value:.3g}{unit}{needed}"
 
 
 def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:

@@ -47,12 +47,11 @@ def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     rows, columns = (-(-size // step) for size, step in zip(values.shape, patch, strict=True))
     padded = np.full((rows * patch[0], columns * patch[1]), -np.inf)
     padded[: values.shape[0], : values.shape[1]] = values
-    top = max(float(values.max()), _LEAST_TOP)
     return WorkerCells(
         slowdown=padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)),
         patch=(patch[0], patch[1]),
         dp_ranks=tuple(dp_ranks[row * patch[0]] for row in range(rows)),
-        bounds=tuple(1.0 + (top - 1.0) * share for share in _SHARES),
+        bounds=level_bounds(float(values.max())),
     )
 
 
@@ -63,3 +62,9 @@ def workers_that_matter(report: Report, most: int) -> list[Worker]:
     culprits = [Worker(one.dp_rank, one.pp_rank) for one in named if one.dp_rank in analysed]
     slowest = report.by_worker.select("dp_rank", "pp_rank").head(most).iter_rows()
     return sorted(list(dict.fromkeys([*culprits, *(Worker(*place) for place in slowest)]))[:most])
+
+
+def level_bounds(largest: float) -> tuple[float, ...]:
+    """The S from which each level but the lowest begins, on a map whose largest S_w is `largest`."""
+    top = max(largest, _LEAST_TOP)
+    return tuple(1.0 + (top - 1.0) * share for share in _SHARES)

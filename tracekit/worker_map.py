@@ -21,8 +21,8 @@ Ints = npt.NDArray[np.int64]
 
 #: Workers below this S_w are not pointed at: analysis/attribution/patterns.py takes less than 2 % for noise.
 WORTH_NAMING = 1.02
-#: More cells than this are pooled: a screen cannot show them and a browser draws them slowly.
-MOST_CELLS = 20_000
+#: More cells or rows than this are pooled: a screen cannot show them and a browser draws them slowly.
+MOST_CELLS, MOST_MAP_ROWS = 20_000, 160
 #: Stands for a rank or host that the trace does not name.
 UNKNOWN = -1
 
@@ -178,9 +178,13 @@ class Pooled:
 
 
 def blocks_that_fit(rows: int, columns: int, most: int = MOST_CELLS) -> tuple[int, int]:
-    """Cells per block down and across so that at most about `most` blocks are left: the longer side gives way."""
+    """Cells per block down and across so that at most about `most` blocks are left: the longer side gives way.
+
+    Rows are pooled beyond MOST_MAP_ROWS in any case, so that each can be seen.
+    """
     factor = -(-rows * columns // most)
-    return (factor, 1) if rows >= columns else (1, factor)
+    down, across = (factor, 1) if rows >= columns else (1, factor)
+    return max(down, -(-rows // MOST_MAP_ROWS)), across
 
 
 def pool(values: Floats, row_block: int, column_block: int) -> Pooled:

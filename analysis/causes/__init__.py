@@ -5,6 +5,6 @@ gathered and yields candidates; `find` prices them by replaying their changes.
 """
 
 from tracekit.analysis.causes.find import RULES, causes_of, find_causes
-from tracekit.analysis.causes.model import Cause, CauseKind, Figure, Link, Where
+from tracekit.analysis.causes.model import Cause, CauseKind, Figure, Link, Unit, Where
 
-__all__ = ["RULES", "Cause", "CauseKind", "Figure", "Link", "Where", "causes_of", "find_causes"]
+__all__ = ["RULES", "Cause", "CauseKind", "Figure", "Link", "Unit", "Where", "causes_of", "find_causes"]

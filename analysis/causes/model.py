@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import log
 from typing import Any
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
+from tracekit.text import seconds
 
 #: What nobody caused and no fix ends is worth a word from this share of the step on, from which every cause has to be
 #: found.
@@ -118,18 +120,48 @@ def _listed(items: tuple[Any, ...]) -> str:
     return shown if len(items) <= 6 else f"{shown} and {len(items) - 6} more"
 
 
+class Unit(StrEnum):
+    """What a figure of evidence is counted in, and so how people read it."""
+
+    COUNT = ""
+    SHARE = "share"
+    FACTOR = "times"
+    SECONDS = "s"
+    NATS = "nats"  # of one likelihood over another
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure that speaks for a cause, with the threshold it passes. `unit`: "" for a plain ratio."""
+    """One figure that speaks for a cause, with the threshold it passes, 0 where it only informs."""
 
     name: str
     value: float
     needed: float
-    unit: str = ""
+    unit: Unit = Unit.COUNT
+
+    @property
+    def words(self) -> str:
+        """The figure as people say it: `compute beyond that of its peers: 80% (4% needed)`."""
+        needed = f" ({self._said(self.needed)} needed)" if self.needed else ""
+        return f"{self.name}: {self._said(self.value)}{needed}"
+
+    def _said(self, value: float) -> str:
+        match self.unit:
+            case Unit.SHARE:
+                return f"{value:.0%}" if abs(value) >= 0.1 or value == round(value, 2) else f"{value:.1%}"
+            case Unit.FACTOR:
+                return f"{value:.3g} times"
+            case Unit.SECONDS:
+                return seconds(value)
+            case Unit.NATS:
+                return f"10^{value / log(10):.0f} times"
+            case Unit.COUNT:
+                return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {"name": self.name, "value": self.value, "needed": self.needed, "unit": self.unit}
+        fields = {"name": self.name, "value": self.value, "needed": self.needed, "unit": str(self.unit)}
+        return {**fields, "words": self.words}
 
 
 @dataclass(frozen=True)

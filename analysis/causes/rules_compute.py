@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
-from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
@@ -66,11 +66,11 @@ def _worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
     exact = evidence.attribution.worker_slowdown.T[hit]
     throttled = _throttled(evidence, hit)
     return (
-        Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR),
+        Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR, Unit.SHARE),
         *_confidence_figures(evidence, hit),
         Figure("exact S_w", float(exact.max()), 0.0),
-        Figure("M_W", evidence.attribution.m_w.removal, 0.0),
-        *([] if throttled is None else [Figure("share of samples with its GPU throttled", throttled, 0.0)]),
+        Figure("M_W", evidence.attribution.m_w.removal, 0.0, Unit.SHARE),
+        *([] if throttled is None else [Figure("share of samples with its GPU throttled", throttled, 0.0, Unit.SHARE)]),
     )
 
 
@@ -89,8 +89,8 @@ def _confidence_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
 def _chance(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
     members = np.flatnonzero(hit.ravel())
     return (
-        Figure("log-likelihood against chance", float(episodes.nats[members].min()), episodes.needed),
-        Figure(NOISE, float(np.expm1(episodes.error[members].max())), 0.0),
+        Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
+        Figure(NOISE, float(np.expm1(episodes.error[members].max())), 0.0, Unit.SHARE),
     )
 
 
@@ -277,9 +277,9 @@ class DataSkew(Rule):
         members = np.flatnonzero(hit)
         excess, optimizer = float(np.expm1(profile.ranks.level[members].min())), _optimizer_excess(evidence, hit)
         figures = (
-            Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR),
+            Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR, Unit.SHARE),
             *_chance(profile.ranks, hit),
-            Figure("optimizer beyond that of other DP ranks", optimizer, 0.0),
+            Figure("optimizer beyond that of other DP ranks", optimizer, 0.0, Unit.SHARE),
         )
         share = np.where(hit, data_factor(evidence), 1.0)
         even = share.mean(axis=1, keepdims=True) / share  # the data stays in the job
@@ -330,9 +330,14 @@ class StageImbalance(Rule):
             excess[slow_workers(evidence)[:, 0]] = 0.0
         for stage in np.flatnonzero((excess > SMALLEST_STAGE_EXCESS).any(axis=1)):
             figures = (
-                Figure("compute beyond that of the usual stage", float(excess[stage].max()), SMALLEST_STAGE_EXCESS),
+                Figure(
+                    "compute beyond that of the usual stage",
+                    float(excess[stage].max()),
+                    SMALLEST_STAGE_EXCESS,
+                    Unit.SHARE,
+                ),
                 Figure("S of the stage", float(evidence.attribution.stage_slowdown[stage]), 0.0),
-                Figure("M_S", evidence.attribution.m_s.removal, 0.0),
+                Figure("M_S", evidence.attribution.m_s.removal, 0.0, Unit.SHARE),
             )
             yield Candidate(
                 self.kind,
@@ -385,7 +390,12 @@ class SlowSteps(Rule):
         if not slow.any() or slow.mean() > 0.5:
             return
         figures = (
-            Figure("compute beyond that of the usual step", float(profile.step[slow].max()) - 1, SMALLEST_FACTOR),
+            Figure(
+                "compute beyond that of the usual step",
+                float(profile.step[slow].max()) - 1,
+                SMALLEST_FACTOR,
+                Unit.SHARE,
+            ),
             *_chance(profile.steps, np.array([True])),
         )
         steps = tuple(int(step) for step in evidence.replay.graph.steps[slow])

@@ -14,6 +14,7 @@ from tracekit.analysis.causes.model import (
     Candidate,
     CauseKind,
     Figure,
+    Unit,
     Where,
     confidence_from,
 )
@@ -70,7 +71,7 @@ class LateData(Rule):
             return
         waited = [np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in found.waits]
         worst = np.sum(waited, axis=0).max(axis=(0, 2))
-        figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, "s"),)
+        figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, Unit.SECONDS),)
         dp_hit = np.logical_or.reduce([wait.late.any(axis=(0, 1)) for wait in found.waits]).mean(axis=0) >= 0.5
         some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
         dp_ranks = tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
@@ -123,8 +124,10 @@ class SlowOptimizer(Rule):
         if not hit.any():
             return
         figures = (
-            Figure("optimizer over that of its peers", float(factor[hit].max()), SMALLEST_OPTIMIZER_FACTOR),
-            Figure("beyond its peers", float((level - peers)[hit].max()), 0.0, "s"),
+            Figure(
+                "optimizer over that of its peers", float(factor[hit].max()), SMALLEST_OPTIMIZER_FACTOR, Unit.FACTOR
+            ),
+            Figure("beyond its peers", float((level - peers)[hit].max()), 0.0, Unit.SECONDS),
         )
         as_peers = Scale(evidence.optimizers, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         change = Together((as_peers, NoOverlap()))
@@ -174,8 +177,12 @@ class SlowHostCode(Rule):
         by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / evidence.unchanged_s, 1.0)
         episodes = code.episodes
         figures = (
-            Figure("longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE),
-            Figure("log-likelihood against chance", float(episodes.nats[hit.ravel()].min()), episodes.needed),
+            Figure(
+                "longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE
+            ),
+            Figure(
+                "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
+            ),
         )
         yield Candidate(
             self.kind,
@@ -213,7 +220,7 @@ class HostBound(Rule):
             share = _launch_share(evidence) + _host_work_share(evidence)
         if share < HOST_BOUND_SHARE:
             return
-        figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE),)
+        figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
         effect = f"launch delays and host work between ops take {share:.0%} of the step"
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)
 
@@ -244,7 +251,7 @@ class BusyCores(Rule):
             share = float(waits_s[here].mean()) / step_s
             if share < SMALLEST_BLAMELESS_SHARE:
                 continue
-            figures = (Figure("waiting for a processor, over the step", share, SMALLEST_BLAMELESS_SHARE),)
+            figures = (Figure("waiting for a processor, over the step", share, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),)
             effect = f"training threads wait {seconds(float(waits_s[here].mean()))} of each step for a processor"
             left = _without_run_queue(evidence, here)
             change = Together((Scale(evidence.computing, left), ScaleDelays(evidence.computing, left)))

@@ -14,6 +14,7 @@ from tracekit.analysis.causes.model import (
     Candidate,
     CauseKind,
     Figure,
+    Unit,
     Where,
     confidence_from,
 )
@@ -59,8 +60,8 @@ class SlowRankOfWorker(Rule):
         episodes, members = lockstep.episodes, worker * slow.shape[1] + positions
         excess, noise = float(np.expm1(episodes.level[members]).max()), float(episodes.error[members].max())
         figures = (
-            Figure("computing beyond its peers", excess, SMALLEST_FACTOR),
-            Figure("log-likelihood against chance", float(episodes.nats[members].min()), episodes.needed),
+            Figure("computing beyond its peers", excess, SMALLEST_FACTOR, Unit.SHARE),
+            Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
         )
         numbers = lockstep.ranks[worker]
         if numbers is None:
@@ -106,7 +107,11 @@ class LockstepJitter(Rule):
             return
         here = even[lockstep.worker]
         share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
-        figures = (Figure("waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_BLAMELESS_SHARE),)
+        figures = (
+            Figure(
+                "waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE
+            ),
+        )
         effect = (
             f"ranks of a worker wait for each other for {share:.0%} of their ops; none is last more often than chance"
             " explains"

@@ -15,6 +15,7 @@ from tracekit.analysis.causes.model import (
     CauseKind,
     Figure,
     Link,
+    Unit,
     Where,
     confidence_from,
 )
@@ -69,7 +70,11 @@ class SlowLink(Rule):
             mine[ways * link : ways * (link + 1)] = slow[ways * link : ways * (link + 1)]
             if not mine.any():
                 continue
-            figures = (Figure("transfer time over the usual", float(np.median(factor[mine])), SMALLEST_LINK_FACTOR),)
+            figures = (
+                Figure(
+                    "transfer time over the usual", float(np.median(factor[mine])), SMALLEST_LINK_FACTOR, Unit.FACTOR
+                ),
+            )
             links = tuple(
                 Link(evidence.dp_ranks[int(at)], link, (link + 1) % evidence.stages)
                 for at in np.flatnonzero(mine.any(axis=(0, 1)))
@@ -107,10 +112,12 @@ class SlowNic(Rule):
         cards = () if evidence.transfers.empty else evidence.traffic.cards
         for card in cards:
             figures: tuple[Figure, ...] = (
-                Figure("transfer time over the usual", float(card.factor.max()), SMALLEST_LINK_FACTOR),
+                Figure("transfer time over the usual", float(card.factor.max()), SMALLEST_LINK_FACTOR, Unit.FACTOR),
             )
             if card.ring_factor > SMALLEST_RING_FACTOR:
-                ring = Figure("its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR)
+                ring = Figure(
+                    "its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR, Unit.FACTOR
+                )
                 figures = (*figures, ring)
             effect = f"transfers over its network card take {figures[0].value:.3g} times as long as usual"
             if len(figures) > 1:
@@ -142,7 +149,9 @@ class SlowNic(Rule):
         hit = factor > SMALLEST_NIC_FACTOR * max(1.0, float(np.nanmedian(factor)))
         if not hit.any():
             return
-        figures = (Figure("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR),)
+        figures = (
+            Figure("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR, Unit.FACTOR),
+        )
         change = Scale(evidence.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Where(workers=evidence.workers_where(hit))
         effect = f"collectives take {figures[0].value:.3g} times as long as on its peers in the same ring"
@@ -177,7 +186,7 @@ class UnrecordedWorkerLate(Rule):
         missing = evidence.trace.coverage().missing_workers
         stages = sorted({worker.pp_rank for worker in missing})
         group = f"the data-parallel group of stage {stages[0]}" if len(stages) == 1 else "a data-parallel group"
-        figures = (Figure("its peers wait", late_s, SMALLEST_LATENESS_SHARE * evidence.unchanged_s, "s"),)
+        figures = (Figure("its peers wait", late_s, SMALLEST_LATENESS_SHARE * evidence.unchanged_s, Unit.SECONDS),)
         yield Candidate(
             self.kind,
             Where(workers=missing),
@@ -217,7 +226,7 @@ class Congestion(Rule):
             return
         figures = (
             Figure("long transfers", found.count, FEWEST_HICCUPS),
-            Figure("longest over the usual", found.longest, HICCUP_FACTOR),
+            Figure("longest over the usual", found.longest, HICCUP_FACTOR, Unit.FACTOR),
         )
         effect = (
             f"{found.count:,} of {found.of:,} transfers and collectives take up to {found.longest:.3g} times as long as"
@@ -260,7 +269,7 @@ class SharedCard(Rule):
         if share < SMALLEST_BLAMELESS_SHARE:
             return
         figures = (
-            Figure("what goes without, over the step", share, SMALLEST_BLAMELESS_SHARE),
+            Figure("what goes without, over the step", share, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
             Figure("transfers that wait", int(long.sum()), 0.0),
         )
         longest = float(np.nanmax(traffic.seconds[long])) / traffic.usual_s
@@ -292,7 +301,7 @@ class ClockError(Rule):
         hit = np.abs(offset) >= SMALLEST_OFFSET_S
         if not hit.any():
             return
-        figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, "s"),)
+        figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, Unit.SECONDS),)
         where = Where(workers=evidence.workers_where(hit))
         effect = f"clock is off by {seconds(figures[0].value)}"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), None)
@@ -320,7 +329,7 @@ class TooLittleTrace(Rule):
         if coverage.complete and steps >= FEWEST_STEPS:
             return
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected
-        figures = (Figure("share of worker-steps missing", missing, 0.0), Figure("steps", steps, 0.0))
+        figures = (Figure("share of worker-steps missing", missing, 0.0, Unit.SHARE), Figure("steps", steps, 0.0))
         effect = f"{steps:,} step{'s' if steps != 1 else ''} traced"
         if missing:
             effect += f"; {missing:.1%} of the workers' steps are missing"

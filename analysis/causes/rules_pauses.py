@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -84,7 +84,9 @@ class PythonGc(Rule):
         where = Where()
         if _longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
             changes.append(Scale(evidence.collections, np.array(0.0)))
-            share = Figure("recorded collections, over the step", _longest_share(evidence, stops), SMALLEST_STOP_SHARE)
+            share = Figure(
+                "recorded collections, over the step", _longest_share(evidence, stops), SMALLEST_STOP_SHARE, Unit.SHARE
+            )
             figures.append(share)
             effects.append(f"recorded collections take {share.value:.0%} of the step on the worst worker")
             where = Where(workers=_stopped_workers(evidence, stops))
@@ -97,7 +99,7 @@ class PythonGc(Rule):
             paused = long[FORWARD].any(axis=(1, 2, 3))
             figures += [
                 Figure("paused forwards", int(long[FORWARD].sum()), FEWEST_PAUSES),
-                Figure("longest pause", float(pause.max()), 0.0, "s"),
+                Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
             ]
             effects.append(
                 f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, while backwards do not"
@@ -182,7 +184,7 @@ class ProcessPauses(Rule):
         lengths = pauses.seconds[pauses.seconds > 0]
         figures = (
             Figure("paused computes", count, FEWEST_UNRECORDED),
-            Figure("usual pause", float(np.median(lengths)), 0.0, "s"),
+            Figure("usual pause", float(np.median(lengths)), 0.0, Unit.SECONDS),
         )
         factor = 1 - pauses.seconds / safe(evidence.table.grid)
         effect = (
@@ -203,8 +205,8 @@ class ProcessPauses(Rule):
         factor = np.where(beyond > 0, pauses.usual_s / safe(grid), 1.0)
         share = float(beyond[mine].sum() / grid[mine].sum())
         figures = (
-            Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE),
-            Figure("usual pause", float(np.median(beyond[mine][beyond[mine] > 0.2 * beyond.max()])), 0.0, "s"),
+            Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
+            Figure("usual pause", float(np.median(beyond[mine][beyond[mine] > 0.2 * beyond.max()])), 0.0, Unit.SECONDS),
         )
         changes: list[Change] = [Scale(evidence.table, factor)]
         for ops in (evidence.data_loads, evidence.host_work):
@@ -253,9 +255,10 @@ class Checkpoints(Rule):
                 "checkpoints, over all steps" if recorded else "all ranks stand still, over all steps",
                 float(lost_s.mean()) / evidence.unchanged_s,
                 SMALLEST_STOP_SHARE,
+                Unit.SHARE,
             ),
             Figure("steps with a checkpoint" if recorded else "steps with a stall", int((lost_s > 0).sum()), 0.0),
-            Figure("longest", float(lost_s.max()), 0.0, "s"),
+            Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
         )
         series = 1 + lost_s / evidence.unchanged_s
         changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []

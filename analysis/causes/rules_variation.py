@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
@@ -52,7 +52,7 @@ class SequenceLengthImbalance(Rule):
             return
         figures = (
             Figure("correlation within DP rank and step", r, SMALLEST_CORRELATION),
-            Figure("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD),
+            Figure("spread of microbatches", spread, SMALLEST_LENGTH_SPREAD, Unit.SHARE),
         )
         even = 1 / safe(profile.microbatch)
         yield Candidate(
@@ -89,7 +89,9 @@ class PositionEffect(Rule):
             return
         places = np.flatnonzero((profile.position != 1).any(axis=0))
         figures = (
-            Figure("compute beyond that of other places", float(profile.position.max()) - 1, SMALLEST_POSITION),
+            Figure(
+                "compute beyond that of other places", float(profile.position.max()) - 1, SMALLEST_POSITION, Unit.SHARE
+            ),
             Figure("first slow place", float(places[0]), 0.0),
         )
         change = Scale(evidence.table, 1 / profile.position[:, None, None, :, None, None])
@@ -126,8 +128,8 @@ class RandomVariation(Rule):
         if share < SMALLEST_VARIATION_SHARE:
             return
         figures = (
-            Figure("cost of the spread, over the step", share, SMALLEST_VARIATION_SHARE),
-            Figure("spread of workers from step to step", wander.spread, 0.0),
+            Figure("cost of the spread, over the step", share, SMALLEST_VARIATION_SHARE, Unit.SHARE),
+            Figure("spread of workers from step to step", wander.spread, 0.0, Unit.SHARE),
         )
         effect = f"workers differ by {wander.spread:.1%} from step to step, which costs {share:.1%} of the step"
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)

@@ -10,7 +10,7 @@
         return;
       }
       const state = new URLSearchParams({ job: job, select: triggered.value.points[0].customdata });
-      window.location.assign(`/whatif?${state}`);
+      window.location.assign(window.tracekit.at(`/whatif?${state}`));
     },
   };
 })();

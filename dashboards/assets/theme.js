@@ -8,7 +8,7 @@
 
   function follow() {
     const own = system.matches ? "dark" : "light";
-    document.cookie = `system_theme=${own}; path=/; samesite=lax`;
+    document.cookie = `system_theme=${own}; path=${document.documentElement.dataset.prefix}; samesite=lax`;
     document.documentElement.className = (chosen() || [null, own])[1];
   }
 

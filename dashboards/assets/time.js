@@ -17,7 +17,7 @@
       if (triggered.prop_id.startsWith("time-workers")) {
         state.set("worker", `${who[1]},${who[2]}`);
       }
-      window.location.assign(`/timeline?${state}`);
+      window.location.assign(window.tracekit.at(`/timeline?${state}`));
     },
   };
 })();

@@ -50,7 +50,7 @@
     }
 
     async ask(path, more) {
-      const answer = await fetch(`/timeline/${path}?${this.query(more)}`, { signal: this.gone.signal });
+      const answer = await fetch(window.tracekit.at(`/timeline/${path}?${this.query(more)}`), { signal: this.gone.signal });
       if (!answer.ok) throw new Error((await answer.text()).trim().slice(0, 400));
       return answer;
     }
@@ -252,7 +252,8 @@
       if (changed.some(([name]) => name === "step")) {
         Object.assign(this.state, { from: null, to: null });
         const link = element("timeline-perfetto");
-        link.href = `/timeline/export.json.gz?${new URLSearchParams({ job: this.config.job, step: this.state.step })}`;
+        const query = new URLSearchParams({ job: this.config.job, step: this.state.step });
+        link.href = window.tracekit.at(`/timeline/export.json.gz?${query}`);
       }
       this.unpin();
       this.scroll.scrollTop = 0;
@@ -344,7 +345,7 @@
       this.listed = query;
       const found = await (await this.ask("slowest", { op: "", at: "" })).json(), place = element("timeline-slowest");
       if (!place) return;
-      element("timeline-csv").href = `/timeline/slowest.csv?${query}`;
+      element("timeline-csv").href = window.tracekit.at(`/timeline/slowest.csv?${query}`);
       place.replaceChildren(panel().table(found, (name) => this.guarded(() => this.goTo(name))));
     }
 

@@ -17,6 +17,7 @@
       clearTimeout(timeline.dwelling);
     });
     on(timeline.scroll, "keydown", (event) => key(timeline, event));
+    on(document.body, "keydown", (event) => event.target === document.body && key(timeline, event));
     on(timeline.small, "pointerdown", (event) => jump(timeline, event));
     on(timeline.small, "pointermove", (event) => event.buttons && jump(timeline, event));
     on(element("timeline-home"), "click", () => timeline.scene && timeline.home());
@@ -78,6 +79,7 @@
     if (!timeline.scene || event.ctrlKey || event.metaKey || event.altKey) return;
     const act = {
       ArrowLeft: () => timeline.pan(-0.1), ArrowRight: () => timeline.pan(0.1),
+      a: () => timeline.pan(-0.1), d: () => timeline.pan(0.1), w: () => timeline.zoom(0.7), s: () => timeline.zoom(1 / 0.7),
       "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7),
       Home: () => timeline.home(), Escape: () => timeline.unpin(),
       n: () => timeline.guarded(() => timeline.next(1)), p: () => timeline.guarded(() => timeline.next(-1)),

@@ -2,19 +2,34 @@
 (function () {
   "use strict";
 
+  // The path under which this browser sees the dashboard: / or that of a reverse proxy.
+  const prefix = document.documentElement.dataset.prefix;
+  const at = (path) => prefix + path.replace(/^\//, "");
+
   function prefer(name, value) {
-    document.cookie = `${name}=${encodeURIComponent(value)}; path=/; max-age=31536000; samesite=lax`;
+    document.cookie = `${name}=${encodeURIComponent(value)}; path=${prefix}; max-age=31536000; samesite=lax`;
     window.location.reload();
   }
 
   document.addEventListener("click", function (event) {
     const button = event.target.closest("button");
+    if (button && button.dataset.close) window.dash_clientside.set_props(button.dataset.close, { children: null });
     if (button && button.id === "theme") {
       prefer("theme", button.dataset.theme === "dark" ? "light" : "dark");
     } else if (button && button.id === "zone") {
       const own = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
       prefer("zone", button.dataset.zone === "local" ? "UTC" : own);
     }
+  });
+
+  // Marks of pictures are links without a component of their own: followed as Dash's links are, without a new document.
+  document.addEventListener("click", function (event) {
+    const link = event.target.closest("a[data-follow]");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    window.history.pushState({}, "", link.href);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+    window.scrollTo(0, 0);
   });
 
   // Dash calls these with the values of the controls: they keep the address equal to what is shown, so that it can be
@@ -31,13 +46,24 @@
     window.history.replaceState(window.history.state, "", address);
   }
 
-  window.tracekit = { remember: remember };
+  window.tracekit = { remember: remember, at: at };
+
+  // A session that has ended while a page was open: Dash would wait for answers that do not come.
+  const ask = window.fetch;
+  window.fetch = async function (...request) {
+    const answer = await ask.apply(this, request);
+    if (answer.status === 401) {
+      const here = window.location.pathname.slice(prefix.length - 1) + window.location.search;
+      window.location.assign(at(`/login?${new URLSearchParams({ next: here })}`));
+    }
+    return answer;
+  };
 
   // Cells of AG Grid tables; React escapes every text.
   const cells = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
 
   cells.JobLink = function (props) {
-    const target = `/job?job=${encodeURIComponent(props.data.name)}`;
+    const target = at(`/job?job=${encodeURIComponent(props.data.name)}`);
     return React.createElement("a", { href: target }, props.value);
   };
 

@@ -262,7 +262,7 @@ class Results:
     def _missing(self, name: str) -> NotStoredError:
         """That there is no such job, and which one may be meant."""
         close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
-        hint = f"did you mean {short(close[0])!r}?" if close else "the page Fleet lists those that there are"
+        hint = f"did you mean {short(close[0])!r}?" if close else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
     def _of(

@@ -130,49 +130,69 @@ def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     return tuple(found.values())
 
 
+def question_of(report: Mapping[str, Any], fix: Mapping[str, Any]) -> Suggestion | None:
+    """The question closest to a fix, to be changed and asked; None where no selection comes close.
+
+    It is another question, with another answer: a fix makes ops as fast as their peers, this makes them ideal.
+    """
+    of_cause = (_of_cause(report, cause) for cause in report["causes"] if cause["kind"] == fix["cause"])
+    closest = next((found for found in (_of_fix(report, fix), *of_cause) if found), ())
+    return closest[0] if closest else None
+
+
 def _of_causes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
-    kinds = {row["kind"] for row in report["by_kind"]}
     for cause in report["causes"]:
-        where = cause["where"]
-        if where["workers"]:
-            yield from _workers(where)
-        elif cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
-            yield Suggestion("All forwards ideal", WhatifQuery("kind=forward-compute"))
-        elif cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
-            yield Suggestion("Data loading ideal", WhatifQuery("kind=data-load"))
-        elif where["links"]:
-            yield from (_link(link) for link in where["links"][:2])
-        elif where["pp_ranks"]:
-            stages = ",".join(map(str, where["pp_ranks"]))
-            yield Suggestion(f"Computes of stage {stages} ideal", WhatifQuery(f"stage={stages} and compute"))
-        elif cause["kind"] == CauseKind.SEQUENCE_LENGTH_IMBALANCE:
-            yield Suggestion("Forwards and backwards ideal", WhatifQuery("kind=forward-compute,backward-compute"))
-        elif where["steps"] and len(where["steps"]) <= 40:
-            yield Suggestion("Slow steps ideal", WhatifQuery(f"step={','.join(map(str, where['steps']))}"))
+        yield from _of_cause(report, cause)
+
+
+def _of_cause(report: Mapping[str, Any], cause: Mapping[str, Any]) -> tuple[Suggestion, ...]:
+    kinds = {row["kind"] for row in report["by_kind"]}
+    where = cause["where"]
+    if where["workers"]:
+        return _workers(where)
+    if cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
+        return (Suggestion("All forwards ideal", WhatifQuery("kind=forward-compute")),)
+    if cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
+        return (Suggestion("Data loading ideal", WhatifQuery("kind=data-load")),)
+    if where["links"]:
+        return tuple(_link(link) for link in where["links"][:2])
+    if where["pp_ranks"]:
+        stages = ",".join(map(str, where["pp_ranks"]))
+        return (Suggestion(f"Computes of stage {stages} ideal", WhatifQuery(f"stage={stages} and compute")),)
+    if cause["kind"] == CauseKind.SEQUENCE_LENGTH_IMBALANCE:
+        return (Suggestion("Forwards and backwards ideal", WhatifQuery("kind=forward-compute,backward-compute")),)
+    if where["steps"] and len(where["steps"]) <= 40:
+        return (Suggestion("Slow steps ideal", WhatifQuery(f"step={','.join(map(str, where['steps']))}")),)
+    return ()
 
 
 def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
-    collectives = [row["kind"] for row in report["by_kind"] if row["kind"] in DP_COLLECTIVES]
     for fix in report["fixes"]:
-        if fix["kind"] == FixKind.REPLACE_WORKERS:
-            yield from _workers(fix["where"])
-        elif fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
-            share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
-            title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
-            yield Suggestion(title, WhatifQuery(f"kind={','.join(sorted(collectives))}", QueryAction.SCALE, share))
+        yield from _of_fix(report, fix)
 
 
-def _workers(where: Mapping[str, Any]) -> Iterator[Suggestion]:
+def _of_fix(report: Mapping[str, Any], fix: Mapping[str, Any]) -> tuple[Suggestion, ...]:
+    collectives = [row["kind"] for row in report["by_kind"] if row["kind"] in DP_COLLECTIVES]
+    if fix["kind"] == FixKind.REPLACE_WORKERS:
+        return _workers(fix["where"])
+    if fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
+        share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
+        title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
+        return (Suggestion(title, WhatifQuery(f"kind={','.join(sorted(collectives))}", QueryAction.SCALE, share)),)
+    return ()
+
+
+def _workers(where: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     """The workers of a place ideal, unless they are too many to be named.
 
     No fix: that makes them as fast as their peers, and has another price.
     """
     workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
     if not 0 < len(workers) <= MOST_WORKERS:
-        return
+        return ()
     named = f"Worker ({workers[0]})" if len(workers) == 1 else f"{len(workers)} workers"
     place = f"Workers of {short(where['host'])}" if where["host"] else named
-    yield Suggestion(f"{place} ideal", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
+    return (Suggestion(f"{place} ideal", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers))),)
 
 
 def _link(link: Mapping[str, int]) -> Suggestion:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from tracekit.analysis.attribution.compare import CostChange, Side
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme, scale
+from tracekit.figures.workers import map_height
 from tracekit.worker_map import blocks_that_fit, pool
 
 #: Numbers along an axis of a worker map.
@@ -92,17 +93,16 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
 
 
 def worker_map(side: Side, top: float, theme: Theme) -> go.Figure:
-    """Exact S_w of each worker, DP ranks across, stages down. `top`: S of the last colour, equal on both sides.
+    """Exact S_w of each worker, DP ranks down, stages across. `top`: S of the last colour, equal on both sides.
 
     Pooled by maximum where there are more cells than a screen shows.
     """
-    values = side.workers.T
-    pooled = pool(values, *blocks_that_fit(*values.shape))
+    pooled = pool(side.workers, *blocks_that_fit(*side.workers.shape))
     rows, columns = pooled.values.shape
-    drawn = figure(theme, height=int(np.clip(44 * rows + 70, 170, 430)), x="DP rank", y="stage")
+    drawn = figure(theme, height=map_height(rows), x="stage", y="DP rank")
     drawn.add_heatmap(
         z=pooled.values,
-        customdata=np.stack([side.dp_ranks[pooled.column], pooled.row], axis=2),
+        customdata=np.stack([side.dp_ranks[pooled.row], pooled.column], axis=2),
         zmin=1.0,
         zmax=max(top, LEAST_RANGE),
         colorscale=scale(theme),
@@ -111,12 +111,10 @@ def worker_map(side: Side, top: float, theme: Theme) -> go.Figure:
     )
     across = np.unique(np.linspace(0, columns - 1, MOST_TICKS).astype(int))
     down = np.unique(np.linspace(0, rows - 1, MOST_TICKS).astype(int))
-    drawn.update_xaxes(
-        tickvals=across, ticktext=[str(side.dp_ranks[at * pooled.column_block]) for at in across], showgrid=False
-    )
+    drawn.update_xaxes(tickvals=across, ticktext=[str(at * pooled.column_block) for at in across], showgrid=False)
     drawn.update_yaxes(
         tickvals=down,
-        ticktext=[str(at * pooled.row_block) for at in down],
+        ticktext=[str(side.dp_ranks[at * pooled.row_block]) for at in down],
         autorange="reversed",
         showgrid=False,
     )

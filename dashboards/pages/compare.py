@@ -29,6 +29,7 @@ from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, s
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
     attributes,
+    form,
     guarded,
     href,
     note,
@@ -124,13 +125,15 @@ def _chooser(stored: Stored, view: Comparison) -> Component:
     )
     return panel(
         "Compare",
-        html.Div(
-            [
-                mode,
-                html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=view.mode != _JOB),
-                html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=view.mode != _SPLIT),
-            ],
-            className="compare-fields",
+        form(
+            html.Div(
+                [
+                    mode,
+                    html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=view.mode != _JOB),
+                    html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=view.mode != _SPLIT),
+                ],
+                className="compare-fields",
+            )
         ),
     )
 

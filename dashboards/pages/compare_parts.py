@@ -220,7 +220,7 @@ def worker_panels(
                 [f"{title.capitalize()}: ", term("exact S_w"), " of each worker"],
                 *figure_parts(
                     worker_map(side, top, viewer().theme),
-                    label=f"Slowdown of each worker {title} the change, DP ranks across, stages down",
+                    label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
                     table=_map_table(side),
                     csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
                     most=MAP_ROWS,

@@ -1,20 +1,25 @@
-"""Fleet: all jobs of the store, the costliest first, and what they lose together."""
+"""Jobs: a card for each job that needs attention, the costliest first; all of them in a table; what they lose."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import dash_mantine_components as dmc
 import polars as pl
-from dash import Input, clientside_callback, html
+from dash import Input, Output, clientside_callback, dcc, html, no_update
 from dash.development.base_component import Component
 
-from tracekit.dashboards.figures.fleet import waste_cdf
-from tracekit.dashboards.ui.components import attributes, figure_panel, grid, note, panel, plain_table, term
+from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
+from tracekit.dashboards.pages.fleet_parts import job_card
+from tracekit.dashboards.ui.callbacks import answers
+from tracekit.dashboards.ui.charts import share_bars
+from tracekit.dashboards.ui.components import as_table, grid, href, note, panel, plain_table, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.shell import page
 from tracekit.text import short
+
+#: Cards that are shown; further jobs that need attention are in the table.
+MOST_CARDS = 12
 
 
 def build(q: str = "", **_: str) -> list[Component]:
@@ -22,25 +27,49 @@ def build(q: str = "", **_: str) -> list[Component]:
     jobs = results().jobs()
     if jobs.is_empty():
         return [
-            html.H1("Fleet"),
+            html.H1("Jobs"),
             panel(
-                "No job yet", note("The store is empty. Add one with `tracekit import TRACE` or `tracekit collect`.")
+                "No job yet",
+                note("The store is empty. Add one with `tracekit import TRACE`, record one with `tracekit collect`."),
             ),
         ]
     analysed = jobs.filter(pl.col("slowdown").is_not_null())
     trusted = analysed.filter("trustworthy")
     return [
-        html.H1("Fleet"),
+        html.H1("Jobs"),
+        *_attention(analysed),
+        _all_jobs(jobs, analysed, trusted, q),
+    ]
+
+
+def _attention(analysed: pl.DataFrame) -> list[Component]:
+    """The jobs whose verdict names a loss; those that are not trustworthy last."""
+    share = pl.col("lost_gpu_hours_per_day") / (24 * pl.col("world_size"))
+    losing = analysed.filter(pl.col("straggling") | (share >= SMALLEST_HEADLINE_SHARE))
+    losing = losing.sort("trustworthy", "lost_gpu_hours_per_day", descending=True, maintain_order=True)
+    if losing.is_empty():
+        return [panel("No job needs attention", note("Nothing costs any analysed job 5 % of its step."))]
+    cards = [job_card(results().stored(str(name))) for name in losing["name"][:MOST_CARDS]]
+    more = losing.height - len(cards)
+    said = [note(f"{more:,} more jobs lose time: they are in the table below.")] if more > 0 else []
+    count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention"
+    return [html.H2(count, className="count"), html.Div(cards, className="job-cards"), *said]
+
+
+def _all_jobs(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame, q: str) -> Component:
+    """What all lose together, and the table, which is loaded when it is opened."""
+    failed = jobs.height - analysed.height
+    said = f"; {failed:,} not analysed" if failed else ""
+    title = html.H2(f"All {jobs.height:,} job{'s' if jobs.height > 1 else ''}: sort, search{said}")
+    summary = html.Summary(title, id="all-jobs-summary", n_clicks=0)
+    more = [html.Div(_waste(trusted), className="half"), html.Div(_not_analysed(jobs), className="half")]
+    parts = [
+        summary,
         _figures(jobs, analysed, trusted),
         _job_grid(analysed, q),
-        html.Div(
-            [
-                html.Div(_waste(trusted), className="half"),
-                html.Div(_not_analysed(jobs), className="half"),
-            ],
-            className="row",
-        ),
+        html.Div(more, className="row"),
     ]
+    return html.Details(parts, id="all-jobs", open=bool(q), className="panel")
 
 
 def card(value: str, caption: Any) -> Component:
@@ -72,9 +101,10 @@ def _figures(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame) 
     )
 
 
-def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
+def job_rows(analysed: pl.DataFrame) -> list[dict[str, Any]]:
+    """The rows of the table, the costliest job first."""
     who = viewer()
-    rows = [
+    return [
         {
             "name": row["name"],
             "shown": short(row["name"]),
@@ -92,6 +122,10 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         }
         for row in analysed.iter_rows(named=True)
     ]
+
+
+def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
+    """The table; its rows come when it is unfolded, or at once where some are asked for."""
     three, one = {"function": "d3.format('.3f')(params.value)"}, {"function": "d3.format(',.1f')(params.value)"}
     whole = {"function": "d3.format(',')(params.value)"}
     columns: list[dict[str, Any]] = [
@@ -134,36 +168,34 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
             "maxWidth": 90,
             "cellClassRules": {"slow": "params.value === 'no'"},
         },
-        {"field": "started", "headerName": f"Started ({who.zone_name})", "flex": 1, "minWidth": 160},
+        {"field": "started", "headerName": f"Started ({viewer().zone_name})", "flex": 1, "minWidth": 160},
         {"field": "steps", "headerName": "Steps", "valueFormatter": whole, "type": "rightAligned", "maxWidth": 100},
     ]
-    search = dmc.TextInput(
+    search = dcc.Input(
         id="fleet-q",
         value=q,
-        placeholder="Filter: job, cause, worker ...",
-        debounce=300,
-        w=280,
-        **attributes(aria_label="Show only the jobs whose row contains this text"),
+        type="search",
+        placeholder="job, cause, worker ...",
+        debounce=0.3,
+        className="field",
     )
     shown = grid(
-        rows,
+        job_rows(analysed) if q else None,
         columns,
+        count=analysed.height,
         id="fleet-grid",
         label="Jobs ranked by GPU-hours lost",
         options={"quickFilterText": q, "rowHeight": 36},
     )
-    return panel("Jobs by GPU-hours lost", shown, extra=[search, html.A("CSV", href="/download/jobs.csv", download="")])
+    csv = html.A("CSV", href=href("/download/jobs.csv"), download="")
+    return html.Div([html.Div([html.Label(["Filter", search]), csv], className="filter"), shown])
 
 
 def _waste(trusted: pl.DataFrame) -> Component:
-    drawn = waste_cdf(trusted["waste"], viewer().theme)
     table = trusted.select("name", "waste", "slowdown", "world_size").sort("waste", descending=True)
-    return figure_panel(
-        ["Distribution of the ", term("waste")],
-        drawn,
-        label="Cumulative distribution of the share of GPU time that jobs lose",
-        table=table,
-        csv="/download/jobs.csv",
+    picture = share_bars(table["waste"].clip(0).to_list(), "job") if table.height else note("No job can be trusted.")
+    return panel(
+        ["Jobs by ", term("waste"), ", the largest first"], picture, as_table(table, csv=href("/download/jobs.csv"))
     )
 
 
@@ -178,13 +210,20 @@ def _not_analysed(jobs: pl.DataFrame) -> Component:
     return panel("Not analysed, and why", html.Div(plain_table(table), className="table-scroll"))
 
 
+@answers(Output("fleet-grid", "rowData"), Input("all-jobs-summary", "n_clicks"))
+def unfold(clicks: int) -> Any:
+    """The rows, once the table is unfolded: thousands of them are no part of a page that shows cards."""
+    return job_rows(results().jobs().filter(pl.col("slowdown").is_not_null())) if clicks == 1 else no_update
+
+
 clientside_callback(
     """function (text) {
         window.tracekit.remember({q: text});
-        dash_ag_grid.getApi("fleet-grid").setGridOption("quickFilterText", text || "");
+        const grid = dash_ag_grid.getApi && dash_ag_grid.getApi("fleet-grid");
+        if (grid) grid.setGridOption("quickFilterText", text || "");
     }""",
     Input("fleet-q", "value"),
     prevent_initial_call=True,
 )
 
-page(__name__, "/", "Fleet", build, lambda found, _: [found.jobs])
+page(__name__, "/", "Jobs", build, lambda found, _: [found.jobs])

@@ -1,8 +1,9 @@
-"""Job: the verdict on one job, why it is slow, and what each fix would buy."""
+"""Job: the answer first, with a small worker map and the steps beside it; then why, and what each fix would buy."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -10,16 +11,15 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.figures.job import step_times
 from tracekit.dashboards.pages.gpu_parts import gpu_content
+from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures
 from tracekit.dashboards.pages.op_parts import op_content
-from tracekit.dashboards.ui.components import figure_panel, href, note, panel, term
+from tracekit.dashboards.ui.charts import waterfall
+from tracekit.dashboards.ui.components import as_table, href, note, panel, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import NO_CAUSE, advice_words, advised, headline, sure
+from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, sure
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import cost, seconds, short
-
-_ANSWER = (("Cost", "cost"), ("Who", "who"), ("Why", "why"), ("Check first", "check"))
 
 
 def build(stored: Stored, **_: str) -> list[Component]:
@@ -27,59 +27,12 @@ def build(stored: Stored, **_: str) -> list[Component]:
     report = stored.report
     assert report is not None
     return [
-        _verdict(report),
-        panel("Causes", _causes(report, stored.name)),
-        panel("Fixes", *_fixes(report)),
-        html.Div(
-            [html.Div(_step_times(report), className="half"), html.Div(_about(stored, report), className="half")],
-            className="row",
-        ),
+        html.Div([hero(report, stored.name), pictures(report, stored.name)], className="first-screen"),
+        panel("Why: the evidence", _causes(report, stored.name)),
+        _waterfall(report, stored.name),
+        panel("All fixes, priced", *_fixes(report)),
+        _about(stored, report),
     ]
-
-
-def _verdict(report: dict[str, Any]) -> Component:
-    trust, coverage = report["trust"], report["coverage"]
-    lines: list[Any] = [html.P(headline(report).sentence, className="verdict")]
-    lines += [html.P(words) for words in advice_words(report)]
-    lines.append(_answer(report))
-    if not trust["trustworthy"]:
-        lines.append(
-            html.P(["Do not trust S and what follows from it: ", "; ".join(trust["reasons"])], className="warning")
-        )
-    missing = coverage["workers_expected"] - coverage["workers_traced"]
-    if missing or coverage["dropped"]:
-        lines.append(
-            note(
-                f"{coverage['workers_traced']:,} of {coverage['workers_expected']:,} workers traced;"
-                f" {len(coverage['dropped']):,} DP ranks left out of a step."
-            )
-        )
-    shares = [
-        html.Span([term(name), f" {'-' if report[key] is None else format(report[key], '.0%')}"])
-        for name, key in (("M_W", "m_w"), ("M_S", "m_s"))
-    ]
-    lines.append(
-        html.P(
-            [
-                term("replay error"),
-                f" {trust['replay_error']:.2%}, ",
-                term("launch delays"),
-                f" add {trust['discrepancy']:.1%}, ",
-                shares[0],
-                ", ",
-                shares[1],
-            ],
-            className="note",
-        )
-    )
-    return panel("Verdict", *lines)
-
-
-def _answer(report: dict[str, Any]) -> Component:
-    """What it costs, who, why and what to check first; reports of older stores have no such sentences."""
-    answer = report.get("answer") or {}
-    rows = [(label, answer.get(key)) for label, key in _ANSWER if answer.get(key)]
-    return html.Dl([part for label, words in rows for part in (html.Dt(label), html.Dd(words))], className="answer")
 
 
 def _causes(report: dict[str, Any], name: str) -> Component:
@@ -94,21 +47,15 @@ def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> 
     since = "in every step" if cause["since_step"] is None else f"since step {cause['since_step']}"
     head: list[Any] = [html.B(cause["title"])]
     if found:
-        head += [
-            f"  {short(cause['where_text'])}, {cause.get('when', since)}: ",
-            html.B(cost(cause["saved_s"], cause["alone_s"])),
-            f", {sure(cause['confidence'])}",
-        ]
-    evidence = [
-        html.Li(
-            f"{one['name']}: {one['value']:.4g}{' ' + one['unit'] if one['unit'] else ''}"
-            + (f" (needs {one['needed']:.4g})" if one["needed"] else "")
-        )
-        for one in cause["evidence"]
-    ]
-    figures = html.Details([html.Summary("Figures"), html.Ul(evidence, className="evidence")])
-    # Reports of older stores have no words for what a cause does.
-    parts = [html.Div(head), *([html.Div(cause["effect"])] if cause.get("effect") else []), figures]
+        head.append(f"  {short(cause['where_text'])}, {cause.get('when', since)}")
+    if found and (cause["saved_s"] or cause["alone_s"]):  # else the trace is at fault, and nothing is lost to it
+        price = dcc.Link(cost(cause["saved_s"], cause["alone_s"]), href=href("/time", job=name))
+        head += [": ", price, f", {sure(cause['confidence'])}"]
+    # Reports of older stores have no words for what a cause does, nor for its figures.
+    parts: list[Component] = [html.Div(head), *([html.Div(cause["effect"])] if cause.get("effect") else [])]
+    figures = [html.Li(one["words"]) for one in cause["evidence"] if "words" in one]
+    if figures:
+        parts.append(html.Ul(figures, className="evidence"))
     for label, key in (
         ("Looks like", "signature"),
         ("Next check", "next_check"),
@@ -118,15 +65,31 @@ def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> 
         if cause[key] and (key != "suggested_fix" or cause["kind"] in advised_kinds):
             parts.append(html.Div([html.Span(f"{label}: ", className="label"), cause[key]]))
     if found:
-        parts.append(dcc.Link("Show on the worker map", href=_map(cause["where"], name)))
+        parts.append(html.Div(_ways_on(cause, name), className="ways-on"))
     return parts
 
 
-def _map(where: dict[str, Any], name: str) -> str:
-    """The worker map with the place marked, where it is a worker or a host."""
+def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
+    """Where the cause can be seen: on the map with its place marked, and op by op in a step in which it acts."""
+    where = cause["where"]
     workers = where["workers"]
     worker = f"{workers[0]['dp_rank']},{workers[0]['pp_rank']}" if len(workers) == 1 else None
-    return href("/workers", job=name, worker=worker, host=where["host"] or None)
+    step = where["steps"][0] if where["steps"] else cause["since_step"]
+    return [
+        dcc.Link("Show on the worker map", href=href("/workers", job=name, worker=worker, host=where["host"] or None)),
+        dcc.Link("Show op by op", href=href("/timeline", job=name, worker=worker, step=step)),
+    ]
+
+
+def _waterfall(report: dict[str, Any], name: str) -> Component:
+    """From the recorded step over the fixes to the ideal one."""
+    levels = fix_levels(report, name)
+    said = note(
+        "Fixes in the order in which they save most on top of each other. Ideal: every compute takes the mean, every"
+        " transfer the median of its kind; a fix can bring a step below that."
+    )
+    table = pl.DataFrame({"level": [one.title for one in levels], "step_s": [one.end_s for one in levels]})
+    return panel("What fixes would give back", waterfall(levels), said, as_table(table), id="waterfall")
 
 
 def _fixes(report: dict[str, Any]) -> list[Component]:
@@ -163,7 +126,8 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
         )
     head = html.Thead(html.Tr([html.Th(shown, className=style) for shown, style in heads]))
     said = [*report.get("assumptions", []), "A fix without a confidence is for no named cause: any job could try it"]
-    return [html.Table([head, html.Tbody(rows)], className="plain"), note(f"{'. '.join(said)}.")]
+    table = html.Table([head, html.Tbody(rows)], className="plain")
+    return [html.Div(table, className="table-wide", tabIndex=0, role="region"), note(f"{'. '.join(said)}.")]
 
 
 def _title(fix: dict[str, Any]) -> list[Any]:
@@ -176,28 +140,17 @@ def _title(fix: dict[str, Any]) -> list[Any]:
     return title
 
 
-def _step_times(report: dict[str, Any]) -> Component:
-    times = report["step_time_s"]
-    table = pl.DataFrame({"replay": list(times), "mean_step_time_s": list(times.values())})
-    return figure_panel(
-        ["Mean step time: ", term("recorded"), ", ", term("original"), ", ", term("ideal")],
-        step_times(times["recorded"], times["original"], times["ideal"], viewer().theme),
-        label=f"Step time recorded {seconds(times['recorded'])}, original {seconds(times['original'])},"
-        f" ideal {seconds(times['ideal'])}",
-        table=table,
-    )
-
-
 def _about(stored: Stored, report: dict[str, Any]) -> Component:
     layout, who = report["job"]["layout"], viewer()
     sizes = " x ".join(f"{name} {layout[name]}" for name in ("dp", "pp", "tp", "cp", "vpp") if layout[name] > 1)
-    rows = {
+    rows: dict[str, Any] = {
         "Layout": f"{sizes or 'one worker'} on {layout['world_size']:,} GPUs",
         "Traced": f"{report['job']['steps']:,} steps, {report['job']['ops']:,} ops",
         "First step": who.moment(stored.started_at),
         "Last step": who.moment(stored.ended_at),
         "Imported": who.moment(stored.imported_at),
         "Source": short(stored.source),
+        "Trust": numbers(report),
     }
     if isinstance(source := stored.metadata.get("layout_source"), str):
         rows["Layout known by"] = short(source)
@@ -219,4 +172,11 @@ def build_ops(stored: Stored) -> list[Component]:
     return gpu_content(stored) if of_gpus else op_content(stored)
 
 
-job_page(__name__, "/job", "Job", build, build_ops=build_ops)
+job_page(
+    __name__,
+    "/job",
+    "Job",
+    build,
+    lambda found, texts: [partial(found.worker_map, texts["job"])],
+    build_ops=build_ops,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.ui.components import problem
+from tracekit.dashboards.ui.components import href, problem
 from tracekit.dashboards.ui.shell import page
 
 
@@ -13,8 +13,10 @@ def build(**_: str) -> list[Component]:
     """The way back."""
     return [
         html.H1("No such page"),
-        problem("This address names no page of the dashboard; it may have been cut when it was copied."),
-        dcc.Link("All jobs", href="/"),
+        problem(
+            "This address names no page of the dashboard; it may have been cut when it was copied.",
+            way_on=dcc.Link("All jobs", href=href("/")),
+        ),
     ]
 
 

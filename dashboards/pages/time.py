@@ -12,7 +12,17 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, figure_panel, figure_parts, guarded, href, note, panel, term
+from tracekit.dashboards.ui.components import (
+    attributes,
+    figure_panel,
+    figure_parts,
+    form,
+    guarded,
+    href,
+    note,
+    panel,
+    term,
+)
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.ui.shell import job_page
@@ -125,7 +135,7 @@ def _worker_panel(stored: Stored, rows: str) -> Component:
         **attributes(aria_label="Workers shown"),
     )
     box = dcc.Loading(html.Div(_worker_parts(stored.name, rows), id="time-workers-box"), delay_show=300)
-    return panel([term("exact S_w", "Exact S_w"), " of the workers in each step"], box, extra=choice)
+    return panel([term("exact S_w", "Exact S_w"), " of the workers in each step"], box, extra=form(choice))
 
 
 def _worker_parts(job: str, rows: str) -> list[Component]:

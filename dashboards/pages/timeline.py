@@ -18,15 +18,16 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.timeline_state import Order, Read, Shown, Streams, TimelineState, read_state
-from tracekit.dashboards.ui.components import attributes, href, panel, term
+from tracekit.dashboards.ui.components import attributes, form, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.timeline import CLASSES, legend, palette
 from tracekit.text import seconds
 
 _KEYS = (
-    "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: left and right pan, up and down scroll, + and"
-    " - zoom, Home shows the whole step, N and P go to the next and previous op of the track, Escape lets go of it."
+    "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: W and S (+ and -) zoom, A and D (left and"
+    " right) pan, up and down scroll, Home shows the whole step, N and P go to the next and previous op of the track,"
+    " Escape lets go of it."
 )
 
 
@@ -39,7 +40,7 @@ def build(stored: Stored, **texts: str) -> list[Component]:
         *said,
         panel(
             ["Recorded against ", term("ideal"), ", op by op"],
-            _controls(read.state, steps),
+            form(_controls(read.state, steps)),
             _legend(),
             _canvas(stored, read.state),
             extra=_buttons(stored, read.state),

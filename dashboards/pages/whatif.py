@@ -28,9 +28,9 @@ from tracekit.dashboards.data.whatif_query import (
     read_query,
     suggestions,
 )
-from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, kept_panel
+from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, ask_button, fixes_panel, kept_panel
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, panel, told
+from tracekit.dashboards.ui.components import attributes, form, panel, told
 from tracekit.dashboards.ui.context import replays, results
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError, StoreError, TracekitError
@@ -121,6 +121,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
     view = QuestionForm.of_address(state)
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
     return [
+        fixes_panel(stored.report),
         _form(stored.report, view, seen),
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
@@ -158,20 +159,7 @@ def _drawn(seen: Seen) -> Drawn:
 
 
 def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
-    chips = [
-        html.Button(
-            suggestion.title,
-            className="chip-button",
-            title=str(suggestion.query),
-            **attributes(
-                data_whatif="suggest",
-                data_select=suggestion.query.selection,
-                data_action=suggestion.query.action,
-                data_factor=f"{suggestion.query.factor:g}" if suggestion.query.action is QueryAction.SCALE else "",
-            ),
-        )
-        for suggestion in suggestions(report)
-    ]
+    chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
         dmc.TextInput(
             id="whatif-select",
@@ -202,10 +190,9 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
     return panel(
         "What if ...",
         html.Div(
-            [html.Span("Suggested for this job", className="label"), *chips], className="suggestions", role="group"
+            [html.Span("Questions for this job", className="label"), *chips], className="suggestions", role="group"
         ),
-        html.Div(question, className="question"),
-        _controls(report, Choice.of(view.select or "")),
+        form(html.Div(question, className="question"), _controls(report, Choice.of(view.select or ""))),
     )
 
 

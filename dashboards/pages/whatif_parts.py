@@ -14,10 +14,11 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
-from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text
+from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, question_of
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, term
 from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import sure
 from tracekit.text import seconds
 
 
@@ -35,6 +36,53 @@ class Seen:
     def pending(self) -> bool:
         """Whether an answer is still to come."""
         return any(isinstance(status, Pending) for status in (self.status, *(status for _, status in self.kept)))
+
+
+def fixes_panel(report: dict[str, Any]) -> Component:
+    """The fixes that the analysis has priced, each as a scenario to change."""
+    fixes = [fix for fix in report["fixes"] if fix["withheld"] is None]
+    if not fixes:
+        return panel("Priced fixes", note("The analysis promises no saving for any fix: ask a question of your own."))
+    step_s = report["step_time_s"]["recorded"]
+    rows = []
+    for fix in fixes:
+        closest = question_of(report, fix)
+        ask = "" if closest is None else ask_button(closest.title, closest.query)
+        bound = "at most " if fix["bound"] else ""
+        title = fix["title"] if fix.get("confidence") is None else f"{fix['title']} ({sure(fix['confidence'])})"
+        rows.append(
+            html.Tr(
+                [
+                    html.Td(title),
+                    html.Td(f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}", className="number"),
+                    html.Td(f"{bound}{seconds(fix['saved_s'])} ± {seconds(fix['error_s'])}", className="number"),
+                    html.Td(ask, className="ask"),
+                ]
+            )
+        )
+    heads = [("Fix", ""), ("A step, recorded", "number"), ("Saves", "number"), ("Change it, and ask", "ask")]
+    head = html.Thead(html.Tr([html.Th(title, className=style) for title, style in heads]))
+    said = note(
+        "A fix makes ops as fast as their peers and keeps launch delays. The question beside it makes them ideal and"
+        " leaves launch delays out: its answer is another figure."
+    )
+    table = html.Table([head, html.Tbody(rows)], className="plain")
+    return panel("Priced fixes", html.Div(table, className="table-wide", tabIndex=0), said)
+
+
+def ask_button(title: str, query: WhatifQuery) -> Component:
+    """A button that puts a question into the form and asks it (assets/whatif.js)."""
+    return html.Button(
+        title,
+        className="chip-button",
+        title=str(query),
+        **attributes(
+            data_whatif="suggest",
+            data_select=query.selection,
+            data_action=query.action,
+            data_factor=f"{query.factor:g}" if query.action is QueryAction.SCALE else "",
+        ),
+    )
 
 
 def answer_panel(report: dict[str, Any], seen: Seen) -> Component:

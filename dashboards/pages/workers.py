@@ -28,7 +28,7 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.worker_view import WorkerView, address, choose_worker, read_view
 from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, figure_parts, guarded, href, note, panel, term
+from tracekit.dashboards.ui.components import attributes, figure_parts, form, guarded, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import advice_words, believed, diagnosis_words, listed, space_words
 from tracekit.dashboards.ui.shell import job_page
@@ -132,16 +132,16 @@ def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     )
     parts = figure_parts(
         draw(found, view),
-        label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks across, stages down",
+        label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks down, stages across",
         table=found.table,
         csv=href("/download/by_worker.csv", job=stored.name),
         id="workers-map",
     )
     return panel(
-        [term("exact S_w", "Exact S_w"), " of each ", term("worker"), ": DP ranks across, stages down"],
+        [term("exact S_w", "Exact S_w"), " of each ", term("worker"), ": DP ranks down, stages across"],
         _scrubber(stored, found, view),
         *parts,
-        extra=go_to,
+        extra=form(go_to),
     )
 
 
@@ -164,7 +164,7 @@ def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     return html.Div(
         [
             html.Button("Play", id="workers-play", **attributes(aria_label="Play the map step by step")),
-            html.Div([_strip(stored, count), slider], className="scrub-track"),
+            html.Div([_strip(stored, count), form(slider)], className="scrub-track"),
             html.Div(_readout(stored, found, view), id="workers-readout", className="scrub-readout"),
         ],
         className="scrubber",

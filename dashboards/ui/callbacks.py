@@ -12,10 +12,10 @@ from inspect import Parameter, signature
 from types import UnionType
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
-from dash import callback, set_props
+from dash import callback, html, set_props
 from werkzeug.exceptions import BadRequest, HTTPException
 
-from tracekit.dashboards.ui.components import told
+from tracekit.dashboards.ui.components import attributes, told
 
 #: Where a page says what went wrong in a callback that has no better place for it.
 TROUBLE = "page-trouble"
@@ -84,5 +84,5 @@ def _fits(value: Any, kind: Any) -> bool:
 def say_failure(error: Exception) -> None:
     """A message over the page, which stays as it was."""
     message = told(error)
-    message.withCloseButton = True
+    message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
     set_props(TROUBLE, {"children": message})

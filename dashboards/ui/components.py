@@ -19,10 +19,11 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.data.csv import safe_csv
+from tracekit.dashboards.ui.context import prefixed, viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.errors import TracekitError
+from tracekit.errors import NotStoredError, TracekitError
 from tracekit.figures.theme import DARK
 
 Children = Component | str | None | Sequence[Any]
@@ -37,7 +38,7 @@ FEW_ROWS = 14
 def href(path: str, **state: object) -> str:
     """A link to a page with its state; what is None is left out."""
     kept = {name: value for name, value in state.items() if value is not None}
-    return f"{path}?{urlencode(kept)}" if kept else path
+    return prefixed(f"{path}?{urlencode(kept)}" if kept else path)
 
 
 def attributes(**values: str) -> dict[str, Any]:
@@ -51,16 +52,8 @@ def named(id: str | None) -> dict[str, Any]:  # noqa: A002 - Dash's name
 
 
 def term(word: str, shown: str | None = None) -> Component:
-    """A word of the glossary that says what it means when pointed at or focused."""
-    return dmc.Tooltip(
-        html.Span(shown or word, className="term", tabIndex=0),
-        label=GLOSSARY[word],
-        multiline=True,
-        w=320,
-        withArrow=True,
-        events={"hover": True, "focus": True, "touch": True},
-        boxWrapperProps={"style": {"display": "inline"}},
-    )
+    """A word of the glossary that says what it means when pointed at or focused (assets/tips.js)."""
+    return html.Span(shown or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
 
 
 def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
@@ -72,13 +65,13 @@ def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
     """A framed part of a page with a heading."""
     body = html.Div(list(children), **named(id))
-    return dmc.Paper(
-        [html.Div([html.H2(title), html.Div(extra, className="panel-extra")], className="panel-head"), body],
-        withBorder=True,
-        p="md",
-        radius="md",
-        className="panel",
-    )
+    head = html.Div([html.H2(title), html.Div(extra, className="panel-extra")], className="panel-head")
+    return html.Section([head, body], className="panel")
+
+
+def form(*fields: Component) -> Component:
+    """Controls of Mantine, which need a theme around them; their library is loaded where one is seen."""
+    return dmc.MantineProvider(html.Div(list(fields), className="form"), forceColorScheme=viewer().theme.name)
 
 
 def note(text: Children) -> Component:
@@ -86,9 +79,9 @@ def note(text: Children) -> Component:
     return html.P(text, className="note")
 
 
-def problem(message: str, *, title: str = "This cannot be shown") -> dmc.Alert:
-    """An error in words that a person can act on."""
-    return dmc.Alert(message, title=title, color="orange", variant="light", className="problem")
+def problem(message: str, *, title: str = "This cannot be shown", way_on: Component | None = None) -> Component:
+    """An error in words that a person can act on. `way_on`: a link to what can be shown."""
+    return html.Div([html.B(title), html.P(message), way_on], className="problem", role="alert")
 
 
 def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
@@ -104,8 +97,10 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
     return safely
 
 
-def told(error: Exception) -> dmc.Alert:
+def told(error: Exception) -> Component:
     """What a person reads of an error. One of tracekit itself goes to the log, with where it came from."""
+    if isinstance(error, NotStoredError):
+        return problem(str(error), way_on=dcc.Link("All jobs", href=href("/")))
     if isinstance(error, TracekitError):
         return problem(str(error))
     logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
@@ -147,7 +142,7 @@ def figure_parts(
         },
         **named(id),
     )
-    return [html.Div(graph, role="img", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
+    return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
 
 
 def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_ROWS) -> Component:
@@ -166,7 +161,7 @@ def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_RO
 
 def inline_csv(table: pl.DataFrame) -> str:
     """A link that holds a small table itself: for what the server has no download of."""
-    return f"data:text/csv;charset=utf-8,{quote(table.write_csv())}"
+    return f"data:text/csv;charset=utf-8,{quote(safe_csv(table))}"
 
 
 def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) -> Component:
@@ -208,14 +203,15 @@ def shown(value: Any) -> str | Component:
 
 
 def grid(
-    rows: list[dict[str, Any]],
+    rows: list[dict[str, Any]] | None,
     columns: list[dict[str, Any]],
     *,
     id: str,  # noqa: A002 - Dash's name
     label: str,
+    count: int,
     options: Mapping[str, Any] | None = None,
 ) -> Component:
-    """A large table that sorts and filters in the browser."""
+    """A large table that sorts and filters in the browser. `rows`: None where they come later; `count`: how many."""
     theme = "themeQuartz.withPart(agGrid.colorSchemeDark)" if viewer().theme is DARK else "themeQuartz"
     return html.Div(
         dag.AgGrid(
@@ -227,10 +223,10 @@ def grid(
             dashGridOptions={
                 "theme": {"function": theme},
                 "animateRows": False,
-                "domLayout": "autoHeight" if len(rows) <= FEW_ROWS else "normal",
+                "domLayout": "autoHeight" if count <= FEW_ROWS else "normal",
                 **(options or {}),
             },
-            style={"height": None if len(rows) <= FEW_ROWS else "560px"},
+            style={"height": None if count <= FEW_ROWS else "560px"},
         ),
         role="region",
         **attributes(aria_label=label),

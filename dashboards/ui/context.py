@@ -21,10 +21,11 @@ EXTENSION = "tracekit"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the server was started with."""
+    """What the server was started with. `prefix`: the path under which browsers see it, with slashes around it."""
 
     results: Results
     replays: Replays
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ def replays() -> Replays:
     """What answers what-if questions in the background."""
     service: Service = flask.current_app.extensions[EXTENSION]
     return service.replays
+
+
+def prefixed(path: str) -> str:
+    """A path of the dashboard as browsers have to ask for it."""
+    service: Service = flask.current_app.extensions[EXTENSION]
+    return service.prefix + path.removeprefix("/")
 
 
 def viewer() -> Viewer:

@@ -2,8 +2,9 @@
 
 In: a report (docs/report-schema.md), or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `diagnosis_words`, `advice_words` and `host_words` say what is wrong or what to do, and they take it
-from the diagnosis: its causes and fixes, with their confidence. All others describe a figure and conclude nothing.
+Only `headline`, `diagnosis_words`, `advice_words`, `first_action` and `host_words` say what is wrong or what to do, and
+they take it from the diagnosis: its causes and fixes, with their confidence. All others describe a figure and conclude
+nothing.
 """
 
 from __future__ import annotations
@@ -143,6 +144,14 @@ def advice_words(report: Report) -> list[str]:
     if said and not report["trust"]["trustworthy"]:
         said.append("No other advice: all else below rests on figures that are not to be trusted.")
     return said or [f"No advice: {why_no_advice(report)}."]
+
+
+def first_action(report: Report) -> tuple[str, str] | None:
+    """What to do first and what that gives back, in the words of the answer; None where nothing is advised."""
+    answer = report.get("answer") or {}
+    if not answer.get("action") or not (report["trust"]["trustworthy"] or _promised(report)):
+        return None
+    return answer["action"], answer["saves"]
 
 
 def advised(report: Report) -> set[str]:

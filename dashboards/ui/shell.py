@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import dash
-import dash_mantine_components as dmc
 import flask
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -151,41 +150,42 @@ def frame() -> Component:
     """The whole document: header, then the page that the URL names."""
     dark = viewer().theme is DARK
     local = viewer().zone is not UTC and str(viewer().zone) != "UTC"
-    return dmc.MantineProvider(
-        html.Div(
-            [
-                html.A("Skip to the page", href="#page", className="skip"),
-                html.Header(
-                    [
-                        dcc.Link([html.B("tracekit"), " fleet"], href="/", className="brand"),
-                        html.Div(
-                            [
-                                html.Button(
-                                    "Times: local" if local else "Times: UTC",
-                                    id="zone",
-                                    title="Switch between UTC and the time zone of this browser",
-                                    **attributes(data_zone="local" if local else "utc"),
-                                ),
-                                html.Button(
-                                    "Theme: dark" if dark else "Theme: light",
-                                    id="theme",
-                                    title="Switch between the light and the dark theme",
-                                    **attributes(data_theme="dark" if dark else "light"),
-                                ),
-                            ],
-                            className="switches",
-                        ),
-                    ],
-                    className="top",
-                ),
-                dcc.Loading(
-                    dash.page_container,
-                    id="loading-page",
-                    delay_show=300,
-                    overlay_style={"visibility": "visible", "opacity": 0.5},
-                ),
-            ],
-            className="frame dark" if dark else "frame light",
-        ),
-        forceColorScheme="dark" if dark else "light",
+    zone = html.Button(
+        "Times: local" if local else "Times: UTC",
+        id="zone",
+        title="Switch between UTC and the time zone of this browser",
+        **attributes(data_zone="local" if local else "utc"),
     )
+    theme = html.Button(
+        "Theme: dark" if dark else "Theme: light",
+        id="theme",
+        title="Switch between the light and the dark theme",
+        **attributes(data_theme="dark" if dark else "light"),
+    )
+    find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
+    keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
+    head = [
+        dcc.Link([html.B("tracekit"), " jobs"], href=href("/"), className="brand"),
+        html.Div([find, zone, theme, keys, *_log_out()], className="switches"),
+    ]
+    return html.Div(
+        [
+            html.A("Skip to the page", href="#page", className="skip"),
+            html.Header(head, className="top"),
+            dcc.Loading(
+                dash.page_container,
+                id="loading-page",
+                delay_show=300,
+                overlay_style={"visibility": "visible", "opacity": 0.5},
+            ),
+        ],
+        className="frame dark" if dark else "frame light",
+    )
+
+
+def _log_out() -> list[Component]:
+    """A button for those who have logged in."""
+    if not flask.g.get("can_log_out"):
+        return []
+    button = html.Button("Log out", title=f"End the sessions of {short(flask.g.user)} on every device")
+    return [html.Form(button, action=href("/logout"), method="POST")]

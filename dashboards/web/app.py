@@ -6,34 +6,45 @@ and metrics.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dash import Dash, _callback
+from dash.fingerprint import build_fingerprint
 
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
 from tracekit.dashboards.ui.context import EXTENSION, Service
 from tracekit.dashboards.ui.shell import frame, read_ahead
-from tracekit.dashboards.web.auth import Auth
+from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.serving import harden
 from tracekit.dashboards.web.timeline_requests import serve_timeline
 from tracekit.figures.base import figure
 from tracekit.figures.theme import LIGHT
 
 _DOCUMENT = """<!DOCTYPE html>
-<html lang="en">
-<head>{%metas%}<script src="/assets/theme.js"></script><title>{%title%}</title>{%favicon%}{%css%}</head>
+<html lang="en" data-libraries="%libraries%" data-prefix="%prefix%">
+<head>{%metas%}<script src="%prefix%assets/theme.js"></script><title>{%title%}</title>{%favicon%}{%css%}</head>
 <body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
 </html>
 """
 
 
-def make_app(store: Path, *, auth: Auth | None = None) -> Dash:
-    """The dashboard of the store at `store`, for those whom `auth` lets in; the file is first read when a page is."""
+#: Component libraries that only some pages need, and their bundles (assets/libraries.js).
+_LATE_LIBRARIES = {
+    "dash_ag_grid": "dash_ag_grid.min.js",
+    "dash_mantine_components": "dash_mantine_components.js",
+}
+
+
+def make_app(store: Path, access: Access | None = None) -> Dash:
+    """The dashboard of the store at `store`, for those whom `access` lets in; the store is read when a page is."""
+    access = access or Access()
     app = Dash(
         __name__,
         use_pages=True,
@@ -44,18 +55,33 @@ def make_app(store: Path, *, auth: Auth | None = None) -> Dash:
         update_title="",
         assets_folder=str(Path(__file__).parents[1] / "assets"),
         assets_ignore=r"theme\.js",  # stands in the document itself
-        index_string=_DOCUMENT,
+        requests_pathname_prefix=access.prefix,
+        routes_pathname_prefix="/",
+        index_string=_document(access.prefix),
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     results = Results(store)
-    app.server.extensions[EXTENSION] = Service(results, Replays(results))
-    harden(app, auth)
+    app.server.extensions[EXTENSION] = Service(results, Replays(results), access.prefix)
+    harden(app, access)
     app.server.before_request(read_ahead)  # after who may ask was asked
     serve_timeline(app)
     _give_callbacks(app)
     app.layout = frame
     figure(LIGHT)  # Plotly loads what it needs with the first figure: better now than with the first page
     return app
+
+
+def _document(prefix: str) -> str:
+    """The document around every page: it names the libraries that come late, by version, so that browsers keep them."""
+    libraries = {}
+    for name, bundle in _LATE_LIBRARIES.items():
+        library = import_module(name)
+        (resource,) = (each for each in library._js_dist if each["relative_package_path"] == bundle)  # noqa: SLF001 - Dash's name for what a library consists of
+        resource["async"] = "lazy"  # Dash serves it, and does not put it into the document
+        modified = int((Path(str(library.__file__)).parent / bundle).stat().st_mtime)
+        fingerprint = build_fingerprint(bundle, library.__version__, modified)
+        libraries[name] = f"{prefix}_dash-component-suites/{name}/{fingerprint}"
+    return _DOCUMENT.replace("%libraries%", escape(json.dumps(libraries))).replace("%prefix%", escape(prefix))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,23 @@ _EXTRAS = ("dash", "dash_ag_grid", "dash_mantine_components", "gunicorn", "plotl
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
 @click.option("--auth", help="Who may look, for any other --host: header:NAME@ADDRESS or password:FILE.")
+@click.option(
+    "--allowed-host", "hosts", multiple=True, metavar="NAME", help="A host name browsers may ask by; repeatable."
+)
+@click.option(
+    "--public-url", metavar="URL", help="Where browsers find it behind a reverse proxy: https://HOST/PREFIX/."
+)
 @click.option("--threads", default=8, show_default=True, type=click.IntRange(1, 256), help="Requests at once.")
 @click.option("--hash-password", is_flag=True, help="Ask for a user and password, print a line for --auth and leave.")
 def dashboard_command(
-    sources: tuple[Path, ...], host: str, port: int, auth: str | None, threads: int, hash_password: bool
+    sources: tuple[Path, ...],
+    host: str,
+    port: int,
+    auth: str | None,
+    hosts: tuple[str, ...],
+    public_url: str | None,
+    threads: int,
+    hash_password: bool,
 ) -> None:
     """Serve the dashboard: what do stragglers cost, who, since when, why, and what would each fix buy?
 
@@ -43,6 +56,7 @@ def dashboard_command(
     if hash_password:
         _print_hash()
         return
+    from tracekit.dashboards.web.access import read_access
     from tracekit.dashboards.web.auth import read_auth
     from tracekit.dashboards.web.server import Serving, serve
 
@@ -51,7 +65,7 @@ def dashboard_command(
             f"--host {host!r} lets others in: say with --auth who they are (header:NAME@ADDRESS or password:FILE), or"
             " listen on 127.0.0.1 and put an authenticating proxy or an ssh tunnel before it"
         )
-    checked = None if auth is None else read_auth(auth)
+    access = read_access(None if auth is None else read_auth(auth), (*hosts, *_named(host)), public_url)
     store, clean_up = _store_of(sources)
     try:
         listening = _listen(host, port)
@@ -60,9 +74,11 @@ def dashboard_command(
         raise
     shown = f"[{host}]" if ":" in host else host
     bound = listening.getsockname()[1]
-    click.echo(f"tracekit dashboard of {printable(str(store))}: http://{shown}:{bound}/  (Ctrl-C ends it)")
+    local = f"http://{shown}:{bound}/"
+    seen = f"{public_url}, through a proxy to {local}" if public_url else local
+    click.echo(f"tracekit dashboard of {printable(str(store))}: {seen}  (Ctrl-C ends it)")
     # From here on the process is gunicorn's: it forks, and both halves leave through here.
-    serve(Serving(store, listening.detach(), threads, checked, clean_up))
+    serve(Serving(store, listening.detach(), threads, access, clean_up))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -76,6 +92,15 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --port") from None
     listening.listen(128)
     return listening
+
+
+def _named(host: str) -> tuple[str, ...]:
+    """The name to listen on, under which browsers may ask then; none where it is an address in digits."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return (host,) if host else ()
+    return ()
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import flask
 import polars as pl
 
+from tracekit.dashboards.data.csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import results
 from tracekit.errors import NotStoredError, SelectionError, StoreError, TracekitError
@@ -38,7 +39,7 @@ def _csv(name: str) -> flask.Response:
         table = _table(name, flask.request.args.get("job"))
     except TracekitError as error:
         return refusal(error, selection=404)
-    response = flask.Response(table.write_csv(), mimetype="text/csv")
+    response = flask.Response(safe_csv(table), mimetype="text/csv")
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
     return response
 

@@ -16,15 +16,18 @@ import flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.errors import AppImportError
 
-from tracekit.dashboards.web.auth import Auth, read_auth
+from tracekit.dashboards.web.access import Access, read_access
+from tracekit.dashboards.web.auth import read_auth
 from tracekit.errors import TracekitError
 
 #: A what-if of a large job keeps a thread this long at most before gunicorn takes the worker for dead.
 TIMEOUT_S = 300
 #: The longest address that gunicorn can be told to take: a view with kept what-ifs has a long one.
 LONGEST_REQUEST_LINE = 8190
-#: Read by `create`: what `--auth` says.
+#: Read by `create`: what `--auth`, `--allowed-host` (several with commas) and `--public-url` say.
 AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
+HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
+URL_VARIABLE = "TRACEKIT_DASHBOARD_PUBLIC_URL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +37,36 @@ class Serving:
     store: Path
     listening: int
     threads: int
-    auth: Auth | None
+    access: Access
     at_end: Callable[[], None]
 
 
 def create(store: str | None = None) -> flask.Flask:
     """The WSGI application, for `gunicorn 'tracekit.dashboards.web.server:create("jobs.store")'`.
 
-    Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH takes the place of `--auth`.
-    Raises AppImportError, of which gunicorn prints the one line, where that variable is set and cannot be understood.
+    Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH, $TRACEKIT_DASHBOARD_ALLOWED_HOSTS
+    and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options. Raises AppImportError, of which gunicorn prints the
+    one line, where one of them is set and cannot be understood.
     """
     from tracekit.dashboards.web.app import make_app
     from tracekit.store import default_store
 
     path = default_store() if store is None else Path(store)
-    return make_app(path.absolute(), auth=_auth_of_environment()).server
+    return make_app(path.absolute(), _access_of_environment()).server
 
 
-def _auth_of_environment() -> Auth | None:
-    """The authentication that the variable names: none where it is not set, and an error where it is empty."""
+def _access_of_environment() -> Access:
+    """What the variables say; an empty one of authentication is an error, for it would let everybody in."""
     text = os.environ.get(AUTH_VARIABLE)
-    if text is None:
-        return None
     try:
-        return read_auth(text)
+        auth = None if text is None else read_auth(text)
     except TracekitError as error:
         raise AppImportError(f"${AUTH_VARIABLE}: {error}") from None
+    hosts = filter(None, os.environ.get(HOSTS_VARIABLE, "").replace(" ", "").split(","))
+    try:
+        return read_access(auth, hosts, os.environ.get(URL_VARIABLE) or None)
+    except TracekitError as error:
+        raise AppImportError(f"${HOSTS_VARIABLE}, ${URL_VARIABLE}: {error}") from None
 
 
 def serve(serving: Serving) -> None:
@@ -92,4 +99,4 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     def load(self) -> Any:
         from tracekit.dashboards.web.app import make_app
 
-        return make_app(self._serving.store, auth=self._serving.auth).server
+        return make_app(self._serving.store, self._serving.access).server

@@ -14,35 +14,79 @@ from typing import TYPE_CHECKING
 import flask
 from dash import Dash
 from werkzeug.exceptions import BadRequest, HTTPException
+from werkzeug.wrappers import Response
 
 from tracekit.dashboards.ui.context import results
-from tracekit.dashboards.web import downloads
-from tracekit.dashboards.web.auth import Auth
+from tracekit.dashboards.web import downloads, search
+from tracekit.dashboards.web.access import Access, WithoutPrefix, client_address
+from tracekit.dashboards.web.auth import refused
+from tracekit.dashboards.web.compression import compress
+from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 from tracekit.errors import TracekitError
 from tracekit.text import printable
 
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
 
-#: What a load balancer or Kubernetes may ask without a password; neither tells a name.
-_OPEN = ("/healthz", "/readyz")
 #: A page asks with a few kilobytes; more is an accident or an attack.
 MOST_BYTES_ASKED = 4 * 1024 * 1024
 #: What Dash itself answers: callbacks of the pages, and the files of its components.
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
 
 
-def harden(app: Dash, auth: Auth | None) -> None:
+#: Besides looking, a browser may only call back to a page, log in and log out: nothing that writes to a store.
+_POSTED_TO = ("/_dash-update-component", LOGIN, LOGOUT)
+_LOOKING = ("GET", "HEAD", "OPTIONS")
+#: OWASP's list of secure headers, beside the policy of pages.
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "X-Permitted-Cross-Domain-Policies": "none",
+    "X-DNS-Prefetch-Control": "off",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": ", ".join(f"{name}=()" for name in ("camera", "geolocation", "microphone", "payment", "usb")),
+}
+_TLS_ONLY = "max-age=31536000; includeSubDomains"
+#: Bundles and assets carry their version in the address.
+_KEPT = "public, max-age=31536000, immutable"
+
+
+def harden(app: Dash, access: Access) -> None:
     """Add authentication, health checks, metrics, downloads, and headers that keep a page to this host."""
     server = app.server
     server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES_ASKED
-    server.before_request(lambda: None if auth is None or flask.request.path in _OPEN else auth.refusal(flask.request))
-    server.after_request(lambda response: _restrict(app, response))
+    server.wsgi_app = WithoutPrefix(server.wsgi_app, access.prefix)
+    server.before_request(lambda: _refusal(access))
+    server.after_request(lambda response: _restrict(app, access, response))
     server.register_error_handler(Exception, _failed)
     server.add_url_rule("/healthz", "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", _metrics)
+    server.add_url_rule("/api/", "api", _no_api, defaults={"path": ""})
+    server.add_url_rule("/api/<path:path>", "api", _no_api)
     downloads.register(server)
+    search.register(server)
+    if access.auth is not None:
+        access.auth.register(server)
+    server.after_request(compress)
+
+
+def _refusal(access: Access) -> Response | None:
+    """Why a request is not answered: it would change something, or may not pass."""
+    request = flask.request
+    flask.g.prefix, flask.g.secure = access.prefix, access.secure
+    flask.g.client = client_address(request, proxied=access.proxied)
+    if request.method not in _LOOKING and not (request.method == "POST" and request.path in _POSTED_TO):
+        return refused(405, "the dashboard only reads")
+    return access.refusal(request)
+
+
+def _no_api(path: str) -> tuple[dict[str, str], int]:
+    """Programs ask the files and metrics; what looks like another interface says so in their language."""
+    return {"error": f"no such address: /api/{path:.100}; programs can ask /metrics and /download/TABLE.csv"}, 404
 
 
 def _healthz() -> flask.Response:
@@ -98,11 +142,15 @@ def _failed(error: Exception) -> flask.Response | HTTPException:
     return flask.Response("this is nothing that a page of the dashboard asks\n", 400, mimetype="text/plain")
 
 
-def _restrict(app: Dash, response: flask.Response) -> flask.Response:
+def _restrict(app: Dash, access: Access, response: flask.Response) -> flask.Response:
     headers = response.headers
-    headers["X-Content-Type-Options"] = "nosniff"
-    headers["X-Frame-Options"] = "DENY"
-    headers["Referrer-Policy"] = "no-referrer"
+    for name, value in _HEADERS.items():
+        headers[name] = value
+    if access.secure:
+        headers["Strict-Transport-Security"] = _TLS_ONLY
+    if flask.request.path.startswith("/assets/"):
+        headers["Cache-Control"] = _KEPT if "m" in flask.request.args else "no-cache"
+    headers.setdefault("Cache-Control", "no-store")
     if response.mimetype == "text/html":
         # Dash's own inline scripts are allowed by their hashes. Mantine and AG Grid set styles from scripts; Plotly
         # makes its PNG as a blob.

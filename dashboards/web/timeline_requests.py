@@ -22,6 +22,7 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
+from tracekit.dashboards.data.csv import safe_csv
 from tracekit.dashboards.data.queries import OP_TRACE, Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
@@ -300,7 +301,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
     """The same with all digits, as a file."""
     table = _slowest_table(_Shown(texts), SLOWEST_IN_CSV)
-    response = flask.Response(table.write_csv(), mimetype="text/csv")
+    response = flask.Response(safe_csv(table), mimetype="text/csv")
     response.headers["Content-Disposition"] = 'attachment; filename="slowest-ops.csv"'
     return response
 

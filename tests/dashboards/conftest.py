@@ -13,6 +13,7 @@ from werkzeug.serving import make_server
 
 from tests.dashboards.tabs import PATIENCE_MS, Tabs
 from tests.handmade import run
+from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.app import make_app
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -61,12 +62,12 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[[Path], Serving]]:
+def serve() -> Iterator[Callable[..., Serving]]:
     """Starts a dashboard over a store on a free port; all end with the tests."""
     servers = []
 
-    def start(store: Path) -> Serving:
-        server = make_server("127.0.0.1", 0, make_app(store).server, threaded=True)
+    def start(store: Path, access: Access | None = None) -> Serving:
+        server = make_server("127.0.0.1", 0, make_app(store, access).server, threaded=True)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return Serving(f"http://127.0.0.1:{server.server_port}", store)

@@ -33,6 +33,12 @@ class Pages:
             built: Component = layout(**state)
         return built
 
+    def job_rows(self) -> list[dict[str, Any]]:
+        """The rows of the table of all jobs, as where some are asked for."""
+        (grid,) = found(self.page("/", q=" "), "AgGrid")
+        rows: list[dict[str, Any]] = grid.rowData
+        return rows
+
     def client(self) -> FlaskClient:
         """What asks for files."""
         return self._server.test_client()

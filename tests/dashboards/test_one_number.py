@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.dashboards.page_text import Pages, found
+from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
 from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.dashboards.data.whatif_query import WhatifQuery
@@ -32,8 +32,7 @@ def metrics(store: Path, job: str) -> dict[str, float]:
 
 
 def fleet_row(pages: Pages, job: str) -> dict[str, Any]:
-    (grid,) = found(pages.page("/"), "AgGrid")
-    (row,) = [row for row in grid.rowData if row["name"] == job]
+    (row,) = [row for row in pages.job_rows() if row["name"] == job]
     return dict(row)
 
 

@@ -137,9 +137,9 @@ def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> No
 def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> None:
     found = small()
     drawn = worker_heatmap(found, 1, LIGHT, top=1.5, marked=[2], chosen=4)
-    assert [(shape.x0, shape.y0) for shape in drawn.layout.shapes] == [(0.5, -0.5), (1.5, -0.5)]
-    assert drawn.layout.xaxis.ticktext == ("0", "1", "3")
-    assert drawn.data[0].z == pytest.approx(found.per_step[1].T)
+    assert [(shape.x0, shape.y0) for shape in drawn.layout.shapes] == [(-0.5, 0.5), (-0.5, 1.5)]
+    assert drawn.layout.yaxis.ticktext == ("0", "1", "3")
+    assert drawn.data[0].z == pytest.approx(found.per_step[1])
     assert "rank" not in drawn.data[0].hovertemplate  # one of them is unknown
 
 

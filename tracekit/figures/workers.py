@@ -18,6 +18,7 @@ NAMED_CELLS = 4096
 #: Cells at least this large (pixels of a typical panel) are outlined exactly, smaller ones by a square around them.
 LARGE_CELL_PX = 14
 PANEL_WIDTH_PX = 740
+TALLEST_MAP_PX = 640
 TICKS = 16
 
 
@@ -31,17 +32,17 @@ def worker_heatmap(
     chosen: int | None = None,
     dotted: Sequence[int] = (),
 ) -> go.Figure:
-    """DP ranks across, stages down; pooled by maximum where there are too many cells.
+    """DP ranks down, stages across; pooled by maximum where there are too many cells.
 
     `position`: which step, None for all. `top`: S_w of the end of the colour scale. Flat cell numbers: `marked` are
     outlined, `chosen` is outlined boldly, `dotted` get a dot.
     """
-    values = found.values(position).T
+    values = found.values(position)
     pooled = pool(values, *blocks_that_fit(*values.shape))
     rows, columns = pooled.values.shape
     cells = rows * columns
-    height = int(np.clip(44 * rows + 70, 170, 430))
-    drawn = figure(theme, height=height, x="DP rank", y="stage")
+    height = map_height(rows)
+    drawn = figure(theme, height=height, x="stage", y="DP rank")
     drawn.add_heatmap(
         z=pooled.values,
         customdata=_who(found, pooled),
@@ -67,7 +68,7 @@ def worker_heatmap(
     ticks = _ticks(columns), _ticks(rows)
     drawn.update_xaxes(
         tickvals=ticks[0],
-        ticktext=[str(numbers[at * pooled.column_block]) for at in ticks[0]],
+        ticktext=[str(stages[at * pooled.column_block]) for at in ticks[0]],
         range=[-0.5, columns - 0.5],
         showgrid=False,
         zeroline=False,
@@ -75,13 +76,18 @@ def worker_heatmap(
     )
     drawn.update_yaxes(
         tickvals=ticks[1],
-        ticktext=[str(stages[at * pooled.row_block]) for at in ticks[1]],
+        ticktext=[str(numbers[at * pooled.row_block]) for at in ticks[1]],
         range=[rows - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
     )
     drawn.update_layout(uirevision="map")  # playing the steps keeps the zoom
     return drawn
+
+
+def map_height(rows: int) -> int:
+    """Pixels of a worker map with so many rows of DP ranks."""
+    return int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
 
 
 def worker_over_steps(
@@ -133,13 +139,13 @@ def colour_top(values: Floats) -> float:
 
 def _who(found: WorkerMap, pooled: Pooled) -> np.ndarray:
     """dp_rank, pp_rank and global rank of the worker behind each cell, [rows, columns, 3]."""
-    ranks = found.rank[pooled.column, pooled.row]
-    return np.stack([found.dp_ranks[pooled.column], pooled.row, ranks], axis=2).astype(np.int32)
+    ranks = found.rank[pooled.row, pooled.column]
+    return np.stack([found.dp_ranks[pooled.row], pooled.column, ranks], axis=2).astype(np.int32)
 
 
 def _hosts(found: WorkerMap, pooled: Pooled) -> list[list[str]]:
     names = np.array([*found.hosts, "host unknown"], dtype=object)
-    rows: list[list[str]] = names[found.host[pooled.column, pooled.row]].tolist()
+    rows: list[list[str]] = names[found.host[pooled.row, pooled.column]].tolist()
     return rows
 
 
@@ -154,7 +160,7 @@ def _hover(found: WorkerMap, pooled: Pooled, *, named: bool) -> str:
 def _place(found: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
     """Column and row of a flat cell number on the pooled map."""
     at, stage = divmod(cell, found.stages)
-    return at // pooled.column_block, stage // pooled.row_block
+    return stage // pooled.column_block, at // pooled.row_block
 
 
 def _outline(drawn: go.Figure, places: Sequence[tuple[int, int]], colour: str, width: int, height: int) -> None:

@@ -35,7 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 
 def test_the_fleet_lists_an_op_trace_with_its_verdict(pages: Pages) -> None:
-    (row,) = (row for grid in found(pages.page("/"), "AgGrid") for row in grid.rowData if row["name"] == "two ranks")
+    (row,) = (row for row in pages.job_rows() if row["name"] == "two ranks")
     assert (row["slowdown"], row["gpus"], row["trust"]) == (pytest.approx(6.5 / 3), 2, "yes")
     assert "bare ops" in sent(pages.page("/"))
 

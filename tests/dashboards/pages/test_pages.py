@@ -29,9 +29,15 @@ def whatif(store: Path, job: str) -> dict[str, Any]:
     return report
 
 
+def open_table(page: Page) -> None:
+    """Unfold the table of all jobs, which is loaded then."""
+    page.click("#all-jobs > summary")
+    page.wait_for_selector(".ag-row a")
+
+
 def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit) -> None:
     page = visit("/", theme="dark")
-    page.wait_for_selector(".ag-row a")
+    open_table(page)
     names = page.locator(".ag-cell[col-id=shown]").all_inner_texts()
     assert names[0] == "slow-worker"
     assert {"healthy", "collected-healthy"} == set(names[-2:])
@@ -40,7 +46,7 @@ def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit) -> None:
 
 def test_a_row_of_the_fleet_opens_its_job_by_keyboard(visit: Visit) -> None:
     page = visit("/")
-    page.wait_for_selector(".ag-row a")
+    open_table(page)
     page.focus("#fleet-q")
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -72,7 +78,7 @@ def doubtful(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Serving:
 
 def test_a_row_of_the_fleet_shows_one_cause_and_counts_the_others(visit: Visit, doubtful: Serving) -> None:
     page = visit("/", width=1280, base=doubtful.url)
-    page.wait_for_selector(".ag-row a")
+    open_table(page)
     cell = page.locator(".ag-row", has_text="doubtful").locator("[col-id=causes]")
     first, more = cell.locator(".chip").all_inner_texts()
     assert first.startswith("slow worker: ")
@@ -90,7 +96,7 @@ def test_a_row_of_the_fleet_shows_one_cause_and_counts_the_others(visit: Visit, 
 def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, doubtful: Serving) -> None:
     lost = whatif(doubtful.store, "good")["wasted_gpu_hours_per_day"]
     page = visit("/", base=doubtful.url)
-    page.wait_for_selector(".ag-row a")
+    open_table(page)
     cards = page.inner_text(".figures")
     assert "straggling (S >= 1.1): 1 of 1" in cards
     assert f"{lost:,.0f}\nGPU-hours lost a day" in cards
@@ -110,7 +116,7 @@ def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(doubtful: Se
 def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, odd: Serving, serving: Serving) -> None:
     for server in (odd, serving):
         page = visit("/", base=server.url)
-        page.wait_for_selector(".ag-row a")
+        open_table(page)
         page.fill("#fleet-q", "python")
         page.wait_for_url("**q=python")
 
@@ -120,7 +126,9 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     page = visit("/job?job=slow-worker", theme="dark")
     text = page.inner_text("#page")
     assert f"S = {found['slowdown']:.3f}" in page.inner_text(".job-title")
-    sentence = found["verdict"]["sentence"]
+    sentence, answer = found["verdict"]["sentence"], found["answer"]
+    card = page.inner_text(".hero")
+    assert all(answer[part] in card for part in ("who", "why", "cost", "check", "action", "saves", "trust"))
     assert f"{sentence[1:]}. {found['verdict']['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate." in text
     for cause in found["causes"]:
         assert cause["title"] in text
@@ -128,6 +136,8 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     for fix in found["fixes"]:
         assert fix["title"] in text
         assert f"{fix['saved_gpu_hours_per_day']:,.1f}" in text
+    for figure in (one["words"] for cause in found["causes"] for one in cause["evidence"]):
+        assert figure in text
     page.click("text=Show on the worker map")
     page.wait_for_selector("text=Worker (1,2)")
 

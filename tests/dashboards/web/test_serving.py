@@ -21,10 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.security import generate_password_hash
 
 from tests.dashboards.conftest import SAMPLES, Serving
-from tests.dashboards.page_text import Pages, found, sent
+from tests.dashboards.page_text import Pages, sent
 from tests.handmade import run, run_process, slow_trace
+from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.app import make_app
-from tracekit.dashboards.web.auth import Passwords, ProxyHeader, read_auth
+from tracekit.dashboards.web.auth import ProxyHeader, read_auth
+from tracekit.dashboards.web.passwords import Passwords
 from tracekit.dashboards.web.server import AUTH_VARIABLE
 from tracekit.errors import SelectionError
 from tracekit.findings import Unanalysed
@@ -137,7 +139,7 @@ class TestWhoMayLook:
             ("127.0.0.0/8", {"X-User": " "}, 403),
             ("10.0.0.1", {"X-User": "ann"}, 403),
         ):
-            app = make_app(sample_store, auth=read_auth(f"header:X-User@{network}"))
+            app = make_app(sample_store, Access(read_auth(f"header:X-User@{network}")))
             assert app.server.test_client().get("/metrics", headers=header).status_code == status
 
     def test_the_text_of_auth_is_read_or_refused(self, tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ class TestHeaders:
         assert headers["X-Frame-Options"] == "DENY"
 
     def test_the_page_says_its_language(self, serving: Serving) -> None:
-        assert '<html lang="en">' in get(f"{serving.url}/")[1]
+        assert '<html lang="en" ' in get(f"{serving.url}/")[1]
 
     def test_the_first_answer_holds_no_data_of_any_page(self, serving: Serving) -> None:
         body = get(f"{serving.url}/")[1]
@@ -272,7 +274,7 @@ class TestBrokenAndHostile:
         base = serve(tmp_path / "s.duckdb").url
         page = visit("/", base=base)
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-        page.click(".ag-row a")
+        page.click(".job-card a")
         page.wait_for_selector(".job-title")
         assert name[:60] in page.inner_text("h1")
         assert "<b>source</b>" in page.inner_text("#page")
@@ -289,7 +291,7 @@ class TestBrokenAndHostile:
 
     def test_an_unknown_job_is_said_on_the_page(self, sample_store: Path) -> None:
         pages = Pages(sample_store)
-        assert "no job named 'nobody' in this store; the page Fleet lists" in pages.text("/job", job="nobody")
+        assert "no job named 'nobody' in this store; the page Jobs lists" in pages.text("/job", job="nobody")
         assert "did you mean 'slow-worker'?" in pages.text("/job", job="slow-workr")
 
     def test_names_in_the_address_that_no_page_knows_change_nothing(self, visit: Visit) -> None:
@@ -321,7 +323,7 @@ class TestBrokenAndHostile:
         page = visit("/..%2f..%2fetc/passwd", anew=True)
         assert "No such page" in page.inner_text("#page")
         page.get_by_text("All jobs").click()
-        page.wait_for_selector(".ag-row")
+        page.wait_for_selector(".job-card")
 
     def test_without_a_job_the_newest_is_shown_and_said(self, sample_store: Path) -> None:
         assert "this is the newest one, slow-worker" in Pages(sample_store).text("/job")
@@ -343,9 +345,9 @@ class TestBrokenAndHostile:
         pages = Pages(store.path)
         for number, name in enumerate(("first", "second"), start=1):
             store.add([Incoming(trace, name, "x", Job(trace).findings())])
-            (grid,) = found(pages.page("/"), "AgGrid")
-            assert len(grid.rowData) == number
-            assert name in {row["name"] for row in grid.rowData}
+            names = [row["name"] for row in pages.job_rows()]
+            assert len(names) == number
+            assert name in names
 
     def test_a_store_that_vanishes_or_breaks_is_said_and_comes_back(self, tmp_path: Path, serve: Serve) -> None:
         path = tmp_path / "s.store"

@@ -1,0 +1,150 @@
+"""The first screen of the page Job: the answer in a card, and the pictures beside it.
+
+In: a report. Out: components. Sentences come from the report's `answer` and `verdict` (analysis/answer.py) alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
+from tracekit.dashboards.ui.components import attributes, href, note, panel, term
+from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.sentences import Tone, first_action, headline, why_no_advice
+from tracekit.text import seconds
+
+
+def hero(report: dict[str, Any], name: str) -> Component:
+    """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
+    verdict = headline(report)
+    rows = [row for row in _rows(report, name) if row[1]]
+    answer = html.Dl(
+        [part for label, words, way in rows for part in (html.Dt(label), html.Dd([words, way]))],
+        className="answer",
+    )
+    parts: list[Any] = [html.P(verdict.sentence, className="verdict"), _action(report, name), answer]
+    parts += _coverage(report)
+    if not report["trust"]["trustworthy"]:
+        reasons = "; ".join(report["trust"]["reasons"])
+        parts.append(html.P(["Do not trust S and what follows from it: ", reasons], className="warning"))
+    return html.Section(
+        parts, className=f"panel hero {tone_class(verdict.tone)}", **attributes(aria_label="The answer")
+    )
+
+
+def _action(report: dict[str, Any], name: str) -> Component:
+    """What to do first, and what that gives back; or why nothing is advised."""
+    action = first_action(report)
+    if action is None:
+        return html.Div(html.P(f"No advice: {why_no_advice(report)}."), className="action")
+    return html.Div(
+        [
+            html.P([html.Span("Do this first: ", className="label"), html.B(action[0])]),
+            html.P([action[1], _way("change it", "/whatif", job=name)]),
+        ],
+        className="action",
+    )
+
+
+def tone_class(tone: Tone) -> str:
+    """The class that gives a card the colour of its verdict."""
+    return {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
+
+
+def _rows(report: dict[str, Any], name: str) -> list[tuple[str, str | None, Component | None]]:
+    """Label, sentence, and the link to where its figures can be seen. Reports of older stores lack some sentences."""
+    answer, worker = report.get("answer") or {}, culprit(report)
+    slowest = max(report["by_step"], key=lambda row: row["slowdown"])["step"]
+    trusted = report["trust"]["trustworthy"]
+    others = answer.get("others") or []
+    return [
+        ("Who", answer.get("who"), _way("worker map", "/workers", job=name, worker=worker)),
+        ("Why", answer.get("why"), _way("slowest step", "/timeline", job=name, step=slowest, worker=worker)),
+        ("Costs", answer.get("cost"), _way("steps", "/time", job=name)),
+        ("Check before", answer.get("check"), None),
+        ("Also", f"{len(others)} more: {'; '.join(others)}" if others else None, None),
+        ("Trust", f"{'yes' if trusted else 'NO'}: {answer['trust']}" if answer else None, _of_times(name)),
+    ]
+
+
+def _way(words: str, path: str, **state: object) -> Component:
+    return dcc.Link(words, href=href(path, **state), className="way")
+
+
+def _of_times(name: str) -> Component:
+    return _way("recorded and replayed", "/attribution", job=name)
+
+
+def culprit(report: dict[str, Any]) -> str | None:
+    """The worker of the costliest cause that sits on one, as addresses write it."""
+    culprits = (report.get("answer") or {}).get("culprits") or []
+    return f"{culprits[0]['dp_rank']},{culprits[0]['pp_rank']}" if culprits else None
+
+
+def _coverage(report: dict[str, Any]) -> list[Component]:
+    coverage = report["coverage"]
+    missing = coverage["workers_expected"] - coverage["workers_traced"]
+    if not missing and not coverage["dropped"]:
+        return []
+    return [
+        note(
+            f"{coverage['workers_traced']:,} of {coverage['workers_expected']:,} workers traced;"
+            f" {len(coverage['dropped']):,} DP ranks left out of a step."
+        )
+    ]
+
+
+def pictures(report: dict[str, Any], name: str) -> Component:
+    """The worker map and the steps, small."""
+    found = results().worker_map(name)
+    parts = [panel("Steps", steps_picture(report["by_step"], name))]
+    if found.slowdown.size > 1:
+        parts.insert(0, panel("Workers", worker_cells(found, name)))
+    return html.Div(parts, className="pictures")
+
+
+def numbers(report: dict[str, Any]) -> list[Any]:
+    """The figures behind the trust, and the paper's."""
+    trust = report["trust"]
+    shares = [
+        [", ", term(name), f" {'-' if report[key] is None else format(report[key], '.0%')}"]
+        for name, key in (("M_W", "m_w"), ("M_S", "m_s"))
+    ]
+    return [
+        term("replay error"),
+        f" {trust['replay_error']:.2%}, ",
+        term("launch delays"),
+        f" add {trust['discrepancy']:.1%}",
+        *shares[0],
+        *shares[1],
+    ]
+
+
+def fix_levels(report: dict[str, Any], name: str) -> list[Level]:
+    """Recorded, each fix of the best combination on top of those before it, what is left, and ideal."""
+    times, theme = report["step_time_s"], viewer().theme
+    at = times["recorded"]
+    levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), href("/time", job=name))]
+    for title, saved_s in _sequence(report):
+        where = href("/whatif", job=name)
+        levels.append(Level(title, at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", where))
+        at -= saved_s
+    if len(levels) > 1:
+        levels.append(Level("With these fixes", 0, at, theme.changed, seconds(at), href("/whatif", job=name)))
+    ideal = times["ideal"]
+    levels.append(Level("Ideal", 0, ideal, theme.ideal, seconds(ideal), href("/attribution", job=name)))
+    return levels
+
+
+def _sequence(report: dict[str, Any]) -> list[tuple[str, float]]:
+    """Title and saving of the fixes that save most together, in their order; else of the one that saves most."""
+    promised = [fix for fix in report["fixes"] if fix["withheld"] is None]
+    for fix in promised:
+        if fix["kind"] == FixKind.COMBINATION:
+            return [(one["title"], one["marginal_saved_s"]) for one in fix["details"]["sequence"]]
+    best = max(promised, key=lambda fix: fix["saved_s"], default=None)
+    return [] if best is None else [(best["title"], best["saved_s"])]

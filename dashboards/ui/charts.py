@@ -1,0 +1,185 @@
+"""Small pictures that need no library in the browser: every mark of them is a link to where it can be seen large.
+
+In: figures of a job. Out: HTML. Colours are those of the theme; what a colour says is also in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.data.worker_view import comma
+from tracekit.dashboards.ui.components import attributes, href
+from tracekit.dashboards.ui.context import viewer
+from tracekit.text import seconds, short
+from tracekit.worker_cells import level_bounds
+from tracekit.worker_map import Pooled, WorkerMap, pool
+
+#: The largest small map, DP ranks down and stages across; maps of at most this many cells show figures.
+MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128
+#: Bars of steps; more are pooled, and the slowest of each pool is drawn.
+MOST_BARS = 60
+_INKS = ("#1f2328", "#ffffff")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A row of a waterfall: from `start_s` to `end_s` seconds of a step, in a colour of the theme.
+
+    `figure`: what stands at its end; `where`: the address behind it.
+    """
+
+    title: str
+    start_s: float
+    end_s: float
+    colour: str
+    figure: str
+    where: str
+
+
+def worker_cells(found: WorkerMap, job: str) -> Component:
+    """S_w of every worker, DP ranks down, stages across; of large jobs the worst of each patch."""
+    dp_ranks, stages = found.slowdown.shape
+    pooled = pool(found.slowdown, -(-dp_ranks // MOST_ROWS), -(-stages // MOST_COLUMNS))
+    rows, columns = pooled.values.shape
+    bounds = level_bounds(float(found.slowdown.max()))
+    levels = np.searchsorted(bounds, np.nan_to_num(pooled.values), side="right")
+    corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
+    heads = [html.Span(str(at * pooled.column_block), className="axis") for at in range(columns)]
+    cells: list[Component] = [corner, *heads]
+    for row in range(rows):
+        cells.append(html.Span(str(found.dp_ranks[row * pooled.row_block]), className="axis"))
+        cells += [_cell(found, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
+    size = pooled.row_block * pooled.column_block
+    patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
+    caption = html.Figcaption(f"S of each worker alone: DP ranks down, stages across{patch}")
+    grid = html.Div(cells, className="cells", style={"--columns": columns, "--height": f"{_height(rows)}px"})
+    return html.Figure([grid, caption], className="picture")
+
+
+def _height(rows: int) -> int:
+    """Pixels of a row, so that maps of all sizes take about the same room."""
+    return int(np.clip(220 // rows, 5, 34))
+
+
+def _cell(found: WorkerMap, job: str, pooled: Pooled, row: int, column: int, level: int) -> Component:
+    value = float(pooled.values[row, column])
+    if not np.isfinite(value):
+        return html.Span(className="cell gap", title="not analysed")
+    cell = int(pooled.row[row, column]) * found.stages + int(pooled.column[row, column])
+    worker, rank, host = found.worker(cell), found.rank_of(cell), found.host_name(cell)
+    named = [f"worker {worker}", *([f"rank {rank}"] if rank is not None else []), *([short(host)] if host else [])]
+    words = f"{', '.join(named)}: S {value:.3f}"
+    colour = viewer().theme.slow[level]
+    figured = level and pooled.values.size <= FIGURED_CELLS
+    return _mark(
+        f"{value:.2f}" if figured else "",
+        href("/workers", job=job, worker=comma(worker)),
+        words,
+        className="cell",
+        style={"background": colour, "color": ink_on(colour)},
+        tabIndex=0 if level else -1,
+    )
+
+
+def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
+    """A mark of a picture that leads on (assets/tracekit.js); of many only those worth a stop get the focus by Tab."""
+    return html.A(shown, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
+
+
+def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True) -> Component:
+    """Recorded time of each step over its ideal time. `links`: each bar leads to its timeline."""
+    block = -(-len(by_step) // MOST_BARS)
+    shown = [
+        max(by_step[at : at + block], key=lambda row: float(row["recorded_s"])) for at in range(0, len(by_step), block)
+    ]
+    slowest = max(shown, key=lambda row: float(row["recorded_s"]))
+    top = slowest["recorded_s"]
+    theme = viewer().theme
+    bars: list[Component] = []
+    for row in shown:
+        words = f"step {row['step']}: {seconds(row['recorded_s'])}, ideal {seconds(row['ideal_s'])}"
+        ideal = min(row["ideal_s"] / row["recorded_s"], 1.0) if row["recorded_s"] else 1.0
+        colours = f"linear-gradient(to top, {theme.ideal} {ideal:.1%}, {theme.recorded} {ideal:.1%})"
+        style = {"height": f"{row['recorded_s'] / top:.1%}", "background": colours}
+        if links:
+            where = href("/timeline", job=job, step=row["step"])
+            bars.append(_mark(html.I(style=style), where, words, tabIndex=0 if row is slowest else -1))
+        else:
+            bars.append(html.Span(html.I(style=style)))
+    return html.Div(bars, className="bars", **({} if links else attributes(aria_hidden="true")))
+
+
+def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
+    """The bars of the steps, with what they show."""
+    times = [row["recorded_s"] for row in by_step]
+    theme, pooled = viewer().theme, -(-len(by_step) // MOST_BARS)
+    said = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
+    said += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
+    keys = [key("ideal", theme.ideal), key("above it", theme.recorded)]
+    ends = [html.Span(f"step {by_step[0]['step']}"), html.Span(f"{by_step[-1]['step']}")]
+    caption = html.Figcaption([f"{said}: ", *keys])
+    return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")
+
+
+def share_bars(shares: Sequence[float], noun: str) -> Component:
+    """Shares from 0 to 1, the largest first, a bar each; of many the largest of each pool."""
+    block = -(-len(shares) // MOST_BARS)
+    shown = [max(shares[at : at + block]) for at in range(0, len(shares), block)]
+    top = max(*shown, 0.01)
+    bars = [
+        html.Span(html.I(style={"height": f"{share / top:.1%}", "background": viewer().theme.slow[3]}))
+        for share in shown
+    ]
+    half = sum(share >= top / 2 for share in shares)
+    said = (
+        f"{len(shares):,} {noun}{'s' if len(shares) > 1 else ''}: {top:.0%} the largest, {half:,} at half of it or more"
+    )
+    picture = html.Div(bars, className="bars", **attributes(aria_hidden="true"))
+    return html.Figure([picture, html.Figcaption(said)], className="picture")
+
+
+def key(words: str, colour: str) -> Component:
+    """What a colour says."""
+    return html.Span([html.I(style={"background": colour}, **attributes(aria_hidden="true")), words], className="key")
+
+
+def waterfall(levels: Sequence[Level]) -> Component:
+    """Bars one below the other, each beginning where the one before ends."""
+    top = max(max(level.start_s, level.end_s) for level in levels)
+    rows = []
+    for level in levels:
+        left, width = min(level.start_s, level.end_s) / top, abs(level.end_s - level.start_s) / top
+        style = {"left": f"{left:.2%}", "width": f"max({width:.2%}, 2px)", "background": level.colour}
+        rows.append(
+            html.Li(
+                [
+                    html.Span(level.title, className="name"),
+                    html.Span(html.I(style=style), className="track", **attributes(aria_hidden="true")),
+                    dcc.Link(level.figure, href=level.where, className="figure"),
+                ]
+            )
+        )
+    return html.Ol(rows, className="waterfall")
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever can be read better on a colour (`#rrggbb`), by WCAG's contrast."""
+    own = _luminance(colour)
+
+    def contrast(ink: str) -> float:
+        dark, light = sorted((own, _luminance(ink)))
+        return (light + 0.05) / (dark + 0.05)
+
+    return max(_INKS, key=contrast)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

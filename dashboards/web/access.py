@@ -1,0 +1,111 @@
+"""From where the dashboard may be reached: who may ask, and under which names browsers know it.
+
+In: options of `tracekit dashboard`. Out: a check of each request, and the prefix of all addresses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import flask
+from werkzeug.wrappers import Response
+
+from tracekit.dashboards.web.auth import Auth, refused
+from tracekit.errors import SelectionError
+
+#: What a load balancer or Kubernetes may ask without a password; neither tells a name.
+OPEN = ("/healthz", "/readyz")
+_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+_Start = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """`auth`: None lets everybody in. `hosts`: names under which browsers may ask, beside addresses in digits.
+
+    `prefix`: the path under which browsers see the dashboard, with slashes around it. `proxied`: a reverse proxy stands
+    in front and names the client in X-Forwarded-For. `secure`: browsers speak TLS with it.
+    """
+
+    auth: Auth | None = None
+    hosts: tuple[str, ...] = ()
+    prefix: str = "/"
+    proxied: bool = False
+    secure: bool = False
+
+    def refusal(self, request: flask.Request) -> Response | None:
+        """Why this request may not pass; None where it may."""
+        if not self._is_ours(request.headers.get("Host", "")):
+            return refused(421, "this host name is not one of the dashboard's: allow it with --allowed-host")
+        if self.auth is None or request.path in OPEN:
+            return None
+        return self.auth.refusal(request)
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header names this server.
+
+        A foreign site that has its own name resolve to this machine (DNS rebinding) can only ask under that name. So
+        names have to be known; addresses in digits, which no resolver answers for, do not.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if name == "localhost" or name in self.hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def read_access(auth: Auth | None, hosts: Iterable[str], public_url: str | None) -> Access:
+    """What --auth, --allowed-host and --public-url say. Raises SelectionError where they cannot be understood."""
+    names = []
+    for host in hosts:
+        if not _NAME.fullmatch(host):
+            raise SelectionError(
+                f"--allowed-host {host!r:.100}: expected a host name without a port, as in tracekit.example.com"
+            )
+        names.append(host.lower())
+    if public_url is None:
+        return Access(auth, tuple(names))
+    try:
+        parts = urlsplit(public_url)
+        host = parts.hostname or ""
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    path = parts.path.rstrip("/")
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or not _PATH.fullmatch(path):
+        raise SelectionError(
+            f"--public-url {public_url!r:.100}: expected an address such as https://example.com/tracekit/"
+        )
+    return Access(auth, (*names, host), f"{path}/", proxied=True, secure=parts.scheme == "https")
+
+
+class WithoutPrefix:
+    """WSGI: takes the prefix off a path, for proxies that leave it there; others have taken it off."""
+
+    def __init__(self, application: _Start, prefix: str) -> None:
+        self._application = application
+        self._prefix = prefix
+
+    def __call__(self, environment: dict[str, Any], start: _Start) -> Any:
+        """The answer of the application."""
+        path = environment["PATH_INFO"]
+        if self._prefix != "/" and path.startswith(self._prefix):
+            environment = {**environment, "PATH_INFO": "/" + path.removeprefix(self._prefix)}
+        return self._application(environment, start)
+
+
+def client_address(request: flask.Request, *, proxied: bool) -> str:
+    """Who asks. The last address of X-Forwarded-For is the one that the proxy in front saw; others can be made up."""
+    forwarded = request.headers.get("X-Forwarded-For", "") if proxied else ""
+    return forwarded.rpartition(",")[2].strip() or request.remote_addr or ""

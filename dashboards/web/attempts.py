@@ -1,0 +1,51 @@
+"""How often passwords may be tried: hashing one is dear on purpose, so whoever may try without end has the processor.
+
+In: addresses of clients. Out: whether one more try is allowed, and when the next one is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+#: Tries in WINDOW_S from one address, and from all together: a hash takes about 60 ms, so 120 take an eighth of a core.
+MOST_FROM_ONE, MOST_IN_ALL, WINDOW_S = 10, 120, 60.0
+#: Addresses remembered. Whoever has more is held by the limit of all together.
+ADDRESSES_KEPT = 10_000
+
+
+class Attempts:
+    """Counts tries in a sliding window. `clock`: seconds that only go forward."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._all: deque[float] = deque(maxlen=MOST_IN_ALL)
+        self._by_address: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> int:
+        """Note a try from an address: 0 where it is allowed, else whole seconds until the next one is."""
+        with self._lock:
+            now, key = self._clock(), _network(address)
+            own = self._by_address.setdefault(key, deque(maxlen=MOST_FROM_ONE))
+            self._by_address.move_to_end(key)
+            while len(self._by_address) > ADDRESSES_KEPT:
+                self._by_address.popitem(last=False)
+            for tries in (own, self._all):
+                if len(tries) == tries.maxlen and (left := tries[0] + WINDOW_S - now) > 0:
+                    return math.ceil(left)
+            own.append(now)
+            self._all.append(now)
+            return 0
+
+
+def _network(address: str) -> str:
+    """The address, or the /64 network that one household or machine has of IPv6."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,0 +1,72 @@
+"""Finding a job, rank, worker or host by a part of its name: what the field behind `/` asks.
+
+In: text, and the job that is open, if any. Out: a few links as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+
+import flask
+import numpy as np
+
+from tracekit.dashboards.data.worker_view import comma
+from tracekit.dashboards.ui.components import href
+from tracekit.dashboards.ui.context import results
+from tracekit.dashboards.web.downloads import refusal
+from tracekit.errors import NotStoredError, TracekitError
+from tracekit.model import Worker
+from tracekit.text import short
+from tracekit.worker_map import WorkerMap
+
+#: Links of an answer, and of them hosts.
+MOST_FOUND, MOST_HOSTS = 12, 4
+LONGEST_QUERY = 300
+_RANK = re.compile(r"(?:rank\s*)?(\d{1,7})")
+_WORKER = re.compile(r"(?:worker\s*)?\(?\s*(\d{1,7})\s*,\s*(\d{1,7})\s*\)?")
+
+
+def register(server: flask.Flask) -> None:
+    """Answer the address of the search."""
+    server.add_url_rule("/search", "search", _search)
+
+
+def _search() -> flask.Response:
+    query = " ".join(flask.request.args.get("q", "").split())[:LONGEST_QUERY]
+    try:
+        found = list(islice(_found(query, flask.request.args.get("job")), MOST_FOUND))
+    except TracekitError as error:
+        return refusal(error)
+    return flask.jsonify(found)
+
+
+def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
+    """What is meant in the open job first, then jobs, the costliest first."""
+    if job is not None and query:
+        with suppress(NotStoredError):  # removed meanwhile, or without workers: there are still jobs to find
+            yield from _in_job(results().worker_map(job), job, query.casefold())
+    names = results().jobs()["name"]
+    matching = names.filter(names.str.to_lowercase().str.contains(query.lower(), literal=True))
+    for name in matching.head(MOST_FOUND):
+        yield {"text": short(name), "kind": "job", "href": href("/job", job=name)}
+
+
+def _in_job(found: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
+    if (match := _WORKER.fullmatch(query)) and found.cell(Worker(int(match[1]), int(match[2]))) is not None:
+        yield _worker(found, job, Worker(int(match[1]), int(match[2])))
+    if match := _RANK.fullmatch(query):
+        for cell in np.flatnonzero(found.rank.ravel() == int(match[1]))[:1]:
+            yield _worker(found, job, found.worker(int(cell)))
+    hosts = [host for host in found.hosts if query in host.casefold()]
+    for host in hosts[:MOST_HOSTS]:
+        yield {"text": short(host), "kind": "host", "href": href("/workers", job=job, host=host)}
+
+
+def _worker(found: WorkerMap, job: str, worker: Worker) -> dict[str, str]:
+    cell = found.cell(worker)
+    rank = None if cell is None else found.rank_of(cell)
+    text = f"worker {worker}" if rank is None else f"rank {rank}, worker {worker}"
+    return {"text": text, "kind": "worker", "href": href("/workers", job=job, worker=comma(worker))}

@@ -1,0 +1,132 @@
+"""What everybody can use: WCAG AA by axe on every page in both themes, the keyboard, a phone, and few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboards.conftest import Serving
+
+Visit = Callable[..., Page]
+
+JOB = "job=slow-worker"
+PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "workers", "attribution", "time", "whatif", "timeline", "hang")))
+PAGES = (*PAGES, f"/compare?{JOB}&with=healthy")
+#: What tells that a page is whole, where its first part is not all of it.
+WHOLE = {"/timeline": "#timeline-slowest tbody tr", "/whatif": "#whatif-select", "/compare": "#compare-with"}
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+RUN = """() => axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]})
+    .then((found) => found.violations.map((one) => [one.id, one.nodes.map((node) => node.html.slice(0, 200))]))"""
+#: Bytes over the wire and requests of the first page of a visit.
+MOST_BYTES, MOST_REQUESTS = 400_000, 40
+
+
+def whole(page: Page, path: str) -> None:
+    """Until all of the page is there."""
+    if path == "/":
+        page.click("#all-jobs > summary")
+        page.wait_for_selector(".ag-row a")
+    if selector := WHOLE.get(path.partition("?")[0]):
+        page.wait_for_selector(selector)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_against_wcag_aa(visit: Visit, theme: str) -> None:
+    page, found = None, dict[str, Any]()
+    for path in PAGES:
+        page = visit(path, theme=theme, within=page)
+        whole(page, path)
+        if page.evaluate("() => !window.axe"):
+            page.evaluate(AXE)
+        if violations := page.evaluate(RUN):
+            found[path] = violations
+    assert found == {}
+
+
+def test_no_page_scrolls_sideways_on_a_phone(visit: Visit) -> None:
+    page, wide = None, dict[str, int]()
+    for path in PAGES:
+        page = visit(path, width=390, within=page)
+        whole(page, path)
+        width = page.evaluate("() => document.documentElement.scrollWidth")
+        if width > 390:
+            wide[path] = width
+    assert wide == {}
+
+
+@pytest.mark.parametrize("path", ["/", f"/job?{JOB}"])
+def test_the_first_page_of_a_visit_costs_few_bytes_and_requests(browser: Browser, serving: Serving, path: str) -> None:
+    context = browser.new_context()
+    page, sizes = context.new_page(), dict[str, int]()
+    watching = context.new_cdp_session(page)
+    watching.send("Network.enable")
+    watching.on(
+        "Network.loadingFinished", lambda one: sizes.__setitem__(one["requestId"], int(one["encodedDataLength"]))
+    )
+    page.goto(serving.url + path)
+    page.wait_for_selector("#page > *")
+    page.wait_for_load_state("networkidle")
+    context.close()
+    assert 100_000 < sum(sizes.values()) <= MOST_BYTES
+    assert len(sizes) <= MOST_REQUESTS
+
+
+class TestKeys:
+    def test_slash_finds_jobs_ranks_workers_and_hosts(self, visit: Visit) -> None:
+        page = visit(f"/job?{JOB}")
+        found = page.locator("#found a bdi")
+        page.keyboard.press("/")
+        for text, wanted in {"rank 9": "rank 9, worker (1,2)", "3,0": "rank 3, worker (3,0)"}.items():
+            page.fill("#finder input", text)
+            expect(found.first).to_have_text(wanted)
+        page.fill("#finder input", "host-0001")
+        expect(found).to_have_text(["host-0001"])
+        page.fill("#finder input", "no such thing")
+        expect(page.locator("#finder [role=status]")).to_have_text("Nothing has this name.")
+        page.fill("#finder input", "SEQUENCE")
+        expect(found).to_have_text(["sequence-lengths"])
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("sequence-lengths")
+        assert page.locator("dialog").count() == 0
+
+    def test_the_question_mark_tells_the_keys_and_text_fields_keep_it(self, visit: Visit) -> None:
+        page = visit(f"/whatif?{JOB}")
+        page.wait_for_selector("#whatif-select")
+        page.keyboard.press("?")
+        assert "find a job" in page.inner_text("#help")
+        page.keyboard.press("Escape")
+        expect(page.locator("#help")).to_have_count(0)
+        page.focus("#whatif-select")
+        page.keyboard.type("/?")
+        assert page.input_value("#whatif-select") == "/?"
+        assert page.locator("dialog").count() == 0
+
+    def test_w_a_s_d_move_the_timeline_from_anywhere_on_the_page(self, visit: Visit) -> None:
+        page = visit(f"/timeline?{JOB}")
+        page.wait_for_selector("#timeline-slowest tbody tr")
+        bounds = "['from', 'to'].filter((key) => new URL(location.href).searchParams.has(key)).length"
+        page.keyboard.press("w")
+        page.wait_for_function(f"() => {bounds} === 2")
+        zoomed = page.evaluate("() => new URL(location.href).searchParams.get('from')")
+        page.keyboard.press("d")
+        page.wait_for_function("(before) => new URL(location.href).searchParams.get('from') !== before", arg=zoomed)
+        page.keyboard.press("a")
+        page.keyboard.press("s")
+        page.keyboard.press("Home")
+        page.wait_for_function(f"() => {bounds} === 0")
+
+
+def test_a_word_explains_itself_to_mouse_and_keyboard_until_escape(visit: Visit) -> None:
+    page = visit(f"/job?{JOB}")
+    word = page.locator(".term").first
+    for reach in (word.hover, word.focus):
+        reach()
+        expect(page.locator("[role=tooltip]")).to_contain_text("replay")
+        assert word.get_attribute("aria-describedby") == "tip"
+        page.keyboard.press("Escape")
+        expect(page.locator("[role=tooltip]")).to_have_count(0)
+        page.mouse.move(0, 0)
