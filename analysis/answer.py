@@ -31,7 +31,6 @@ _PART = {
     CauseKind.CHECKPOINT_STALLS: "checkpoint",
     CauseKind.LATE_DATA: "data-loading",
     CauseKind.HOST_BOUND: "host",
-    CauseKind.BUSY_CORES: "cores",
     CauseKind.SLOW_HOST_CODE: "host",
     CauseKind.SLOW_LINK: "network",
     CauseKind.SLOW_NIC: "network",

@@ -30,6 +30,7 @@ class FixKind(StrEnum):
     CALM_NETWORK = "calm-network"
     PREFETCH = "prefetch-data"
     HIDE_LAUNCHES = "hide-launch-delays"
+    FREE_CORES = "free-cores"
     OVERLAP_DP = "overlap-dp-communication"
     COMPRESS_DP = "compress-dp-communication"
     MORE_MICROBATCHES = "more-microbatches"

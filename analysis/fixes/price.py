@@ -54,7 +54,7 @@ _DIRECT = {
     CauseKind.UNRECORDED_WORKER_LATE: (FixKind.REPLACE_WORKERS, "Get the worker that was not recorded on time"),
     CauseKind.CHECKPOINT_STALLS: (FixKind.ASYNC_CHECKPOINT, "Write checkpoints asynchronously"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data, so that no forward waits for it"),
-    CauseKind.BUSY_CORES: (FixKind.HIDE_LAUNCHES, "Give each training thread a core of its own"),
+    CauseKind.BUSY_CORES: (FixKind.FREE_CORES, "Give each training thread a core of its own"),
     CauseKind.SLOW_HOST_CODE: (FixKind.REPLACE_WORKERS, "Make the host code as fast as that of its peers"),
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Remove launch delays and host work between ops"),
 }
