@@ -19,6 +19,8 @@ from tracekit.text import printable, short
 if TYPE_CHECKING:
     from tracekit.collectors.launch.collect import Analyse, CollectedAttempt, CollectSummary
 
+#: Who watches a job hears of its hang within that, without asking for it.
+LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
 _STEPS = re.compile(r"(\d*):(\d*)$")
 
@@ -80,9 +82,10 @@ class NcclMask(click.ParamType[int]):
 )
 @click.option(
     "--hang-after",
-    type=click.FloatRange(min=1),
+    type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Say which rank holds the job up once no rank has moved for so long.",
+    help=f"Say which rank holds the job up once no rank has moved for so long, 0: never [default: with --live"
+    f" {LIVE_HANG_AFTER_S:.0f}, else never].",
 )
 @click.option(
     "--on-hang",
@@ -161,7 +164,7 @@ def collect_command(
                 every=every,
                 overhead=overhead,
                 nccl=nccl,
-                hang_after_s=hang_after or 0.0,
+                hang_after_s=hang_after if hang_after is not None else LIVE_HANG_AFTER_S if live else 0.0,
                 stop_on_hang=on_hang == "stop",
                 profiler=profiler,
                 profiler_steps=profiler_steps,
