@@ -54,7 +54,7 @@ def main() -> None:
         store = Path(folder) / "demo.store"
         _train(Path(folder), store, webhook)
         webhook.shutdown()
-        tracekit = [sys.executable, "-m", "tracekit"]
+        tracekit = [sys.executable, "-P", "-m", "tracekit"]
         subprocess.run([*tracekit, "store", "incidents", "--store", store], check=True)
         subprocess.run([*tracekit, "top", "demo", "--once", "--store", store], check=True)
         if sys.stdout.isatty():
@@ -68,7 +68,20 @@ def _train(folder: Path, store: Path, webhook: Webhook) -> None:
     live = ["--window-steps", "20", "--notify", url, "--dashboard-url", DASHBOARD]
     job = subprocess.Popen(
         [
-            *(sys.executable, "-m", "tracekit", "collect", "--live", *live, "--name", "demo", "--store", store, "--"),
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                "tracekit",
+                "collect",
+                "--live",
+                *live,
+                "--name",
+                "demo",
+                "--store",
+                store,
+                "--",
+            ),
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SCRIPT),
         ],
         cwd=folder,

@@ -65,9 +65,11 @@ class HostCode:
     def _slower(self) -> Floats:
         """How many times as long as its peers each worker computes, from 1, [stages, steps, dp_ranks]."""
         own = self.evidence.replay.durations.own
-        computes = (self.evidence.forwards, self.evidence.backwards)
-        seconds = sum(np.nan_to_num(grid.gather(own)).sum(axis=1) for grid in computes if not grid.empty)
-        return np.asarray(np.maximum(seconds / safe(_of_peers(np.asarray(seconds))), 1.0))
+        seconds = np.zeros(self.taken_s.shape[1:])
+        for grid in (self.evidence.forwards, self.evidence.backwards):
+            if not grid.empty:
+                seconds += np.nan_to_num(grid.gather(own)).sum(axis=1)
+        return np.asarray(np.maximum(seconds / safe(_of_peers(seconds)), 1.0))
 
     @cached_property
     def episodes(self) -> Episodes:

@@ -221,7 +221,7 @@ def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | Non
     if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
-    explainer = ExplainerProcess((sys.executable, "-m", STANDBY))
+    explainer = ExplainerProcess((sys.executable, "-P", "-m", STANDBY))
     reports = trace.absolute().parent
     return HangWatcher(directory.absolute(), options.hang_after_s, reports, explainer, options.stop_on_hang)
 

@@ -178,7 +178,7 @@ def _trial(python: str) -> Check:
     """Two ranks train under `tracekit collect`; what came of it."""
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         out = Path(folder) / "trial.parquet"
-        collect = [sys.executable, "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", "--"]
+        collect = [sys.executable, "-P", "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", "--"]
         run = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(_TRIAL)]
         try:
             ran = subprocess.run(  # noqa: S603  the user names the interpreter

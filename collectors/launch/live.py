@@ -94,7 +94,7 @@ def start_watch(
     sizes = {"--dp": layout.dp, "--pp": layout.pp, "--tp": layout.tp}
     return subprocess.Popen(  # noqa: S603 - no shell; tracekit itself
         [
-            *(sys.executable, "-m", "tracekit", "watch", f"--store={store}", f"--name={name}"),
+            *(sys.executable, "-P", "-m", "tracekit", "watch", f"--store={store}", f"--name={name}"),
             *options.arguments(),
             *(f"{option}={size}" for option, size in sizes.items() if size is not None),
             *(["--consume"] if consume else []),

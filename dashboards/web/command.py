@@ -122,7 +122,7 @@ def _store_of(sources: tuple[Path, ...]) -> tuple[Path, Callable[[], None]]:
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"
     # In a process of its own: the server forks, which a process that has computed must not do.
-    command = [sys.executable, "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
+    command = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
     done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
     if done.returncode:
         folder.cleanup()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.dashboards.data.test_worker_map import small
+from tests.figures.test_worker_map import small
 from tracekit.dashboards.ui.sentences import (
     believed,
     correlation_words,
