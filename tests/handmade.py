@@ -177,7 +177,7 @@ class Ran:
 
 
 def command(*arguments: str | bytes | Path) -> list[str | bytes | Path]:
-    return [sys.executable, "-m", "tracekit.cli", *arguments]
+    return [sys.executable, "-P", "-m", "tracekit.cli", *arguments]
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,6 @@ import json
 import queue
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.collectors.conftest import environment, torchrun
-from tests.handmade import run
+from tests.handmade import command, run
 from tests.live.alert_tools import PATIENCE_S, alertmanager, prometheus, promtool
 from tests.live.test_notify import Receiver, receiving
 from tracekit.live.metrics import exposition, remembered
@@ -100,19 +99,9 @@ class Job:
     def __init__(self, folder: Path, *options: str) -> None:
         self.slow, self._stop = folder / "slow", folder / "stop"
         self.store = Store(folder / "jobs.store")
-        under = [
-            sys.executable,
-            "-m",
-            "tracekit",
-            "collect",
-            "--live",
-            "--name",
-            "train",
-            "--store",
-            str(self.store.path),
-        ]
+        under = ("collect", "--live", "--name", "train", "--store", self.store.path, *options, "--")
         self.process = subprocess.Popen(
-            [*under, *options, "--", *torchrun(2, "slow_on_demand.py")],
+            command(*under, *torchrun(2, "slow_on_demand.py")),
             cwd=folder,
             env=environment(SLOW=self.slow, STOP=self._stop),
             stdout=subprocess.DEVNULL,
