@@ -228,12 +228,21 @@ def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
-    """The collections of garbage among `ops` that an optimizer contains: they are part of it."""
+    """The collections of garbage among `ops` that an optimizer contains: they are part of it.
+
+    So are those between the reduction of the gradients and the optimizer: the graph has no place for host work there,
+    and their time is the launch delay of the optimizer.
+    """
     key = ["rank", "step"]
     optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", until_ns="end_ns")
+    reduced = (
+        ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP])).group_by(key).agg(reduced_ns=pl.col("start_ns").min())
+    )
     pauses = ops.filter(pl.col("kind") == str(OpKind.GC)).sort("start_ns")
     placed = pauses.join_asof(optimizers.sort("start_ns"), on="start_ns", by=key, check_sortedness=False)
-    return placed.filter(pl.col("start_ns") < pl.col("until_ns")).select(OP_COLUMNS)
+    placed = placed.join(reduced, on=key, how="left")
+    inside, behind = pl.col("start_ns") < pl.col("until_ns"), pl.col("start_ns") >= pl.col("reduced_ns")
+    return placed.filter(inside.fill_null(value=False) | behind.fill_null(value=False)).select(OP_COLUMNS)
 
 
 def _between_steps(

@@ -182,7 +182,7 @@ STEP = ["forward-compute", "loss", "backward-compute", "all-reduce", "optimizer"
 PAUSED = {
     "before": ["gc", *STEP],
     "middle": ["forward-compute", "gc", "backward-compute", "all-reduce", "optimizer"],
-    "after": ["forward-compute", "loss", "backward-compute", "all-reduce", "gc", "optimizer"],
+    "after": STEP,  # where the graph has no place for it: it is a launch delay of the optimizer
     "between": ["gc", *STEP],
 }
 
@@ -208,13 +208,15 @@ def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs,
         tuple(PAUSED[where])
     }
     pauses = trace.ops.filter(kind=OpKind.GC)
-    assert pauses["duration"].min() >= 0.03
-    if where != "after":
+    if where == "after":
+        assert trace.metadata["collect"]["nested"]["gc"] >= 4
+    else:
+        assert pauses["duration"].min() >= 0.03
         reduced = trace.ops.filter(rank=0, kind=OpKind.ALL_REDUCE).join(pauses, on="step", suffix="_gc")
         assert reduced.height == len(trace.steps)
         released = pl.col("start_gc") + pl.col("duration_gc")
         assert reduced.filter(pl.col("start") + pl.col("duration") < released - CLOCK_TICK_S).is_empty()
-    assert contradictions(trace) == [] or where == "after"
+    assert contradictions(trace) == []
 
 
 def test_what_a_script_does_before_its_backward_is_an_op_of_that_rank(runs):
