@@ -17,6 +17,7 @@ from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import LossKind, Verdict, main_clause, straggling_s
+from tracekit.findings import Account
 from tracekit.model import Worker
 from tracekit.text import cost, seconds, three_digits
 
@@ -58,33 +59,6 @@ class Culprit:
     cost_s: float
     confidence: float
     first_step: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """One cause in sentences, with what an alert on it needs.
-
-    `part`: what of a rank is slow, None for what concerns the whole job. `what`: place, effect and cost. `who`,
-    `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: whom it sits on, as far as known.
-    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: by `fix`; None where
-    nothing is promised.
-    """
-
-    kind: str
-    part: str | None
-    what: str
-    who: str
-    why: str
-    check: str
-    fix: str | None
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    gpu_uuids: tuple[str, ...]
-    cost_s: float
-    share: float
-    confidence: float
-    first_step: int | None
-    saved_gpu_hours_per_day: float | None
 
 
 @dataclass(frozen=True, slots=True)

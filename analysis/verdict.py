@@ -6,7 +6,7 @@ data loses most of its time and has S = 1. So the verdict names the kind of loss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -51,8 +51,9 @@ _KIND_OF = {
     CauseKind.CHECKPOINT_STALLS: LossKind.STALLS,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
 }
-#: Where the time of a loss goes that all ranks share.
-_WENT_TO = {
+#: Where the time of a loss goes that all ranks share, by its leading cause or by its kind.
+_WENT_TO: Mapping[CauseKind | LossKind, str] = {
+    CauseKind.BUSY_CORES: "are lost to busy cores",
     LossKind.INPUT: "are spent waiting for data",
     LossKind.HOST: "go to launches and host work",
     LossKind.COMMUNICATION: "go to communication",
@@ -149,11 +150,13 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
         changes = [cause.change for cause in members if cause.change is not None]
         without_s = float(step_times_with(evidence.replay, changes).mean())
         losses.append(Loss(kind, max(evidence.unchanged_s - without_s, 0.0), tuple(members)))
-    straggler_s = max(straggling_s(evidence), _late_s(evidence, causes))
+    by_s, stragglers = straggling_s(evidence), tuple(by_kind.get(LossKind.STRAGGLER, ()))
     explained_s = max((loss.lost_s for loss in losses), default=0.0)
-    if straggler_s and (LossKind.STRAGGLER in by_kind or explained_s < EXPLAINED_SHARE * straggler_s):
+    if by_s and (stragglers or explained_s < EXPLAINED_SHARE * by_s):
+        # S leaves launch delays out: what host code is late goes with its cause only.
+        late_s = [loss.lost_s for loss in losses if CauseKind.SLOW_HOST_CODE in {cause.kind for cause in loss.causes}]
         others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
-        losses = [*others, Loss(LossKind.STRAGGLER, straggler_s, tuple(by_kind.get(LossKind.STRAGGLER, ())))]
+        losses = [*others, Loss(LossKind.STRAGGLER, max([by_s, *late_s]), stragglers)]
     return sorted(losses, key=lambda loss: -loss.lost_s)
 
 
@@ -167,12 +170,6 @@ def straggling_s(evidence: Evidence) -> float:
     """Seconds of a step that stragglers cost by S, beside mean ops and without launch delays; 0 below S = 1.1."""
     found = evidence.attribution
     return found.original_s - found.ideal_s if found.straggling else 0.0
-
-
-def _late_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
-    """Seconds of a step that single workers cost by what their host code is late, which S leaves out."""
-    changes = [cause.change for cause in causes if cause.kind is CauseKind.SLOW_HOST_CODE and cause.change is not None]
-    return evidence.unchanged_s - float(step_times_with(evidence.replay, changes).mean()) if changes else 0.0
 
 
 def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
@@ -237,9 +234,8 @@ def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
     if loss.kind is not LossKind.STRAGGLER:
         size = f"{seconds(loss.lost_s)} of every {seconds(evidence.recorded_s)} step"
         on = f" on {place.words}" if place else ""
-        if first.kind is CauseKind.BUSY_CORES:
-            return f"{size} are lost to busy cores{on}: {effect}{others}"
-        return f"{size} {_WENT_TO.get(loss.kind, 'are lost')}{on}: {effect}{others}"
+        went_to = _WENT_TO.get(first.kind) or _WENT_TO.get(loss.kind, "are lost")
+        return f"{size} {went_to}{on}: {effect}{others}"
     if place is None:
         return f"{effect}, which costs {share}{others}"
     return f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}{others}"

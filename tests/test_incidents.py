@@ -11,20 +11,20 @@ import duckdb
 
 from tests.handmade import run
 from tests.test_store_windows import window
-from tracekit.findings import Sighting, WindowVerdict
+from tracekit.findings import Account, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-SLOW = Sighting(
+SLOW = Account(
     "bad-worker", "compute", "rank 3: slow", "rank 3", "slow", "look", "replace it", (3,), ("node-a",), (), 0.02, 0.2,
     0.9, None, 5.0,
 )  # fmt: skip
 LATE = replace(SLOW, kind="late-data-loading", part="data-loading", what="data comes late", ranks=(), hosts=())
 
 
-def verdict(*sightings: Sighting, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
+def verdict(*sightings: Account, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
     return WindowVerdict(kind, "headline", 0.2, 0.9, trustworthy, "why", None, sightings)
 
 

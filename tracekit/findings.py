@@ -66,8 +66,14 @@ class WorkerSlowdowns:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """One cause as a window shows it: a row of `answer.accounts` (docs/report-schema.md)."""
+class Account:
+    """One cause in sentences, with what an alert on it needs.
+
+    `part`: what of a rank is slow, None for what concerns the whole job. `what`: place, effect and cost. `who`,
+    `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: whom it sits on, as far as known.
+    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: by `fix`; None where
+    nothing is promised.
+    """
 
     kind: str
     part: str | None
@@ -86,7 +92,7 @@ class Sighting:
     saved_gpu_hours_per_day: float | None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Sighting:
+    def of(cls, row: Mapping[str, Any]) -> Account:
         """The row of a report."""
         lists = {name: tuple(row[name]) for name in ("ranks", "hosts", "gpu_uuids")}
         return cls(**{**row, **lists})
@@ -106,7 +112,7 @@ class WindowVerdict:
     trustworthy: bool
     trust: str
     fix: str | None
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[Account, ...]
 
     @property
     def judged(self) -> bool:
@@ -114,7 +120,7 @@ class WindowVerdict:
         return self.trustworthy and self.kind != _CONTRADICTION
 
     @property
-    def alarming(self) -> tuple[Sighting, ...]:
+    def alarming(self) -> tuple[Account, ...]:
         """What a person should hear of: the causes of a loss that is a headline, each of a size to be one itself."""
         if not self.judged or self.kind == _BALANCED:
             return ()
@@ -166,7 +172,7 @@ class Findings:
             trustworthy=found["trust"]["trustworthy"],
             trust=answer["trust"],
             fix=answer["fix"],
-            sightings=tuple(Sighting.of(row) for row in answer["accounts"]),
+            sightings=tuple(Account.of(row) for row in answer["accounts"]),
         )
 
     def hosts(self) -> list[str]:

@@ -78,12 +78,8 @@ class HostCode:
         beyond = (self.taken_s - self.usual_s).sum(axis=0) / step_s
         # As the logarithm of what the step would be without it.
         series = np.log1p(np.maximum(beyond, -0.5)).transpose(0, 2, 1)
-        return episodes_of(series.reshape(-1, series.shape[2]), max(len(self.evidence.dp_ranks), self._alone))
-
-    @property
-    def _alone(self) -> int:
-        """How many workers each is compared with where stages have one."""
-        return self.evidence.stages
+        stages, dp_ranks, steps = series.shape
+        return episodes_of(series.reshape(-1, steps), dp_ranks if dp_ranks > 1 else stages)
 
     def slow(self, smallest: float) -> Bools:
         """Whose host code exceeds its peers' by that share of the step, and when, [stages, steps, dp_ranks]."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from tracekit.atomic_write import Kind, starting_with, write_text
 from tracekit.errors import StoreError
-from tracekit.findings import Sighting
+from tracekit.findings import Account
 from tracekit.store.incidents import HANG
 from tracekit.text import printable, ranks_text
 
@@ -74,7 +74,7 @@ def read_hang(path: Path) -> StoredHang:
         raise StoreError(f"{path}: no report on a hang ({printable(str(error))}); remove it") from None
 
 
-def sighting_of_hang(report: Mapping[str, Any]) -> Sighting:
+def sighting_of_hang(report: Mapping[str, Any]) -> Account:
     """What an incident says of a hang, in the words of its report (docs/hang.md), as far as it has them.
 
     All of the job stands.
@@ -84,7 +84,7 @@ def sighting_of_hang(report: Mapping[str, Any]) -> Sighting:
     ranks = tuple(int(one["rank"]) for one in culprits)
     evidence = [str(line) for one in culprits for line in one.get("evidence", ())]
     on = f" on {', '.join(hosts)}" if hosts else ""
-    return Sighting(
+    return Account(
         kind=HANG,
         part=HANG,
         what=headline,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tracekit.findings import SMALLEST_ALARMING_SHARE, Sighting, WindowVerdict
+from tracekit.findings import SMALLEST_ALARMING_SHARE, Account, WindowVerdict
 
 #: An incident closes after so many windows in a row without its cause.
 CLEAR_WINDOWS = 2
@@ -33,7 +33,7 @@ class Incident:
 
     incident_id: int
     job: str
-    cause: Sighting
+    cause: Account
     opened_at: datetime
     opened_window: int | None
     seen_window: int | None
@@ -48,7 +48,7 @@ class Incident:
             return 0
         return self.seen_window - self.opened_window + 1
 
-    def shows_in(self, sighting: Sighting) -> bool:
+    def shows_in(self, sighting: Account) -> bool:
         """Whether a sighting is of this incident: the same part of some of the same ranks, or of the whole job."""
         if (self.cause.part or self.cause.kind) != (sighting.part or sighting.kind):
             return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.findings import Findings, Sighting, WindowVerdict
+from tracekit.findings import Account, Findings, WindowVerdict
 from tracekit.store.incidents import Incident, followed
 from tracekit.store.window import Incoming
 
@@ -74,7 +74,7 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, {"name": name, "open": only_open}).fetchall()
         return tuple(
             Incident(
-                row[0], row[1], Sighting.of(json.loads(row[2])), _utc(row[3]), row[4], row[5], row[6],
+                row[0], row[1], Account.of(json.loads(row[2])), _utc(row[3]), row[4], row[5], row[6],
                 None if row[7] is None else _utc(row[7]), row[8],
             )
             for row in rows
