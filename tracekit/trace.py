@@ -39,7 +39,7 @@ RUN_QUEUE = "run_queue_s"
 #: Metadata `format` of traces of our own collectors.
 COLLECTED = "collected"
 #: Metadata that names nobody and that the analysis reads: whole, and of each GPU the field.
-_WITHOUT_NAMES = (UNIT_KEY, RUN_QUEUE, "format", "layers", "ranks_of_workers")
+_WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
 #: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
@@ -174,6 +174,10 @@ class Trace:
                     for key, value in found.items()
                     if isinstance(value, dict) and field_ in value
                 }
+        if self.metadata.get("format") == COLLECTED:
+            kept["format"] = COLLECTED
+        if isinstance(queued := self.metadata.get(RUN_QUEUE), dict):
+            kept[RUN_QUEUE] = {rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)}
         if isinstance(collected := self.metadata.get("collect"), dict):
             kept["collect"] = {"nested": collected.get("nested")}
         hosts = {str(rank): numbers[host] for rank, host in self.hosts.items()}

@@ -20,14 +20,13 @@ from tracekit.analysis.causes.model import (
 )
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import (
-    NoDelays,
     NoOverlap,
     Scale,
     ScaleDelays,
     Together,
     step_times_with,
 )
-from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S, beginnings
+from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import slow_workers
@@ -211,13 +210,8 @@ class HostBound(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        slow = slow_host_code(evidence)
-        if slow.any():
-            change = evidence.host_code.none_but_beyond(slow)
-            share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
-        else:
-            change = Together((NoDelays(), Scale(evidence.host_work, np.array(0.0))))
-            share = _launch_share(evidence) + _host_work_share(evidence)
+        change = evidence.host_code.none_but_beyond(slow_host_code(evidence))
+        share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
         if share < HOST_BOUND_SHARE:
             return
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
@@ -276,20 +270,3 @@ def slow_host_code(evidence: Evidence) -> Bools:
     """
     slow = evidence.host_code.slow(SMALLEST_HOST_SHARE)
     return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]
-
-
-def _launch_share(evidence: Evidence) -> float:
-    """Launch delays over the step, without those that count as waiting for data or as pauses of processes."""
-    share = evidence.delay_share - evidence.pause_share
-    if evidence.data_loads.empty and not evidence.first_forwards.empty:
-        waits = sum(delay.max(axis=(0, 1, 3)) for _, delay in beginnings(evidence))
-        share -= float(np.mean(waits)) / evidence.attribution.original_s
-    return max(share, 0.0)
-
-
-def _host_work_share(evidence: Evidence) -> float:
-    """Host work of the worker that has most of it in each step, over the step."""
-    if evidence.host_work.empty:
-        return 0.0
-    taken_s = np.nan_to_num(evidence.host_work.gather(evidence.replay.durations.own)).sum(axis=1)
-    return float(taken_s.max(axis=(0, 2)).mean()) / evidence.unchanged_s

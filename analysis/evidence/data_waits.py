@@ -53,12 +53,12 @@ class DataWaits:
         elif evidence.first_forwards.empty:
             return cls(recorded, 0.0, ())
         else:
-            sources, usual_s = list(beginnings(evidence)), _typical_delay(evidence)
+            sources, usual_s = list(_beginnings(evidence)), _typical_delay(evidence)
             least_s = np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual_s), HOST_FACTOR * _own_delay(evidence))
         return cls(recorded, usual_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources))
 
 
-def beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
+def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
     """The ops before which a worker can wait for data, and for how long it was late with each, seconds.
 
     A loop fetches its data at its top, before parameters are gathered, or just before the first forward.
