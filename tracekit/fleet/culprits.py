@@ -47,28 +47,35 @@ def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.D
     found = []
     for kind in ("host", "gpu"):
         rows = study.table("workers").filter(pl.col(kind).is_not_null()).select(*names, machine=kind)
-        found.append(_tested(kind, rows.collect().join(jobs, on="job")))
+        found.append(_tested(kind, rows, jobs))
     culprits = pl.concat(found).filter(pl.col("q_value") <= rate)
     return culprits.sort("q_value", "p_value", "machine")
 
 
-def _tested(kind: str, workers: pl.DataFrame) -> pl.DataFrame:
-    """All machines of a kind that had several jobs. `workers`: one row per worker of a counted job."""
-    machine = pl.col("part").is_in(list(MACHINE_PARTS))
-    by_job = workers.group_by("job", "machine").agg(
-        hit=machine.fill_null(value=False).any(),
-        part=pl.col("part").filter(machine).sort_by(pl.col("cost_s").filter(machine)).last(),
-        cost_s=pl.col("cost_s").filter(machine).max(),
-        name=pl.col("name").first(),
-        started_at=pl.col("started_at").first(),
-        per_hour=(pl.col("gpu_hours") / pl.col("recorded_s")).first(),
+def _tested(kind: str, workers: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+    """All machines of a kind that had several of the `jobs`. `workers`: one row per worker.
+
+    Where no machine was hit, none could have been: such jobs only count.
+    """
+    machine = pl.col("part").is_in(list(MACHINE_PARTS)).fill_null(value=False)
+    workers = workers.join(jobs.lazy().select("job"), on="job", how="semi")
+    seen = workers.select("job", "machine").unique().group_by("machine").agg(jobs=pl.len().cast(pl.Int64))
+    of_hit_jobs = workers.join(workers.filter(machine).select("job").unique(), on="job", how="semi")
+    by_job = (
+        of_hit_jobs.group_by("job", "machine")
+        .agg(
+            hit=machine.any(),
+            part=pl.col("part").filter(machine).sort_by(pl.col("cost_s").filter(machine)).last(),
+            cost_s=pl.col("cost_s").filter(machine).max(),
+        )
+        .collect(engine="streaming")
+        .join(jobs.with_columns(per_hour=pl.col("gpu_hours") / pl.col("recorded_s")), on="job")
     )
     chance = by_job.group_by("job").agg(chance=pl.col("hit").cast(pl.Float64).mean())
     hits = by_job.join(chance, on="job").sort("machine", "started_at", "job", nulls_last=False)
     machines = (
         hits.group_by("machine")
         .agg(
-            jobs=pl.len().cast(pl.Int64),
             hit=pl.col("hit").sum().cast(pl.Int64),
             expected=pl.col("chance").sum(),
             chances="chance",
@@ -77,7 +84,8 @@ def _tested(kind: str, workers: pl.DataFrame) -> pl.DataFrame:
             last_seen=pl.col("started_at").filter("hit").last(),
             last_job=pl.col("name").filter("hit").last(),
         )
-        .filter(pl.col("jobs") >= FEWEST_JOBS)
+        .join(seen.filter(pl.col("jobs") >= FEWEST_JOBS).collect(engine="streaming"), on="machine", how="right")
+        .with_columns(pl.col("hit", "expected", "lost_gpu_hours").fill_null(0), pl.col("parts").fill_null(""))
         .sort("machine")
     )
     values = np.array(list(_p_values(machines)), np.float64)
@@ -88,7 +96,7 @@ def _tested(kind: str, workers: pl.DataFrame) -> pl.DataFrame:
 
 def _p_values(machines: pl.DataFrame) -> Iterator[float]:
     for hit, chances in machines.select("hit", "chances").iter_rows():
-        yield poisson_binomial_tail(np.asarray(chances), hit)
+        yield poisson_binomial_tail(np.asarray(chances), hit) if hit else 1.0
 
 
 def poisson_binomial_tail(chances: npt.NDArray[np.float64], least: int) -> float:
