@@ -15,7 +15,7 @@ from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale
-from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import SlowGroup, slow_groups
 from tracekit.analysis.evidence.significance import Bools, Episodes
@@ -24,6 +24,7 @@ from tracekit.analysis.evidence.workers import (
     data_factor,
     optimizer_factor,
     ranks_with_more_data,
+    slow_factor,
     slow_machines,
     slow_workers,
     stage_excess,
@@ -38,14 +39,26 @@ from tracekit.model import Worker
 #: Fewer steps than that leave it open which of them are the usual ones.
 FEWEST_STEPS = 3
 NOISE = "what noise alone does to it"
+#: A worker whose backwards are slow by less than this share of what its forwards are is slow in forwards alone.
+OTHER_KIND_SHARE = 0.25
+ONE_KIND_CHECK = (
+    "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
+    " input; a machine that is slow is so in forwards and backwards; then DCGM on its GPUs"
+)
 
 
 def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
     """By how much the workers in `hit` compute slower than `who`, beside what noise does, in words."""
-    factors = worker_factor(evidence)[hit] - 1
+    alone = _slow_kind(evidence, hit)
+    factors = worker_factor(evidence)[hit] - 1 if alone is None else _kind_factors(evidence, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
-    words = f"computes {size} slower than {who}" if len(factors) == 1 else f"compute {size} slower than {who}"
+    if alone is not None:
+        slow, well = ("forwards", "backwards") if alone == FORWARD else ("backwards", "forwards")
+        whose = "its" if len(factors) == 1 else "their"
+        words = f"{whose} {slow} take {size} longer than those of {who}, {whose} {well} do not"
+    else:
+        words = f"computes {size} slower than {who}" if len(factors) == 1 else f"compute {size} slower than {who}"
     noise = next((figure.value for figure in _confidence_figures(evidence, hit) if figure.name == NOISE), None)
     throttled = _throttled(evidence, hit)
     return (
@@ -53,6 +66,27 @@ def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
         + ("" if noise is None else f"; noise alone makes {noise:.1%}")
         + (f"; its GPU was throttled in {throttled:.0%} of its samples" if throttled else "")
     )
+
+
+def _slow_kind(evidence: Evidence, hit: Bools) -> int | None:
+    """`FORWARD` or `BACKWARD` where the workers in `hit` are slow in that alone; None where they are in both."""
+    if len(evidence.dp_ranks) < 2 or not hit.any():
+        return None
+    beyond = _kind_factors(evidence, hit) - 1
+    for kind, other in ((FORWARD, BACKWARD), (BACKWARD, FORWARD)):
+        if (beyond[other] < OTHER_KIND_SHARE * beyond[kind]).all():
+            return kind
+    return None
+
+
+def _kind_factors(evidence: Evidence, hit: Bools) -> Floats:
+    """How slow the forwards and the backwards of the workers in `hit` are beside their peers', [kinds, workers].
+
+    Over the steps in which they are slow.
+    """
+    factor = slow_factor(evidence).transpose(0, 1, 3, 2)[:, hit]  # [kinds, workers, steps]
+    slow = (factor > 1).any(axis=0)
+    return np.asarray(1 + ((factor - 1) * slow).sum(axis=2) / np.maximum(slow.sum(axis=1), 1))
 
 
 def _throttled(evidence: Evidence, hit: Bools) -> float | None:
@@ -182,6 +216,7 @@ class BadWorker(Rule):
             workers_as_fast_as_peers(evidence, hit),
             worker_series(evidence, hit),
             _time_of(evidence, hit),
+            next_check=None if _slow_kind(evidence, hit) is None else ONE_KIND_CHECK,
             suggested_fix="drain and replace the worker" if evidence.hardware_at_fault(workers) else None,
         )
 

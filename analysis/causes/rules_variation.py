@@ -131,5 +131,5 @@ class RandomVariation(Rule):
             Figure("cost of the spread, over the step", share, SMALLEST_VARIATION_SHARE, Unit.SHARE),
             Figure("spread of workers from step to step", wander.spread, 0.0, Unit.SHARE),
         )
-        effect = f"workers differ by {wander.spread:.1%} from step to step, which costs {share:.1%} of the step"
+        effect = f"workers differ by {wander.spread:.1%} from step to step"
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), change)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
-from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
+from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, most_telling
 from tracekit.analysis.evidence.workload import elasticity, position_factor, workload
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
@@ -150,11 +150,16 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     square = (stages, dp_ranks) == (2, 2)
     if stages > 1:
         unsure = float(ranks.noise.variance.mean()) if square else 0.0
-    workers = episodes_of(both.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure)
+    by_kind = _beside_peers(by_step)
+    # What slows one kind only shows best beside the same kind of the peers: noise of the other does not hide it.
+    share = seconds / safe(seconds.sum(axis=0))
+    views = [both, *np.log1p(share * np.expm1(by_kind))]
+    workers = most_telling(
+        [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
+    )
     if square:
         unsure = float(workers.noise.variance.mean())
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
-    by_kind = _beside_peers(by_step)
     slow_worker = np.exp(_slow_levels(by_kind, workers))
     slow_rank = np.exp(_slow_levels(rank_log, ranks))
     # Of a worker without a pipeline the workload has what slows forwards and backwards alike, see `profile_computes`.

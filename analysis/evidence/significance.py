@@ -12,7 +12,9 @@ would not show. The memory counts one standard error longer than it looks: short
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,8 @@ SHOWS_ERRORS = 2.0
 FEWEST_TO_SHOW = 6
 #: A level takes at most that much of the variance with it.
 LEAST_VARIANCE_LEFT = 0.1
+#: Into so many stretches a trace is cut to see what its noise does over longer times than a step.
+STRETCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,24 @@ class Episodes:
         return hit
 
 
+def most_telling(candidates: Sequence[Episodes]) -> Episodes:
+    """Of several views of the same members, for each that which is least likely by chance; the first where none is.
+
+    Each is a test more: `needed` grows with their number.
+    """
+    first = candidates[0]
+    best = np.stack([one.nats for one in candidates]).argmax(axis=0)
+
+    def chosen(name: str) -> Any:
+        return np.stack([getattr(one, name) for one in candidates])[best, np.arange(len(best))]
+
+    return replace(
+        first,
+        **{name: chosen(name) for name in ("on", "level", "nats", "error", "period", "since", "until")},
+        needed=needed_nats(len(best) * len(candidates)),
+    )
+
+
 def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     """The noise of members, each compared with `peers` of them; nan where a step says nothing.
 
@@ -124,7 +146,7 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     independent = members * (1 - 1 / peers)
     seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
     # Each level hides what moves like it.
-    levels = quiet.any(axis=1).astype(np.int64) + slow.any(axis=1)
+    levels: Ints = np.asarray(quiet.any(axis=1).astype(np.int64) + slow.any(axis=1))
     left = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
     own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
@@ -137,7 +159,22 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
         apart = (MAD_TO_SIGMA * float(np.median(np.abs(low)))) ** 2
         spread = math.sqrt(max(apart - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
+    if remembers and steps >= 2 * STRETCHES:
+        # Neighbours on a host and on a link come and go over many steps: no memory of one step foretells that.
+        foretold = max(usual, SMALLEST_SIGMA**2) * float(_share_left(longest, steps))
+        variance = variance * max(_over_stretches(deviation, levels) / foretold, 1.0)
+        freedom = min(freedom, independent * (STRETCHES - float(levels.mean())))
     return Noise(variance, max(freedom, 1.0), spread, longest)
+
+
+def _over_stretches(deviation: Floats, levels: Ints) -> float:
+    """Variance of the mean over all steps, from the means of equally long stretches (batch means)."""
+    members, steps = deviation.shape
+    length = steps // STRETCHES
+    means: Floats = deviation[:, steps - length * STRETCHES :].reshape(members, STRETCHES, length).mean(axis=2)
+    own: Floats = (means**2).sum(axis=1) / (STRETCHES - levels)
+    usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
+    return float(usual * length / steps)
 
 
 def _memory(deviation: Floats, independent: float) -> tuple[float, float]:

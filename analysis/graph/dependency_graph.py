@@ -20,8 +20,8 @@ from tracekit.analysis.graph.labels import UNLABELLED, Label, Mask, unknown_labe
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
 from tracekit.analysis.graph.rules.gathering import (
     gathers_first,
+    with_gathering_among_work,
     with_gathers_first,
-    with_work_before_gathering,
 )
 from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
@@ -273,7 +273,7 @@ def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
     if gathers_first(recorded):
         structures = [with_gathers_first(structure) for structure in structures]
     structures = [
-        with_work_before_gathering(structure, some) for structure, some in zip(structures, recorded, strict=True)
+        with_gathering_among_work(structure, some) for structure, some in zip(structures, recorded, strict=True)
     ]
     groups = tuple(
         replace(group, structure=structure) for group, structure in zip(lanes.groups, structures, strict=True)

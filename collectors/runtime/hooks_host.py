@@ -20,6 +20,17 @@ from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.wire_format import Category
 
+#: What scales or clips gradients for the optimizer. The inner functions are there for scripts that took
+#: `clip_grad_norm_` from torch before it was hooked; not every version has them.
+CLIPPING = {
+    torch.nn.utils: (
+        "clip_grad_norm_",
+        "clip_grad_value_",
+        "clip_grad._get_total_norm",
+        "clip_grad._clip_grads_with_norm_",
+    ),
+    torch.amp.grad_scaler: ("GradScaler.unscale_",),
+}
 #: Young collections shorter than this, ns, are not worth a record.
 SHORT_COLLECTION_NS = 500_000
 #: Sizes and ranks as `megatron.core.parallel_state` calls them -> the words of tracekit.
@@ -45,6 +56,8 @@ class HostHooks:
         """Hook what is imported with torch."""
         session = self.session
         session.install("the optimizer's hooks", self._hook_optimizers, lacks="optimizer ops, and so the ends of steps")
+        for owner, names in CLIPPING.items():
+            session.patch_any(owner, dict.fromkeys(names, self._clipping), lacks="clipping in optimizer ops")
         load = functools.partial(self._timed, Category.DATA_LOAD, "data-load")
         # The one place all loaders pass.
         session.patch(torch.utils.data.dataloader, "_BaseDataLoaderIter.__next__", load, lacks="data-load ops")
@@ -79,6 +92,23 @@ class HostHooks:
                     session.attempt_hook(name, session.record, category, name, start_ns, now_ns())
 
         return timed
+
+    def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+
+        @functools.wraps(original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            quiet = torch.compiler.is_compiling() or not session.recording or session.busy or session.optimizing
+            if quiet or not session.in_main_thread():
+                return original(*args, **kwargs)
+            session.attempt_hook("optimizer", session.clipping_begins)
+            session.optimizing = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                session.optimizing = False
+
+        return clip
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """An optimizer that steps inside another's step (ZeroRedundancyOptimizer) is part of it."""

@@ -39,7 +39,8 @@ class Session:
     """One rank in one attempt.
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
-    keep quiet. `optimizing`: inside an optimizer's step, its closure included. `microbatch`: in loops without a
+    keep quiet. `optimizing`: inside an optimizer's step, its closure included, or while gradients are clipped for it.
+    `microbatch`: in loops without a
     pipeline, the backwards of the step so far. `instant` says when it is: on the host, or, while a device clock runs,
     by a mark on the current stream.
     """
@@ -73,6 +74,7 @@ class Session:
         self._last_end = self._step_start
         self._stepped: set[int] = set()
         self._optimizers_per_step = 1
+        self._clipping: tuple[int, Instant] | None = None
         self._held: tuple[str, Instant, Instant, int, int, int] | None = None
         self._disabled: set[str] = set()
         self._run_queue = RunQueue()
@@ -319,12 +321,22 @@ class Session:
         if self._held is not None:
             self.flush_held()
 
+    def clipping_begins(self) -> None:
+        """Called before gradients are clipped: unless something computes first, that is where the optimizer begins."""
+        if self._clipping is None or self._clipping[0] != self._compute_ns:
+            self._clipping = self._compute_ns, self.instant()
+
     def optimizer_begins(self, optimizer: int) -> Instant:
-        """Called before an optimizer's step; returns the time. The same optimizer again means a new step."""
+        """Called before an optimizer's step; returns when it began. The same optimizer again means a new step."""
+        clipping, self._clipping = self._clipping, None
+        if clipping is not None and clipping[0] != self._compute_ns:
+            clipping = None
         if self._step_over and optimizer in self._stepped:
             self._next_step()
         self.flush_held()
         self._stepped.add(optimizer)
+        if clipping is not None and self.recording:
+            return clipping[1]
         return self.instant() if self.recording else now_ns()
 
     def optimizer_ended(self, start: Instant) -> None:

@@ -187,6 +187,16 @@ def test_the_size_of_an_effect_is_in_its_words():
     assert cause.effect.startswith("computes 100% slower than its peers; noise alone makes ")
 
 
+def test_a_rank_slow_in_one_kind_of_compute_is_told_so_and_sent_to_its_code_first():
+    """A rank whose forwards take 30 % longer: a slow machine is slow in backwards, too."""
+    slow = [("forward-compute", 0.13), BACKWARD]
+    (cause,) = report_of(
+        data_parallel_job([[("forward-compute", 0.1), BACKWARD]] * 3 + [slow], steps=8)
+    ).diagnosis.causes
+    assert cause.effect.startswith("its forwards take 30% longer than those of its peers, its backwards do not; noise")
+    assert cause.next_check.startswith("a profile of that part on this rank and on a peer")
+
+
 def test_a_small_cause_does_not_hide_that_communication_binds_the_job():
     """0.4 s of reduction behind 0.3 s of compute, and one rank that loads for 0.02 s."""
     loads = [("data-load", 0.02), FORWARD, BACKWARD]

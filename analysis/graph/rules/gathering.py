@@ -40,20 +40,27 @@ def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
     return telling >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * telling
 
 
-def with_work_before_gathering(structure: Structure, lanes: RecordedLanes) -> Structure:
-    """The structure with each gathering behind the host work (loading data, a checkpoint) that its lanes did before.
+def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Structure:
+    """The structure with gatherings and host work (loading data, a checkpoint) in the order that its lanes did them in.
 
-    The thread that does the work is the one that asks for the parameters. `lanes`: of the same structure, recorded.
+    The thread that does the work is the one that asks for the parameters, so each gathering begins behind the work
+    before it. Work begins behind a gathering where the thread waited for that. `lanes`: of this structure, recorded.
     """
     before, after = [], []
     for works, gathers in _leading_work(lanes.structure):
         done = 0
+        last_gather: dict[int, int] = {}  # before each work, by its position
         for gather in gathers:
             behind = sum(_is_behind(lanes, work, gather) for work in works)
             if behind > done:
                 before.append(works[behind - 1])
                 after.append(gather)
                 done = behind
+            last_gather[done] = gather
+        for position, gather in last_gather.items():
+            if position < len(works) and _is_behind(lanes, gather, works[position]):
+                before.append(gather)
+                after.append(works[position])
     return replace(
         structure,
         before=np.concatenate([structure.before, before]).astype(np.int64),
@@ -61,11 +68,13 @@ def with_work_before_gathering(structure: Structure, lanes: RecordedLanes) -> St
     )
 
 
-def _is_behind(lanes: RecordedLanes, work: int, gather: int) -> bool:
-    """Whether `gather` began behind `work` wherever it could have begun before."""
-    begin = lanes.start[lanes.structure.pp_rank == lanes.structure.pp_rank[gather]].min(axis=0)
-    tells = lanes.end[work] - begin > SMALLEST_GAP_S
-    behind = tells & (lanes.start[gather] > (begin + lanes.end[work]) / 2)
+def _is_behind(lanes: RecordedLanes, first: int, second: int) -> bool:
+    """Whether `second` began behind `first` wherever it could have begun before."""
+    waits_for, after = lanes.structure.before, lanes.structure.after
+    begin = lanes.start[lanes.structure.pp_rank == lanes.structure.pp_rank[second]].min(axis=0)
+    begin = np.maximum(begin, lanes.end[waits_for[after == second]].max(axis=0, initial=-np.inf))
+    tells = lanes.end[first] - begin > SMALLEST_GAP_S
+    behind = tells & (lanes.start[second] > (begin + lanes.end[first]) / 2)
     return bool(tells.any() and behind.sum() >= OBEYED_SHARE * tells.sum())
 
 

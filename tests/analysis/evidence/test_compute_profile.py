@@ -278,3 +278,27 @@ class TestGrids:
         seconds = grid.gather(replay.durations.own)
         assert seconds.shape == (4, 2, 8, 4)
         assert np.argwhere(np.median(seconds, axis=(1, 2)) > 0.1).tolist() == [[3, 2]]
+
+
+class TestNoiseInOneKind:
+    """Two ranks, 32 steps; the backwards of each vary by 12 % from step to step, the forwards by 2 %."""
+
+    REPLAY = JobReplay.from_trace(synthesize(SynthSpec(Layout(dp=2, pp=1), steps=32, microbatches=2, seed=5)))
+
+    def noise(self, seed: int) -> np.ndarray:
+        spread = np.array([0.02, 0.12])[:, None, None]
+        steps, dp_ranks = ComputeTable.of(self.REPLAY).shape[-2:]
+        logs = spread * np.random.default_rng(seed).normal(size=(2, steps, dp_ranks))
+        return np.exp(logs)[:, None, None, None]
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_slow_forwards_show_whatever_the_backwards_do(self, seed):
+        slow = one_worker(self.REPLAY, [FORWARD], 0, 1, 1.15)
+        profile = profile_computes(ComputeTable.of(disturbed(self.REPLAY, slow * self.noise(seed))))
+        assert profile.slow_workers.tolist() == [[False, True]]
+        assert float(profile.slow_worker[FORWARD, 0, :, 1].mean()) == pytest.approx(1.15, abs=0.02)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_noise_of_one_kind_names_nobody(self, seed):
+        profile = profile_computes(ComputeTable.of(disturbed(self.REPLAY, self.noise(seed))))
+        assert not profile.slow_workers.any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.analysis.evidence.significance import Episodes, episodes_of, noise_of
+from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling, noise_of
 
 SMALLEST = 0.04
 STEPS = np.arange(24)
@@ -17,6 +17,12 @@ def wandering(rng: np.random.Generator, members: int, steps: int, memory: float)
     for step in range(1, steps):
         walk[:, step] = memory * walk[:, step - 1] + np.sqrt(1 - memory**2) * walk[:, step]
     return walk
+
+
+def _share(memory: float, steps: int) -> float:
+    """Variance of the mean of `steps` over that of one, summed over all pairs of them."""
+    lags = np.arange(1, steps)
+    return float(1 / steps + 2 / steps**2 * ((steps - lags) * memory**lags).sum())
 
 
 def one_slow_at(on: np.ndarray, *, level: float = 0.4, noise: float = 0.01, seed: int = 0) -> Episodes:
@@ -62,6 +68,20 @@ class TestWhen:
         assert found.since[2] == 12_000
 
 
+class TestViews:
+    def test_each_member_counts_where_it_tells_most_and_every_view_is_a_test_more(self):
+        """Members 2 and 5 are slow, each in another view; in the third view nobody is."""
+        rng = np.random.default_rng(8)
+        views = [0.01 * rng.normal(size=(8, 24)) for _ in range(3)]
+        views[0][2] += 0.3
+        views[1][5] += 0.2
+        seen = [episodes_of(view, 8) for view in views]
+        found = most_telling(seen)
+        assert np.flatnonzero(found.significant(SMALLEST)).tolist() == [2, 5]
+        assert found.level[[2, 5]] == pytest.approx([seen[0].level[2], seen[1].level[5]])
+        assert found.needed == pytest.approx(seen[0].needed + np.log(3))
+
+
 class TestChance:
     @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8])
     @pytest.mark.parametrize("members", [4, 8])
@@ -90,6 +110,22 @@ class TestChance:
             assert float(np.median(noise.error(30) ** 2 - noise.spread**2)) == pytest.approx(
                 float(walks.mean(axis=1).var()), rel=0.1
             )
+
+    def test_noise_that_outlasts_its_memory_of_a_step_counts(self):
+        """Half of it comes and goes over ten steps. One step hardly foretells the next, so memory alone sees a quarter
+        of the variance of a mean over 128 steps; stretches of 16 steps see twice as much."""
+        rng = np.random.default_rng(6)
+        series = 0.01 * (rng.normal(size=(2000, 128)) + wandering(rng, 2000, 128, 0.9))
+        noise, scattered = noise_of(series, 2000), float(series.mean(axis=1).var())
+        remembered = noise_of(series[:, :15], 2000)  # too short for stretches
+        alone = float(np.median(remembered.variance)) * _share(noise.memory, 128)
+        assert alone < 0.3 * scattered
+        assert 0.4 * scattered < float(np.median(noise.variance_over(128))) < 1.2 * scattered
+
+    def test_two_members_are_no_surer_than_their_stretches(self):
+        """Eight stretches of independent steps are eight witnesses for 2 x (1 - 1/2) members; one tells the level."""
+        walk = np.random.default_rng(7).normal(size=(1, 64))
+        assert noise_of(np.concatenate([walk, -walk]), 2).freedom == pytest.approx(7.0)
 
     def test_a_large_effect_in_three_steps_is_evidence_and_a_small_one_is_not(self):
         assert one_slow_at(np.ones(3, bool), level=0.4, noise=0.005).significant(SMALLEST)[2]

@@ -1,9 +1,13 @@
-"""Whether the first compute waits for the parameters of all chunks is read from the recording."""
+"""What gathering waits for, and what waits for it, is read from the recording."""
 
 import numpy as np
 import pytest
 
-from tracekit.analysis.graph.rules.gathering import gathers_first, with_gathers_first
+from tracekit.analysis.graph.rules.gathering import (
+    gathers_first,
+    with_gathering_among_work,
+    with_gathers_first,
+)
 from tracekit.analysis.graph.rules.megatron import build_structure
 from tracekit.analysis.graph.rules.posting import RecordedLanes
 from tracekit.analysis.graph.structure import LaneOps
@@ -66,3 +70,70 @@ def test_the_first_compute_waits_for_the_parameters_of_all_chunks() -> None:
     edges = set(zip(found.before.tolist(), found.after.tolist(), strict=True))
     added = edges - set(zip(structure.before.tolist(), structure.after.tolist(), strict=True))
     assert added == {(int(gathers[1]), forward)}
+
+
+#: A step that loads data and gathers twice before its first compute; in seconds. Of 8 lanes all are alike.
+LOADED = {
+    OpKind.FORWARD_COMPUTE: [(1.0, 1.1)],
+    OpKind.BACKWARD_COMPUTE: [(1.1, 1.2)],
+    OpKind.OPTIMIZER: [(1.2, 1.3)],
+}
+
+
+def edges_added(times: dict[OpKind, list[tuple[float, float]]]) -> set[tuple[str, str]]:
+    """What waits for what, as `kind number`, beyond the published rules, in lanes with ops at these times."""
+    named = {
+        (kind.code, seq): (f"{kind} {seq}", start, end)
+        for kind, spans in (times | LOADED).items()
+        for seq, (start, end) in enumerate(spans)
+    }
+    keys = sorted(named)
+    kinds, seqs = (np.array(column) for column in zip(*keys, strict=True))
+    start, end = (np.array([named[key][place] for key in keys]) for place in (1, 2))
+    ops = LaneOps(
+        pp_rank=np.zeros(len(keys), np.int16),
+        kind=kinds.astype(np.uint8),
+        seq=seqs.astype(np.int32),
+        chunk=np.where(np.isin(kinds, [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code]), 0, -1).astype(
+            np.int16
+        ),
+        start=start,
+        end=end,
+        stream_order=start,
+        stages=1,
+        chunks=1,
+        where="test",
+    )
+    recorded = RecordedLanes(
+        build_structure(ops), np.repeat(start[:, None], 8, axis=1), np.repeat(end[:, None], 8, axis=1)
+    )
+    found = with_gathering_among_work(recorded.structure, recorded)
+    published = set(zip(recorded.structure.before.tolist(), recorded.structure.after.tolist(), strict=True))
+    added = set(zip(found.before.tolist(), found.after.tolist(), strict=True)) - published
+    return {(named[keys[before]][0], named[keys[after]][0]) for before, after in added}
+
+
+def test_gathering_waits_for_the_work_before_it() -> None:
+    """The thread loads data for 0.4 s and then asks for the parameters."""
+    times = {OpKind.DATA_LOAD: [(0.0, 0.4)], OpKind.PARAMS_ALL_GATHER: [(0.4, 0.9)]}
+    assert edges_added(times) == {("data-load 0", "params-all-gather 0")}
+
+
+def test_work_waits_for_gathering_that_blocks_its_thread() -> None:
+    """A metric is gathered, for 0.4 s; then data are loaded, and the parameters gathered."""
+    times = {OpKind.DATA_LOAD: [(0.4, 0.6)], OpKind.PARAMS_ALL_GATHER: [(0.0, 0.4), (0.6, 0.9)]}
+    assert edges_added(times) == {
+        ("params-all-gather 0", "data-load 0"),
+        ("data-load 0", "params-all-gather 1"),
+    }
+
+
+def test_work_beside_gathering_does_not_wait_for_it() -> None:
+    """Gathering is asked for and goes on while data are loaded."""
+    times = {OpKind.DATA_LOAD: [(0.01, 0.5)], OpKind.PARAMS_ALL_GATHER: [(0.0, 0.9)]}
+    assert edges_added(times) == set()
+
+
+def test_gathering_of_no_length_tells_nothing() -> None:
+    times = {OpKind.DATA_LOAD: [(0.1, 0.5)], OpKind.PARAMS_ALL_GATHER: [(0.0, 0.0001)]}
+    assert edges_added(times) == set()
