@@ -59,8 +59,9 @@ class JobReplay(GraphReplay):
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
-        if trace.one_clock and not clocks.any_off:
-            clocks = Clocks.right(graph, clocks.linked)  # there is no doubt, however unevenly its ranks wake up
+        if trace.one_clock and (clocks.moves or not clocks.any_off):
+            # There is no doubt, however unevenly its ranks wake up; and no clock moves beside itself.
+            clocks = Clocks.right(graph, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(trace, graph, clocks)
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=dropped)

@@ -88,6 +88,11 @@ class Clocks:
         return bool(self.off.any())
 
     @property
+    def moves(self) -> bool:
+        """True where a clock runs at another pace, or was set, during the trace."""
+        return bool((self.ahead_s != self.ahead_s[:1]).any())
+
+    @property
     def off(self) -> np.ndarray:
         """Which clocks are off, [stages, dp_ranks]."""
         off: np.ndarray = (self.ahead_s != 0).any(axis=0)

@@ -278,6 +278,24 @@ def test_the_published_method_takes_clocks_as_they_are():
     assert not JobReplay.from_trace(wrong, Method.PUBLISHED).clocks.any_off
 
 
+def on_one_host(trace: Trace) -> Trace:
+    """As `tracekit collect` records it there."""
+    hosts = {str(rank): "node-1" for rank in trace.worker_ranks().values()}
+    return replace(trace, metadata=trace.metadata | {"format": "collected", "hosts": hosts})
+
+
+def test_a_clock_that_ranks_share_does_not_move_beside_itself():
+    """Rank 1 leaves everything 16 ms later in the last three steps: it was stopped there."""
+    wrong = shifted(trace_of(layout=LAYOUTS["dp 2"]), (1, 0), jump=(int(trace_of().steps[-3]), 0.016))
+    assert JobReplay.from_trace(wrong).clocks.moves
+    assert not JobReplay.from_trace(on_one_host(wrong)).clocks.any_off
+
+
+def test_a_rank_that_was_shifted_as_a_whole_is_set_right_on_one_host_too():
+    wrong = on_one_host(shifted(trace_of(layout=LAYOUTS["dp 2"]), (1, 0), 0.012))
+    assert JobReplay.from_trace(wrong).clocks.any_off
+
+
 def test_ranks_that_wake_up_unevenly_are_no_doubt_about_a_clock_that_they_share():
     """Rank 1 is up to 30 ms late in each step, as where processors are busy: no single offset explains that."""
     trace = trace_of(layout=LAYOUTS["dp 2"], steps=8)
