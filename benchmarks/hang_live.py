@@ -82,7 +82,22 @@ def section() -> str:
     """The Markdown of this section."""
     log = os.environ.get("TRACEKIT_HANG_LOG")
     runs = list(_read(Path(log))) if log else [live(*case) for case in itertools.islice(_cases(), len(FAULTS) * 3)]
-    return _section(runs)
+    return f"{_section(runs)}\n\n{_cost()}"
+
+
+def _cost() -> str:
+    """What the watch costs while nothing hangs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.hang_cost"], capture_output=True, text=True, check=True, timeout=300
+    )
+    cost = json.loads(done.stdout)
+    share = cost["look_us"] * cost["looks_per_s"] / 1e6
+    return (
+        f"While nothing hangs: a look at the flight recorder takes {cost['look_us']:.0f} us of processor time,"
+        f" {cost['looks_per_s']:.0f} a second, which is {share:.3%} of a core; the hooks add"
+        f" {cost['transfer_us']:.1f} us to a transfer with its wait and {cost['wait_us']:.1f} us to the wait of a"
+        " collective."
+    )
 
 
 def main(arguments: list[str]) -> None:
