@@ -20,9 +20,9 @@ _EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`ranks`: those whose call differs from that of most members; where the group is split evenly, from what groups of
-    this description call under this number, or call at all; where that does not tell either, all members. `calls`: rank
-    -> what it called and where, one rank per kind of call.
+    """`ranks`: those whose call differs from that of most members; where the group is split evenly, whose calls from
+    there on differ from what other groups of this description call under these numbers, or call at all; where that does
+    not tell either, all members. `calls`: rank -> what it called and where, one rank per kind of call.
     """
 
     id: int
@@ -76,7 +76,7 @@ def _usual(record: FlightRecord) -> _Usual:
 def _mismatch(record: FlightRecord, calls: pl.DataFrame, usual: _Usual) -> Mismatch:
     counts = Counter(calls["signature"].to_list())
     description, sequence = record.groups[int(calls["group"][0])].description, int(calls["sequence"][0])
-    alike = Counter({one: usual.at[description, sequence, one] for one in counts})
+    alike = _alike(record, calls, usual, description, sequence)
     elsewhere = [one for one in counts if usual.ever[description, one] > counts[one]]
     right = _most(counts) or _most(alike) or (elsewhere[0] if len(elsewhere) == 1 else None)
     wrong = calls.filter(pl.col("signature") != right) if right is not None else calls
@@ -89,6 +89,23 @@ def _mismatch(record: FlightRecord, calls: pl.DataFrame, usual: _Usual) -> Misma
             for rank, name, sizes, dtypes, site in shown.select("rank", "name", "sizes", "dtypes", "call_site").rows()
         ),
     )
+
+
+def _alike(record: FlightRecord, calls: pl.DataFrame, usual: _Usual, description: str, sequence: int) -> Counter[str]:
+    """Signature -> how often other groups make the calls that its ranks make, under their numbers, from this one on.
+
+    A rank that left a call out is one ahead of its peers, and of other groups, ever after.
+    """
+    later = record.operations.filter(
+        ~pl.col("p2p") & (pl.col("group") == calls["group"][0]) & (pl.col("sequence") >= sequence)
+    ).with_columns(_signature().alias("signature"))
+    here = Counter(later.select("sequence", "signature").iter_rows())
+    called = dict(calls.select("rank", "signature").iter_rows())
+    found: Counter[str] = Counter()
+    for rank, number, signature in later.select("rank", "sequence", "signature").iter_rows():
+        if rank in called:
+            found[called[rank]] += usual.at[description, number, signature] - here[number, signature]
+    return found
 
 
 def _most(counts: Counter[str]) -> str | None:

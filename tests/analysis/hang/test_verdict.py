@@ -76,6 +76,12 @@ def test_a_skipped_collective_names_the_rank_that_skipped_it(tmp_path):
     assert named(report) == {6: StallClass.MISMATCH}
 
 
+def test_of_two_members_the_one_out_of_step_with_other_groups_has_left_a_call_out(tmp_path):
+    """Ranks 14 and 15 call something else each; what 15 calls next, other pairs call under the same number."""
+    report, _ = verdict(tmp_path, (2, 4, 2), [Fault("skip", 14, 28)])
+    assert named(report) == {14: StallClass.MISMATCH}
+
+
 def test_a_send_without_receive_names_the_end_that_went_past(tmp_path):
     report, struck = verdict(tmp_path, (1, 2, 1), [Fault("partner", 1, 24)])
     assert named(report) == {struck[0].rank: StallClass.PARTNER}
