@@ -215,7 +215,7 @@ def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
                 rank=rank,
                 dp_rank=worker.dp_rank,
                 pp_rank=worker.pp_rank,
-                host=None if rank is None else evidence.trace.hosts.get(rank),
+                host=None if rank is None else evidence.host_of_rank.get(rank),
                 gpu_uuid=_uuid(gpus, rank),
                 part=_PART[cause.kind],
                 cost_s=max(cause.saved_s, cause.alone_s),
@@ -233,7 +233,7 @@ def _accounts(
         if cause.change is None:
             continue
         ranks = tuple(dict.fromkeys(rank for rank, _ in _places(evidence, cause.where) if rank is not None))
-        named, best = [evidence.trace.hosts.get(rank) for rank in ranks], best_fix(cause, fixes)
+        named, best = [evidence.host_of_rank.get(rank) for rank in ranks], best_fix(cause, fixes)
         cost_s = max(cause.saved_s, cause.alone_s)
         yield Account(
             kind=str(cause.kind),

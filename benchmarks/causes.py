@@ -75,7 +75,14 @@ def _noise() -> str:
             healthy, named = (_named(disturbed(replay, factor)) for factor in (noise, slow))
             named_healthy += bool(healthy)
             found += named == [[0, 1]]
-        rows.append([str(layout), str(NOISE_JOBS), str(named_healthy), str(found)])
+        rows.append(
+            [
+                f"dp {layout.dp} x pp {layout.pp}" + f" x vpp {layout.vpp}" * (layout.vpp > 1),
+                str(NOISE_JOBS),
+                str(named_healthy),
+                str(found),
+            ]
+        )
     figures = table(["job", "jobs", "healthy ones with a slow worker", "slow worker found, nobody else"], rows)
     return f"Workers that wander, heavy tails, few peers:\n\n{figures}"
 

@@ -1,5 +1,6 @@
 """Whole processes on a real and on large synthetic traces, and the replay kernel alone."""
 
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -9,6 +10,8 @@ from benchmarks.measure import measure, table, tracekit
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
+#: The least that anything does with a trace: read it, sort it once.
+BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort('step', 'dp_rank', 'pp_rank', 'start')"
 
 
 def section() -> str:
@@ -46,6 +49,9 @@ def _whole_processes(traces: dict[int, tuple[Path, float]]) -> str:
         ops = _ops(path)
         run = measure(*tracekit("whatif", str(path), "--json"), runs=3)
         rows.append([f"{workers:,} workers", f"{ops:,}", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
+        run = measure(sys.executable, "-c", BARE, str(path), runs=3)
+        bare = f"polars reads and sorts these {workers:,}"
+        rows.append([bare, f"{ops:,}", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
         rows.append([f"simulating these {workers:,}", f"{ops:,}", f"{synth_s:.2f}", "", ""])
     intro = (
         "Whole processes, warm, with exact S_w of every worker. The published analyser\n"

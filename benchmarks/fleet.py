@@ -14,7 +14,7 @@ import polars as pl
 
 from benchmarks.measure import measure, table, tracekit
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import BY_JOB, TABLES
+from tracekit.fleet.tables import BY_JOB, STUDY_VERSION, TABLES
 
 JOBS, REPORTED, CORES = 200, 100_000, 1000
 WORKER_KILLS, DRIVER_KILLS = 20, 5
@@ -165,7 +165,7 @@ def _reports(folder: Path) -> str:
                 many = [one.with_columns(source=pl.col("source") + pl.lit(f"#{number}")) for one, number in
                         zip(many, numbers, strict=True)]  # fmt: skip
             pl.concat(many).cast(schema).write_parquet(large / name / f"part-{digit}.parquet")
-    (large / "tracekit-study").write_text(json.dumps({"study_version": 1}))
+    (large / "tracekit-study").write_text(json.dumps({"study_version": STUDY_VERSION}))
     rows = []
     for words, more in (("terminal", ()), ("page", ("--html", str(folder / "fleet.html")))):
         run = measure(*tracekit("fleet", "report", str(large), *more), runs=3)

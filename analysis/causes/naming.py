@@ -44,7 +44,7 @@ class Names:
     @classmethod
     def of(cls, evidence: Evidence) -> Names:
         """The names of a job."""
-        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.trace.hosts)
+        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.host_of_rank)
 
     def place(self, where: Where) -> Place | None:
         """What `where` is called; None for the whole job."""

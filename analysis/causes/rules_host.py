@@ -5,6 +5,7 @@ In: `Evidence`. Out: `Candidate`s. See `rule`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,6 +33,7 @@ from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import slow_workers
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
+from tracekit.model import Worker
 from tracekit.text import seconds
 
 #: Launch delays and other host work, waiting for data apart, that make up this share of the step.
@@ -239,17 +241,27 @@ class BusyCores(Rule):
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
         waits_s, step_s = evidence.run_queue_s, evidence.recorded_s
-        hosts = {worker: host for worker, host in evidence.hosts.items() if worker.dp_rank in evidence.dp_ranks}
-        for host in sorted(set(hosts.values())):
-            here = evidence.cells_of([worker for worker in hosts if hosts[worker] == host])
-            share = float(waits_s[here].mean()) / step_s
-            if share < SMALLEST_BLAMELESS_SHARE:
-                continue
-            figures = (Figure("waiting for a processor, over the step", share, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),)
-            effect = f"training threads wait {seconds(float(waits_s[here].mean()))} of each step for a processor"
-            left = _without_run_queue(evidence, here)
-            change = Together((Scale(evidence.computing, left), ScaleDelays(evidence.computing, left)))
-            yield Candidate(self.kind, Where(host=host), effect, figures, confidence_from(figures), change)
+        if not waits_s.any():
+            return
+        workers: defaultdict[str, list[Worker]] = defaultdict(list)
+        for worker, host in evidence.hosts.items():
+            if worker.dp_rank in evidence.dp_index:
+                workers[host].append(worker)
+        cells = {host: evidence.cells_of(workers[host]) for host in sorted(workers)}
+        busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
+        if not busy:
+            return
+        here = np.any([cells[host] for host in busy], axis=0)
+        wait_s = float(waits_s[here].mean())
+        figures = (
+            Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
+        )
+        on = "" if len(busy) == 1 else f" on {len(busy):,} hosts"
+        effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
+        left = _without_run_queue(evidence, here)
+        change = Together((Scale(evidence.computing, left), ScaleDelays(evidence.computing, left)))
+        where = Where(host=busy[0]) if len(busy) == 1 else Where()
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
 
 def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:

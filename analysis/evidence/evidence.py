@@ -61,6 +61,11 @@ class Evidence:
         """The DP ranks of the grids' last axis."""
         return self.replay.graph.dp_ranks
 
+    @cached_property
+    def dp_index(self) -> dict[int, int]:
+        """DP rank -> its place on the grids' last axis."""
+        return {dp_rank: at for at, dp_rank in enumerate(self.dp_ranks)}
+
     @property
     def stages(self) -> int:
         """Pipeline stages of the job."""
@@ -251,9 +256,14 @@ class Evidence:
         return self.trace.worker_ranks()
 
     @cached_property
+    def host_of_rank(self) -> dict[int, str]:
+        """The host of each rank, as far as the metadata says."""
+        return self.trace.hosts
+
+    @cached_property
     def hosts(self) -> dict[Worker, str]:
         """The host of each traced worker, as far as the metadata says."""
-        hosts = self.trace.hosts
+        hosts = self.host_of_rank
         return {worker: hosts[rank] for worker, rank in self.worker_ranks.items() if rank in hosts}
 
     @cached_property
@@ -285,8 +295,8 @@ class Evidence:
         known = said if isinstance(said, dict) else {}
         for worker, rank in self.worker_ranks.items():
             seconds = known.get(str(rank))
-            if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in self.dp_ranks:
-                waits[worker.pp_rank, self.dp_ranks.index(worker.dp_rank)] = seconds
+            if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in self.dp_index:
+                waits[worker.pp_rank, self.dp_index[worker.dp_rank]] = seconds
         return waits
 
     def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
@@ -308,5 +318,5 @@ class Evidence:
         """True at these workers' positions, [stages, dp_ranks]."""
         hit = np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
         for worker in workers:
-            hit[worker.pp_rank, self.dp_ranks.index(worker.dp_rank)] = True
+            hit[worker.pp_rank, self.dp_index[worker.dp_rank]] = True
         return hit

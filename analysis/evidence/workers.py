@@ -77,7 +77,7 @@ def slow_by_one_rank(evidence: Evidence) -> set[Worker]:
             np.bincount(lockstep.step[here], values[here], minlength=factor.shape[1])
             for values in (lockstep.duration_s, gained)
         )
-        left = factor[worker.pp_rank, :, evidence.dp_ranks.index(worker.dp_rank)]
+        left = factor[worker.pp_rank, :, evidence.dp_index[worker.dp_rank]]
         slow = left > 1
         left = left * (1 - gone / safe(total))
         if gone.any() and slow.any() and left[slow].mean() < 1 + SMALLEST_FACTOR:

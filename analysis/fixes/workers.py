@@ -120,7 +120,7 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]
     microbatches, dp_ranks = evidence.table.shape[3], len(evidence.dp_ranks)
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
-    at = evidence.dp_ranks.index(worker.dp_rank)
+    at = evidence.dp_index[worker.dp_rank]
     factor = float(worker_factor(evidence)[worker.pp_rank, at])
     # As many as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))

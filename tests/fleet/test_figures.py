@@ -18,6 +18,7 @@ from tracekit.fleet.bootstrap import bootstrapped, interval
 from tracekit.fleet.comparison import Direction, compare_studies
 from tracekit.fleet.culprits import poisson_binomial_tail, q_values, recurring_culprits
 from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+from tracekit.fleet.rows import machines_of
 from tracekit.fleet.study import Study
 from tracekit.fleet.tables import STUDY_VERSION, TABLES, frame
 
@@ -114,16 +115,37 @@ def test_q_values_are_those_of_the_published_example() -> None:
 def fleet_of_hosts(path: Path, bad: dict[str, float], seed: int) -> Study:
     """300 jobs on 8 of 60 hosts each; in every third job a host is slow: a bad one by its chance, else any."""
     generator = np.random.default_rng(seed)
-    jobs, workers = [], []
+    jobs, machines = [], []
     for number in range(300):
         hosts = [f"h{at}" for at in generator.permutation(60)[:8]]
         slow = {host for host in hosts if generator.random() < bad.get(host, 0.0)}
         slow |= {hosts[0]} if number % 3 == 0 else set()
         jobs.append(job(f"{number:03d}", 1.2 if slow else 1.0, 1.0, started_at=1e9 + number))
         for host in hosts:
-            cause = {"part": "compute", "cost_s": 1.0} if host in slow else {"part": "workload", "cost_s": 3.0}
-            workers.append({"job": f"{number:03d}", "host": host, **cause})
-    return write_study(path, jobs=jobs, workers=workers)
+            cause = {"part": "compute", "cost_s": 1.0} if host in slow else {"part": None, "cost_s": None}
+            machines.append({"job": f"{number:03d}", "kind": "host", "machine": host, **cause})
+    return write_study(path, jobs=jobs, machines=machines)
+
+
+def test_a_machine_has_the_costliest_that_speaks_of_machines_on_its_ranks() -> None:
+    """Two hosts with two GPUs each: late data costs most on the first and is no machine's."""
+    workers = frame(
+        "workers",
+        {
+            "host": ["a", "a", "b", "b"],
+            "gpu": ["u0", "u1", None, "u3"],
+            "part": ["data", "compute", None, "network"],
+            "cost_s": [9.0, 2.0, None, 1.0],
+        },
+    )
+    rows = machines_of(workers).select("kind", "machine", "part", "cost_s").rows()
+    assert rows == [
+        ("host", "a", "compute", 2.0),
+        ("host", "b", "network", 1.0),
+        ("gpu", "u0", None, None),
+        ("gpu", "u1", "compute", 2.0),
+        ("gpu", "u3", "network", 1.0),
+    ]
 
 
 def test_machines_that_recur_are_named_and_chance_names_hardly_any(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.fleet.figures import MACHINE_PARTS, counted_jobs
+from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
 
 #: A machine of fewer jobs cannot recur, so it is not tested.
@@ -43,48 +43,38 @@ CULPRITS = pl.Schema(
 def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.DataFrame:
     """CULPRITS rows with q <= `rate`, surest first. Raises StudyError."""
     jobs = counted_jobs(study).select("job", "name", "started_at", "recorded_s", "gpu_hours")
-    names = pl.col("job"), pl.col("part"), pl.col("cost_s")
-    found = []
-    for kind in ("host", "gpu"):
-        rows = study.table("workers").filter(pl.col(kind).is_not_null()).select(*names, machine=kind)
-        found.append(_tested(kind, rows, jobs))
+    machines = study.table("machines")
+    found = [_tested(kind, machines.filter(pl.col("kind") == kind).drop("kind"), jobs) for kind in ("host", "gpu")]
     culprits = pl.concat(found).filter(pl.col("q_value") <= rate)
     return culprits.sort("q_value", "p_value", "machine")
 
 
-def _tested(kind: str, workers: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFrame:
-    """All machines of a kind that had several of the `jobs`. `workers`: one row per worker.
+def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+    """All machines of a kind that had several of the `jobs`. `rows`: of `machines`, of that kind.
 
     Where no machine was hit, none could have been: such jobs only count.
     """
-    machine = pl.col("part").is_in(list(MACHINE_PARTS)).fill_null(value=False)
-    workers = workers.join(jobs.lazy().select("job"), on="job", how="semi")
-    seen = workers.select("job", "machine").unique().group_by("machine").agg(jobs=pl.len().cast(pl.Int64))
-    of_hit_jobs = workers.join(workers.filter(machine).select("job").unique(), on="job", how="semi")
-    by_job = (
-        of_hit_jobs.group_by("job", "machine")
-        .agg(
-            hit=machine.any(),
-            part=pl.col("part").filter(machine).sort_by(pl.col("cost_s").filter(machine)).last(),
-            cost_s=pl.col("cost_s").filter(machine).max(),
-        )
-        .collect(engine="streaming")
-        .join(jobs.with_columns(per_hour=pl.col("gpu_hours") / pl.col("recorded_s")), on="job")
+    rows = rows.join(jobs.lazy().select("job"), on="job", how="semi", maintain_order="left")
+    seen = rows.group_by("machine").agg(jobs=pl.len().cast(pl.Int64)).filter(pl.col("jobs") >= FEWEST_JOBS)
+    hits = rows.filter(pl.col("part").is_not_null()).collect()
+    in_hit_jobs = (
+        rows.join(hits.lazy().select("job").unique(), on="job", how="semi", maintain_order="left")
+        .select("job", "machine")
+        .collect()
     )
-    chance = by_job.group_by("job").agg(chance=pl.col("hit").cast(pl.Float64).mean())
-    hits = by_job.join(chance, on="job").sort("machine", "started_at", "job", nulls_last=False)
+    chance = (
+        in_hit_jobs.group_by("job")
+        .agg(machines=pl.len())
+        .join(hits.group_by("job").agg(hit=pl.len()), on="job")
+        .select("job", chance=pl.col("hit") / pl.col("machines"))
+    )
+    chances = in_hit_jobs.join(chance, on="job", maintain_order="left")
+    of_hit = chances.join(hits.select("machine"), on="machine", how="semi", maintain_order="left")
     machines = (
-        hits.group_by("machine")
-        .agg(
-            hit=pl.col("hit").sum().cast(pl.Int64),
-            expected=pl.col("chance").sum(),
-            chances="chance",
-            lost_gpu_hours=(pl.col("cost_s").cast(pl.Float64) * pl.col("per_hour")).sum(),
-            parts=pl.col("part").drop_nulls().unique().sort().str.join(" "),
-            last_seen=pl.col("started_at").filter("hit").last(),
-            last_job=pl.col("name").filter("hit").last(),
-        )
-        .join(seen.filter(pl.col("jobs") >= FEWEST_JOBS).collect(engine="streaming"), on="machine", how="right")
+        seen.collect()
+        .join(_summed(hits, jobs), on="machine", how="left")
+        .join(chances.group_by("machine").agg(expected=pl.col("chance").sum()), on="machine", how="left")
+        .join(of_hit.group_by("machine").agg(chances="chance"), on="machine", how="left")
         .with_columns(pl.col("hit", "expected", "lost_gpu_hours").fill_null(0), pl.col("parts").fill_null(""))
         .sort("machine")
     )
@@ -92,6 +82,22 @@ def _tested(kind: str, workers: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFram
     return machines.with_columns(
         kind=pl.lit(kind), p_value=pl.Series(values, dtype=pl.Float64), q_value=pl.Series(q_values(values))
     ).select(CULPRITS.names())
+
+
+def _summed(hits: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+    """One row per machine that was hit: how often, what it cost, by what, and when last."""
+    return (
+        hits.join(jobs.with_columns(per_hour=pl.col("gpu_hours") / pl.col("recorded_s")), on="job")
+        .sort("machine", "started_at", "job", nulls_last=False)
+        .group_by("machine", maintain_order=True)
+        .agg(
+            hit=pl.len().cast(pl.Int64),
+            lost_gpu_hours=(pl.col("cost_s").cast(pl.Float64) * pl.col("per_hour")).sum(),
+            parts=pl.col("part").unique().sort().str.join(" "),
+            last_seen=pl.col("started_at").last(),
+            last_job=pl.col("name").last(),
+        )
+    )
 
 
 def _p_values(machines: pl.DataFrame) -> Iterator[float]:

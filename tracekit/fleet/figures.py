@@ -25,8 +25,6 @@ from tracekit.report_json import without_nan
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 MOST_FIXES = 10
-#: Parts of a rank that speak of its machine, as `tracekit culprits --part` has them.
-MACHINE_PARTS = ("compute", "network", "process")
 _WEEK_S = 7 * 86_400
 #: A job that a cause of this kind costs this share of its step counts as one that has it.
 SMALLEST_SHARE = 0.01
@@ -228,16 +226,15 @@ def _groups(study: Study, jobs: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def _hosts(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
-    """GPU-hours that causes on each host's ranks cost; only causes that speak of a machine."""
-    wanted = pl.col("part").is_in(list(MACHINE_PARTS)) & pl.col("host").is_not_null()
-    rows = study.table("workers").filter(wanted).select("job", "host", "part", "cost_s").collect()
+    """GPU-hours that the costliest cause of each job that speaks of a machine costs, by its host."""
+    hit = study.table("machines").filter((pl.col("kind") == "host") & pl.col("part").is_not_null())
     return (
-        rows.group_by("job", "host", "part")  # a cause on several ranks of a host costs what it costs once
-        .agg(pl.col("cost_s").max())
+        hit.select("job", "machine", "cost_s")
+        .collect()
         .join(jobs.select("job", "recorded_s", "gpu_hours"), on="job")
         .with_columns(lost=pl.col("cost_s").cast(pl.Float64) / pl.col("recorded_s") * pl.col("gpu_hours"))
-        .group_by(group=pl.col("host"))
-        .agg(jobs=pl.col("job").n_unique(), lost_gpu_hours=pl.col("lost").sum())
+        .group_by(group=pl.col("machine"))
+        .agg(jobs=pl.len(), lost_gpu_hours=pl.col("lost").sum())
         .sort("lost_gpu_hours", "group", descending=[True, False])
     )
 

@@ -27,6 +27,8 @@ from tracekit.text import encodable
 Rows = dict[str, pl.DataFrame]
 #: Free metadata that says who pays.
 _TEAM_KEYS = ("team", "project")
+#: Parts of a rank that speak of its machine, as `tracekit culprits --part` has them.
+MACHINE_PARTS = ("compute", "network", "process")
 #: What these name is no loss.
 _NO_LOSS = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 
@@ -42,6 +44,7 @@ def rows_of(job: Job | OpJob | GpuJob, digest: str, analysis: str) -> Rows:
         tables, first_start_s = _gpus(job.whatif(), job.trace.metadata)
     else:
         tables, first_start_s = _ops(job.whatif(), job.trace.metadata)
+    tables["machines"] = machines_of(tables["workers"])
     stamped = {"job": digest, "analysis": analysis, "started_at": usable_start(first_start_s)}
     row = tables["jobs"].with_columns(pl.lit(value, tables["jobs"].schema[name]).alias(name)
                                       for name, value in stamped.items())  # fmt: skip
@@ -50,6 +53,28 @@ def rows_of(job: Job | OpJob | GpuJob, digest: str, analysis: str) -> Rows:
     rows["jobs"] = row
     rows["exclusions"] = exclusion_rows(digest, analysis, left_out)
     return rows
+
+
+def machines_of(workers: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `machines` of one job: each of its hosts and GPUs, with the costliest that sits on its ranks.
+
+    Causes that speak of no machine (data, garbage collection) do not count.
+    """
+    speaks = pl.col("part").is_in(MACHINE_PARTS)
+    hits = workers.with_columns(
+        pl.when(speaks).then("part").alias("part"), pl.when(speaks).then("cost_s").alias("cost_s")
+    )
+    kinds = [
+        hits.filter(pl.col(kind).is_not_null())
+        .sort("cost_s", "part", descending=[True, False], nulls_last=True, maintain_order=True)
+        .group_by(machine=kind, maintain_order=True)
+        .agg(pl.col("part", "cost_s").first())
+        .sort("machine")
+        .with_columns(kind=pl.lit(kind))
+        for kind in ("host", "gpu")
+    ]
+    rows = pl.concat(kinds)
+    return frame("machines", {name: rows[name] for name in ("kind", "machine", "part", "cost_s")})
 
 
 def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) -> pl.DataFrame:

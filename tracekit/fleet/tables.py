@@ -12,7 +12,7 @@ from types import MappingProxyType
 import polars as pl
 
 #: Of the tables; grows by one whenever a reader of the last version could break.
-STUDY_VERSION = 1
+STUDY_VERSION = 2
 
 JOBS = pl.Schema(
     {
@@ -76,6 +76,15 @@ WORKERS = pl.Schema(
         "confidence": pl.Float32,
     }
 )
+MACHINES = pl.Schema(
+    {
+        "job": pl.String,
+        "kind": pl.String,
+        "machine": pl.String,
+        "part": pl.String,
+        "cost_s": pl.Float32,
+    }
+)
 STEPS = pl.Schema(
     {
         "job": pl.String,
@@ -136,7 +145,7 @@ SOURCES = pl.Schema({"source": pl.String, "job": pl.String})
 #: What the analysis says of a trace, by the name of the table. `exclusions` and `sources` also speak of traces that
 #: could not be read.
 BY_JOB: Mapping[str, pl.Schema] = MappingProxyType(
-    {"jobs": JOBS, "workers": WORKERS, "steps": STEPS, "causes": CAUSES, "fixes": FIXES}
+    {"jobs": JOBS, "workers": WORKERS, "machines": MACHINES, "steps": STEPS, "causes": CAUSES, "fixes": FIXES}
 )
 TABLES: Mapping[str, pl.Schema] = MappingProxyType({**BY_JOB, "exclusions": EXCLUSIONS, "sources": SOURCES})
 
