@@ -94,11 +94,15 @@ class HangWatch:
         threading.Thread(target=self._run, name="tracekit-hang", daemon=True).start()
 
     def _transfer(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        posted = self._posted
+        posted, in_wait = self._posted, self._in_wait
 
         @functools.wraps(original)
         def transfer(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
-            work = original(group, tensors, peer, *args, **kwargs)
+            try:
+                work = original(group, tensors, peer, *args, **kwargs)
+            except BaseException:  # its peer is gone: the rank has not got past it, as where a wait raises
+                in_wait[threading.get_ident()] = name, group, peer, time.time_ns()
+                raise
             if work is not None:
                 if len(posted) > 1024:  # never waited for
                     posted.clear()
