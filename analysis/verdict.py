@@ -156,8 +156,22 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
         # S leaves launch delays out: what host code is late goes with its cause only.
         late_s = [loss.lost_s for loss in losses if CauseKind.SLOW_HOST_CODE in {cause.kind for cause in loss.causes}]
         others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
+        if others and stragglers:
+            by_s = min(by_s, _left_to(evidence, stragglers, [cause for loss in others for cause in loss.causes]))
         losses = [*others, Loss(LossKind.STRAGGLER, max([by_s, *late_s]), stragglers)]
     return sorted(losses, key=lambda loss: -loss.lost_s)
+
+
+def _left_to(evidence: Evidence, mine: Sequence[Cause], others: Sequence[Cause]) -> float:
+    """Seconds of the mean step that causes cost of what `others` beside them cost, too: S does not tell whose it is.
+
+    What they cost as the job is, or once the others are gone, whichever is more.
+    """
+    steps_s = [
+        float(step_times_with(evidence.replay, [cause.change for cause in gone if cause.change is not None]).mean())
+        for gone in (mine, others, [*mine, *others])
+    ]
+    return max(evidence.unchanged_s - steps_s[0], steps_s[1] - steps_s[2], 0.0)
 
 
 def _loss_kind(cause: Cause) -> LossKind:

@@ -10,10 +10,13 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.job import Job
+from tracekit.model import Layout
 from tracekit.report import Report
+from tracekit.synth import PythonGc, SlowWorker, SynthSpec, synthesize
 from tracekit.trace import Trace
 
 
@@ -195,6 +198,19 @@ def test_a_rank_slow_in_one_kind_of_compute_is_told_so_and_sent_to_its_code_firs
     ).diagnosis.causes
     assert cause.effect.startswith("its forwards take 30% longer than those of its peers, its backwards do not; noise")
     assert cause.next_check.startswith("a profile of that part on this rank and on a peer")
+
+
+def test_what_pauses_cost_beside_a_slow_worker_is_not_the_worker_s():
+    """S has both in it. The worker hides behind the pauses: it is said to cost what it does once they are gone."""
+    slow, pauses = SlowWorker(dp_rank=3, pp_rank=1, factor=1.5), PythonGc()
+    report = Job(synthesize(SynthSpec(Layout(dp=8, pp=4), causes=(slow, pauses)))).whatif()
+    diagnosis = report.diagnosis
+    (worker,) = (cause for cause in diagnosis.causes if cause.kind is CauseKind.BAD_WORKER)
+    (stragglers,) = (loss for loss in diagnosis.verdict.losses if loss.kind is LossKind.STRAGGLER)
+    straggling = report.attribution.original_s - report.attribution.ideal_s
+    assert worker.saved_s < worker.alone_s < 0.8 * straggling
+    assert stragglers.lost_s == pytest.approx(worker.alone_s)
+    assert f"costs {worker.alone_s / report.attribution.recorded_s:.0%} of each step" in diagnosis.verdict.sentence
 
 
 def test_a_small_cause_does_not_hide_that_communication_binds_the_job():
