@@ -6,7 +6,7 @@ not belong together; `verdict.py` turns both into culprits with evidence, and `s
 """
 
 from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
-from tracekit.analysis.hang.sentences import first_step, headline
+from tracekit.analysis.hang.sentences import first_step, headline, waiting_ranks
 from tracekit.analysis.hang.verdict import find_hang
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "find_hang",
     "first_step",
     "headline",
+    "waiting_ranks",
 ]

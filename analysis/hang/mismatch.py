@@ -77,7 +77,10 @@ def _mismatch(record: FlightRecord, calls: pl.DataFrame, usual: _Usual) -> Misma
     counts = Counter(calls["signature"].to_list())
     description, sequence = record.groups[int(calls["group"][0])].description, int(calls["sequence"][0])
     alike = _alike(record, calls, usual, description, sequence)
-    elsewhere = [one for one in counts if usual.ever[description, one] > counts[one]]
+    # The group's own history is none of it: who skips a rare call makes the usual one in its place.
+    own = Counter(record.operations.filter(~pl.col("p2p") & (pl.col("group") == calls["group"][0]))
+                  .select(_signature().alias("signature"))["signature"].to_list())  # fmt: skip
+    elsewhere = [one for one in counts if usual.ever[description, one] > own[one]]
     right = _most(counts) or _most(alike) or (elsewhere[0] if len(elsewhere) == 1 else None)
     wrong = calls.filter(pl.col("signature") != right) if right is not None else calls
     shown = calls.unique("signature", keep="first", maintain_order=True)

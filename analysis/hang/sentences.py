@@ -17,16 +17,21 @@ _FIRST = {
 
 def headline(report: HangReport) -> str:
     """What was found, in one line."""
-    seen = f"{report.dumps} of {report.world_size} ranks left a dump"
+    seen = f"{report.dumps} of {report.world_size} rank{'s' * (report.world_size != 1)} left a dump"
     if not report.hung:
         return f"NO HANG  no rank waits for another one ({seen})"
     if not report.culprits:
-        return f"HANG  {len(report.waiting)} ranks wait; who holds them up is not certain ({seen})"
+        return f"HANG  {waiting_ranks(len(report.waiting))}; who holds them up is not certain ({seen})"
     held, count = max(one.waiting for one in report.culprits), len(report.culprits)
     stalls = len({one.stall for one in report.culprits})
     apart = f" in {stalls} independent stalls" if stalls > 1 else ""
     verb = "holds" if count == 1 else "hold"
     return f"HANG  {count} rank{'s' * (count != 1)} {verb} up {held} other{'s' * (held != 1)}{apart} ({seen})"
+
+
+def waiting_ranks(count: int) -> str:
+    """How many ranks wait, in words."""
+    return "1 rank waits" if count == 1 else f"{count:,} ranks wait"
 
 
 def first_step(report: HangReport) -> str | None:

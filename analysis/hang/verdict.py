@@ -39,7 +39,8 @@ class _Case:
         """An unfinished operation, in words."""
         row = self.rendezvous.operations.row(number, named=True)
         if row["p2p"]:
-            return f"send {row['source']}->{row['target']}"
+            source, target = ("?" if row[end] == NOBODY else row[end] for end in ("source", "target"))
+            return f"send {source}->{target}"
         return f"{row['name']} {row['sequence']}"
 
     def group(self, number: int) -> str:
@@ -197,7 +198,20 @@ def _stuck(case: _Case, rank: int) -> Culprit:
         sign = ("its dump is older than those of its peers",)
     else:
         sign = () if dump.operations else ("its dump has no entries",)
-    return _culprit(case, rank, StallClass.GONE if sign else StallClass.HOST, _awaited_in(case, rank), (*sign, *missed))
+    stands = StallClass.GONE if sign else StallClass.HOST
+    posted = () if sign else _posted_receive(case, rank)
+    return _culprit(case, rank, stands, _awaited_in(case, rank), (*sign, *missed, *posted))
+
+
+def _posted_receive(case: _Case, rank: int) -> tuple[str, ...]:
+    """A receive that a rank has posted and nobody has sent to: posted ahead of need, or where the rank stands."""
+    mine = case.rendezvous.members.filter(rank=rank, state=WAITS).sort("order")
+    receives = mine.join(case.rendezvous.operations.filter("p2p", target=rank).select("id", "source"), on="id")
+    for number, source in receives.select("id", "source").iter_rows():
+        if source in case.members(number, NOT_ISSUED):
+            where = f"it has posted a receive that rank {source} has not sent to"
+            return (f"{where}: if its stack stands there, ask why rank {source} did not send",)
+    return ()
 
 
 def _not_issued(case: _Case, rank: int) -> tuple[str, ...]:
@@ -225,7 +239,11 @@ def _not_reached(case: _Case, number: int) -> tuple[list[Culprit], list[Undecide
     rows = case.rendezvous.members.filter((pl.col("id") == number) & (pl.col("state") == WAITS))
     where = f"{case.operation(number)} of {case.group(number)}"
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
-        return [], [Undecided(tuple(rows["rank"]), where, "its peer is unknown: the members of the group are cut off")]
+        return [], [
+            Undecided(
+                tuple(rows["rank"]), where, "its peer is unknown: the dumps do not say which rank of the job it is"
+            )
+        ]
     if rows.height == 1:
         alone = int(rows["rank"][0])
         return [_culprit(case, alone, StallClass.DEVICE, number, (f"{where} needs nobody else",))], []

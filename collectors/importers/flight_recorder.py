@@ -31,9 +31,9 @@ FAR_APART_S = 1800.0
 #: Characters kept of what a dump says of its host and its process.
 LONGEST_TEXT = 200
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|dump|bin))?$")
-_OTHER_FILES = frozenset(
-    {".log", ".txt", ".out", ".err", ".csv", ".yaml", ".yml", ".py", ".md", ".html", ".png", ".gz"}
-)
+#: Names by which a dump is known with anything behind the rank: `nccl_trace_rank_12.json.gz`, a time.
+_RANK_INSIDE_NAME = re.compile(r"trace_rank_(\d+)\.")
+_OTHER_FILES = frozenset({".log", ".txt", ".out", ".err", ".csv", ".yaml", ".yml", ".py", ".md", ".html", ".png"})
 _TRANSFER = re.compile(r"(?:^|:)(send|recv|isend|irecv)\s+(\d+)\s*(?:->|<-)\s*(\d+)")
 _COALESCED = "coalesced"
 _NOT_THE_PROGRAM = re.compile(
@@ -104,7 +104,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _rank_of(name: str) -> int | None:
-    match = _RANK_IN_NAME.search(name)
+    match = _RANK_INSIDE_NAME.search(name) or _RANK_IN_NAME.search(name)
     return int(match.group(1)) if match is not None and int(match.group(1)) < MOST_RANKS else None
 
 
@@ -363,7 +363,12 @@ def _record(
     statuses = pl.DataFrame(columns.statuses, schema=STATUSES, orient="row")
     statuses = statuses.with_columns(to_place.gather(statuses["group"]).alias("group"))
     operations = _with_ranks(operations, groups)
-    members = max((max(group.ranks, default=0) for group in groups), default=0)
+    if sizes:  # nobody beyond the job is anybody's peer
+        operations = operations.with_columns(
+            pl.when(pl.col(end) < sizes[0]).then(end).alias(end) for end in ("source", "target")
+        )
+    ends = (operations["source"].max(), operations["target"].max())
+    members = max(0, *(max(group.ranks, default=0) for group in groups), *(int(str(end or 0)) for end in ends))
     return FlightRecord(
         world_size=sizes[0] if sizes else max(members, *dumps) + 1,
         groups=groups,

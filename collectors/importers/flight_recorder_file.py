@@ -1,15 +1,18 @@
 """One file of a flight recorder: bytes of unknown origin in, plain containers out.
 
-A dump is a pickle (PyTorch's own) or JSON. Neither may run code or claim memory: nothing but plain containers, numbers
-and strings is unpickled, and what a file may make the process allocate is bounded.
+A dump is a pickle (PyTorch's own) or JSON, perhaps packed by gzip. Neither may run code or claim memory: nothing but
+plain containers, numbers and strings is unpickled, and what a file may make the process allocate is bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import json
 import re
 import resource
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from tracekit.collectors.runtime.plain_pickle import DAMAGE, RefusedPickleError,
 LARGEST_FILE = 256 << 20
 #: What reading may allocate beyond what the process holds already, bytes.
 LARGEST_GROWTH = 2 << 30
-_PICKLE, _JSON = b"\x80", b"{"
+_PICKLE, _JSON, _GZIP = b"\x80", b"{", b"\x1f\x8b"
 _VERSION = re.compile(r"2\.(\d+)$")
 _READ_VERSIONS = range(1, 11)
 
@@ -43,7 +46,19 @@ def read_dump(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
     if not content:
         raise UnreadableError("is empty")
-    return _checked(_decoded(content))
+    return _checked(_decoded(_unpacked(content) if content.startswith(_GZIP) else content))
+
+
+def _unpacked(content: bytes) -> bytes:
+    """What gzip packed, as far as a dump can be."""
+    try:
+        with gzip.open(io.BytesIO(content)) as file:
+            unpacked = file.read(LARGEST_FILE + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableError(f"is torn or damaged ({type(error).__name__}: {str(error)[:80]})") from None
+    if len(unpacked) > LARGEST_FILE:
+        raise UnreadableError(f"unpacks to more than the {LARGEST_FILE / 1e9:.1f} GB that a dump has at most")
+    return unpacked
 
 
 def _decoded(content: bytes) -> Any:
@@ -58,7 +73,7 @@ def _decoded(content: bytes) -> Any:
         raise UnreadableError("refused: it asks for more memory than a dump can need") from None
     except DAMAGE as error:
         raise UnreadableError(f"is torn or damaged ({type(error).__name__}: {str(error)[:80]})") from None
-    raise UnreadableError("is neither a pickle nor JSON")
+    raise UnreadableError("is neither a pickle nor a JSON object")
 
 
 def _checked(dump: Any) -> dict[str, Any]:

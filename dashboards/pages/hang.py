@@ -7,6 +7,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.analysis.hang import waiting_ranks
 from tracekit.dashboards.data.hang_graph import fold, node_table
 from tracekit.dashboards.figures.hang import wait_graph
 from tracekit.dashboards.ui.components import figure_panel, href, inline_csv, note, panel, problem
@@ -34,7 +35,9 @@ def build(job: str | None = None, **_: str) -> list[Component]:
     graph = figure_panel(
         "Who waits for whom",
         wait_graph(nodes, viewer().theme),
-        label=f"Wait-for graph: {len(newest.report['culprits'])} culprits, {len(newest.report['waiting'])} ranks wait",
+        label=(
+            f"Wait-for graph: {len(newest.report['culprits'])} culprits, {waiting_ranks(len(newest.report['waiting']))}"
+        ),
         table=table,
         csv=inline_csv(table),
         id="hang-graph",

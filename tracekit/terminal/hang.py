@@ -6,7 +6,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tracekit.analysis.hang import Culprit, HangReport, StallClass, first_step, headline
+from tracekit.analysis.hang import Culprit, HangReport, StallClass, first_step, headline, waiting_ranks
 from tracekit.text import printable, ranks_text
 
 _COLUMNS = 80
@@ -22,7 +22,8 @@ def report_lines(report: HangReport) -> Iterator[str]:
     for culprit in report.culprits[:_AT_THE_TOP]:
         yield from _culprit(culprit)
     for question in report.undecided[: max(_AT_THE_TOP - len(report.culprits), 1)]:
-        yield from _wrapped(f"cannot tell which of {ranks_text(question.ranks)}: {question.missing}", "  ")
+        which = "which of " if len(question.ranks) > 1 else "whether it is "
+        yield from _wrapped(f"cannot tell {which}{ranks_text(question.ranks)}: {question.missing}", "  ")
     if (step := first_step(report)) is not None:
         yield from _wrapped(f"First: {step}", "", limit=2)
     yield from _rest(report)
@@ -51,9 +52,8 @@ def _rest(report: HangReport) -> Iterator[str]:
     silent = [rank for rank in report.without_dump if rank not in {one.rank for one in report.culprits}]
     if silent and report.hung:
         yield ""
-        yield from _wrapped(
-            f"No dump of {ranks_text(silent)}: whether they hang too or merely wait cannot be told without it.", ""
-        )
+        they = "it hangs too or merely waits" if len(silent) == 1 else "they hang too or merely wait"
+        yield from _wrapped(f"No dump of {ranks_text(silent)}: whether {they} cannot be told without it.", "")
     if report.notes:
         yield ""
         for note in report.notes[:_LISTED]:
@@ -80,7 +80,7 @@ def _waiting(report: HangReport) -> Iterator[str]:
     if not report.waiting:
         return
     yield ""
-    yield f"{len(report.waiting)} ranks wait"
+    yield waiting_ranks(len(report.waiting))
     waits: defaultdict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for one in report.waiting:
         waits[one.operation, one.waits_for].append(one.rank)

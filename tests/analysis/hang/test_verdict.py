@@ -234,3 +234,36 @@ def test_two_ranks_that_call_in_opposite_order_are_not_told_apart(tmp_path):
     report = find_hang(read_flight_records(tmp_path))
     assert report.culprits == ()
     assert report.undecided[0].ranks == (0, 1)
+
+
+def test_a_peer_beyond_the_members_that_are_listed_is_a_rank_too(tmp_path):
+    """Lists are cut; rank 3 left no dump, and rank 0 sends to it."""
+    groups = {"default_pg": "[0, 1, ...]"}
+    waits = ("default_pg", "all_reduce", 2, False)
+    dumps = {rank: small_dump(groups, ("default_pg", "all_reduce", 1, True), waits) for rank in (1, 2)}
+    dumps[0] = small_dump(groups, ("default_pg", "all_reduce", 1, True), ("default_pg", "send 0->3", 0, False))
+    write(tmp_path, dumps)
+    report = find_hang(read_flight_records(tmp_path))
+    assert report.world_size == 4
+    assert named(report) == {3: StallClass.GONE}
+
+
+def test_what_a_group_has_called_before_does_not_tell_whose_call_is_right(tmp_path):
+    """Of two ranks one calls what both have called ever since: the other may have left that out, or called too much."""
+    groups = {"world": [0, 1]}
+    history = [("world", "all_reduce", number, True) for number in range(1, 10)]
+    calls = {0: "all_reduce", 1: "broadcast"}
+    write(tmp_path, {rank: small_dump(groups, *history, ("world", name, 10, False)) for rank, name in calls.items()})
+    assert named(find_hang(read_flight_records(tmp_path))) == {0: StallClass.MISMATCH, 1: StallClass.MISMATCH}
+
+
+def test_a_receive_that_nobody_has_sent_to_is_told_beside_a_stuck_host(tmp_path):
+    """Posted ahead of need, or where the rank stands: the dump does not say."""
+    groups = {"world": [0, 1], "pipe": [0, 1]}
+    done, posted = ("world", "all_reduce", 1, True), small_dump(groups, ("pipe", "recv 0<-1", 0, False))["entries"][0]
+    first = small_dump(groups, done)
+    first["entries"].append(posted | {"record_id": 1, "state": "scheduled"})
+    write(tmp_path, {0: first, 1: small_dump(groups, done, ("world", "all_reduce", 2, False))})
+    report = find_hang(read_flight_records(tmp_path))
+    assert named(report) == {0: StallClass.HOST}
+    assert "it has posted a receive that rank 1 has not sent to" in report.culprits[0].evidence[-1]

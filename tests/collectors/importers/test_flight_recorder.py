@@ -1,6 +1,7 @@
 """Dumps of flight recorders: what is read, what is evidence, what is refused."""
 
 import contextlib
+import gzip
 import json
 import pickle
 import struct
@@ -213,3 +214,25 @@ def test_no_damage_of_a_pickle_gets_past_the_reader(tmp_path, seed):
         (tmp_path / "nccl_trace_rank_3").write_bytes(damaged)
         with contextlib.suppress(flight_recorder_file.UnreadableError):
             flight_recorder_file.read_dump(tmp_path / "nccl_trace_rank_3")
+
+
+@pytest.mark.parametrize("name", ["nccl_trace_rank_1.json.gz", "nccl_trace_rank_1.json.1758580155"])
+def test_a_dump_that_was_packed_or_stamped_is_read(tmp_path, name):
+    """Left out, its rank would be said to be gone."""
+    job = Job(1, 1, 2)
+    write(tmp_path, dumps(job, [], run(job, [])), as_json=True)
+    path = tmp_path / "nccl_trace_rank_1.json"
+    content = path.read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    path.unlink()
+    record = read_flight_records(tmp_path)
+    assert {rank: dump.problem for rank, dump in record.dumps.items()} == {0: None, 1: None}
+
+
+def test_a_packed_file_that_is_torn_is_evidence(tmp_path):
+    job = Job(1, 1, 2)
+    write(tmp_path, dumps(job, [], run(job, [])), as_json=True)
+    path = tmp_path / "nccl_trace_rank_1.json"
+    (tmp_path / "nccl_trace_rank_1.json.gz").write_bytes(gzip.compress(path.read_bytes())[:-20])
+    path.unlink()
+    assert "torn or damaged" in str(read_flight_records(tmp_path).dumps[1].problem)
