@@ -230,12 +230,12 @@ class Cause:
         """When it acts, in words."""
         if self.time is not None and self.time.period is not None:
             return f"every {self.time.period} steps"
-        if self.since_step is not None:
+        if self.time is not None and self.time.since_step is not None:
             return f"since step {self.since_step}"
-        if self.time is not None and self.time.slow_steps:
-            steps = self.time.slow_steps
+        steps = self.where.steps or (() if self.time is None else self.time.slow_steps)
+        if steps:
             return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
-        return "in every step"
+        return "at times" if self.kind in _BY_CHANCE else "in every step"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""
@@ -258,6 +258,10 @@ class Cause:
             "next_check": self.next_check,
             "suggested_fix": self.suggested_fix,
         }
+
+
+#: What hits single ops by chance acts in no step for sure.
+_BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES})
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:

@@ -31,6 +31,7 @@ from tracekit.model import Layout, Worker
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,
+    FlappingNetwork,
     LateDataLoading,
     MissingRanks,
     PythonGc,
@@ -313,3 +314,14 @@ def test_pauses_stand_out_of_the_tail_of_noise_and_impossible_starts_of_steps_ar
     """
     spec = next(spec for spec in specs(8_100_000, 4, 0) if spec.seed == 8_100_085)
     assert [found.kind for found in found_in(case_of(spec).trace)] == [CauseKind.PYTHON_GC]
+
+
+def test_a_slow_step_is_told_by_its_number_and_lasts_no_longer():
+    (cause,) = found_in(job(SlowSteps(position=6, count=1, factor=2)))
+    (step,) = cause.where.steps
+    assert cause.when == f"in step {step}"
+
+
+def test_single_transfers_that_take_long_act_at_times():
+    (cause,) = found_in(synthesize(replace(SPEC, steps=20, causes=(FlappingNetwork(),))))
+    assert (cause.kind, cause.when) == (CauseKind.CONGESTION, "at times")
