@@ -79,7 +79,7 @@ def test_ray_makes_the_same_study_though_its_processes_are_killed(jobs: Path, st
         command = [sys.executable, "-c", ON_RAY, jobs, out]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.endswith("8 {} True\n")
+    assert "8 {} True" in ran.stdout.splitlines()  # Ray writes of processes that died, when it likes
     assert tables(out) == tables(study)
 
 
