@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,28 @@ from typing import Any
 #: recorder; steps and groups change nothing else.
 GROUPS, OPERATIONS = 12, 5000
 LOOKS, CALLS = 400, 200_000
+
+
+class Session:
+    """What the watch asks of a session: it hands over its look and its hooks, and runs nothing by itself."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self.step, self.process_id = 0, os.getpid()
+        self.wraps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+        self.look: Callable[[], Any] = lambda: None
+        self.handed_over = threading.Event()
+
+    def patch(self, _owner: object, name: str, wrap: Callable[..., Any], **_lacks: str) -> None:
+        """Keep a hook."""
+        self.wraps[name] = wrap
+
+    def attempt_hook(self, hook: str, body: Callable[[], Any]) -> None:
+        """Keep what the watch's thread does again and again, and end the thread."""
+        if hook == "hang-watch":
+            self.look = body
+            self.handed_over.set()
 
 
 def measured() -> dict[str, float]:
@@ -33,19 +55,19 @@ def measured() -> dict[str, float]:
         dist.new_group([0])
     for _ in range(OPERATIONS):
         dist.all_reduce(torch.ones(1))
-    session: Any = types.SimpleNamespace(step=0, rank=0, world_size=1, process_id=os.getpid())
+    session: Any = Session()
     with tempfile.TemporaryDirectory() as folder:
-        watch = hang_watch.HangWatch(session, Path(folder))
-        watch._pulse = os.open(Path(folder) / "pulse", os.O_CREAT | os.O_WRONLY)  # noqa: SLF001  as `start` does
+        hang_watch.HangWatch(session, Path(folder)).start()
+        session.handed_over.wait()
 
         def look() -> None:
             session.step += 1  # so that each finds something new
-            watch._look()  # noqa: SLF001  what its thread does
+            session.look()
 
         looked = _each_us(look, LOOKS)
     work = object()
-    wait = watch._wait(_nothing)  # noqa: SLF001  what `start` puts around torch's functions
-    send = watch._transfer("send", lambda *_: work)  # noqa: SLF001
+    wait = session.wraps["wait"](_nothing)
+    send = session.wraps["send"](lambda *_: work)
     bare = _each_us(lambda: _nothing(work), CALLS)
     waited = _each_us(lambda: wait(work), CALLS) - bare
 

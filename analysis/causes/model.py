@@ -54,6 +54,10 @@ class CauseKind(StrEnum):
     HEALTHY = "healthy"
 
 
+#: What hits single ops by chance acts in no step for sure.
+_BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES})
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Link:
     """The connection of a stage to the next one (the last stage's: to the first) on one DP rank."""
@@ -258,10 +262,6 @@ class Cause:
             "next_check": self.next_check,
             "suggested_fix": self.suggested_fix,
         }
-
-
-#: What hits single ops by chance acts in no step for sure.
-_BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES})
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:

@@ -367,8 +367,8 @@ def _record(
         operations = operations.with_columns(
             pl.when(pl.col(end) < sizes[0]).then(end).alias(end) for end in ("source", "target")
         )
-    ends = (operations["source"].max(), operations["target"].max())
-    members = max(0, *(max(group.ranks, default=0) for group in groups), *(int(str(end or 0)) for end in ends))
+    peers = operations.select(pl.max_horizontal("source", "target").max()).item() or 0
+    members = max(0, peers, *(max(group.ranks, default=0) for group in groups))
     return FlightRecord(
         world_size=sizes[0] if sizes else max(members, *dumps) + 1,
         groups=groups,

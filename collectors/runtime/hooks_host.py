@@ -26,6 +26,8 @@ CLIPPING = {
     torch.nn.utils: (
         "clip_grad_norm_",
         "clip_grad_value_",
+        "get_total_norm",
+        "clip_grads_with_norm_",
         "clip_grad._get_total_norm",
         "clip_grad._clip_grads_with_norm_",
     ),

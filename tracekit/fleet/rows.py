@@ -28,7 +28,7 @@ Rows = dict[str, pl.DataFrame]
 #: Free metadata that says who pays.
 _TEAM_KEYS = ("team", "project")
 #: Parts of a rank that speak of its machine, as `tracekit culprits --part` has them.
-MACHINE_PARTS = ("compute", "network", "process")
+_MACHINE_PARTS = ("compute", "network", "process")
 #: What these name is no loss.
 _NO_LOSS = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 
@@ -60,7 +60,7 @@ def machines_of(workers: pl.DataFrame) -> pl.DataFrame:
 
     Causes that speak of no machine (data, garbage collection) do not count.
     """
-    speaks = pl.col("part").is_in(MACHINE_PARTS)
+    speaks = pl.col("part").is_in(_MACHINE_PARTS)
     hits = workers.with_columns(
         pl.when(speaks).then("part").alias("part"), pl.when(speaks).then("cost_s").alias("cost_s")
     )
