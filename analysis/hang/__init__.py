@@ -2,7 +2,8 @@
 
 `states.py` tells for every unfinished operation which member of its group waits in it, has passed it or never came;
 `wait_graph.py` makes that a graph of who waits for whom and finds where waiting ends; `mismatch.py` finds calls that do
-not belong together; `verdict.py` turns both into culprits with evidence, and `sentences.py` words the result.
+not belong together; `verdict.py` turns both (`case.py`) into culprits with evidence, `report.py` adds who waits, and
+`sentences.py` words the result.
 """
 
 from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting

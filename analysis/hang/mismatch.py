@@ -34,17 +34,13 @@ def find_mismatches(record: FlightRecord, rendezvous: Rendezvous) -> list[Mismat
     """The earliest mismatch of each group that is stuck in one."""
     stuck = rendezvous.operations.filter(~pl.col("p2p")).select("id", "group", "sequence")
     waiting = rendezvous.members.filter(state=WAITS).select("id").unique()
-    calls = (
-        record.operations.filter(~pl.col("p2p"))
-        .join(stuck.join(waiting, on="id", how="semi"), on=["group", "sequence"])
-        .with_columns(_signature().alias("signature"))
-    )
+    made = record.operations.filter(~pl.col("p2p")).with_columns(_signature().alias("signature"))
+    calls = made.join(stuck.join(waiting, on="id", how="semi"), on=["group", "sequence"])
     differing = calls.group_by("id").agg(pl.col("signature").n_unique().alias("kinds")).filter(pl.col("kinds") > 1)
     if differing.is_empty():
         return []
     first = stuck.join(differing, on="id").sort("sequence").unique("group", keep="first", maintain_order=True)
-    usual = _usual(record)
-    return [_mismatch(record, calls.filter(id=number).sort("rank"), usual) for number in first["id"]]
+    return [_mismatch(record, made, calls.filter(id=number).sort("rank")) for number in first["id"]]
 
 
 def _signature() -> pl.Expr:
@@ -52,36 +48,23 @@ def _signature() -> pl.Expr:
     return pl.concat_str("name", pl.when(pl.col("name").str.contains(_EQUAL_SHARES)).then(shares).otherwise(pl.lit("")))
 
 
-@dataclass(frozen=True, slots=True)
-class _Usual:
-    """How often groups of a description make a call: under one sequence number, and at all."""
-
-    at: Counter[tuple[str, int, str]]
-    ever: Counter[tuple[str, str]]
-
-
-def _usual(record: FlightRecord) -> _Usual:
-    named = pl.Series([group.description for group in record.groups], dtype=pl.String)
-    collectives = record.operations.filter(~pl.col("p2p")).with_columns(_signature().alias("signature"))
-    counts = collectives.group_by("group", "sequence", "signature").len()
-    found = _Usual(Counter(), Counter())
-    for description, sequence, signature, count in zip(
-        named.gather(counts["group"]), counts["sequence"], counts["signature"], counts["len"], strict=True
-    ):
-        found.at[description, sequence, signature] += count
-        found.ever[description, signature] += count
-    return found
-
-
-def _mismatch(record: FlightRecord, calls: pl.DataFrame, usual: _Usual) -> Mismatch:
-    counts = Counter(calls["signature"].to_list())
-    description, sequence = record.groups[int(calls["group"][0])].description, int(calls["sequence"][0])
-    alike = _alike(record, calls, usual, description, sequence)
-    # The group's own history is none of it: who skips a rare call makes the usual one in its place.
-    own = Counter(record.operations.filter(~pl.col("p2p") & (pl.col("group") == calls["group"][0]))
-                  .select(_signature().alias("signature"))["signature"].to_list())  # fmt: skip
-    elsewhere = [one for one in counts if usual.ever[description, one] > own[one]]
-    right = _most(counts) or _most(alike) or (elsewhere[0] if len(elsewhere) == 1 else None)
+def _mismatch(record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame) -> Mismatch:
+    """`made`: all collectives with their signatures; `calls`: those that should be one."""
+    group, counts = int(calls["group"][0]), Counter(calls["signature"].to_list())
+    # The group's own history shows nothing: who leaves out a rare call makes the usual one in its place.
+    siblings = [
+        place
+        for place, one in enumerate(record.groups)
+        if place != group and one.description == record.groups[group].description
+    ]
+    usual = made.filter(pl.col("group").is_in(siblings))
+    ever = set(usual["signature"])
+    elsewhere = [one for one in counts if one in ever]
+    right = (
+        _most(counts)
+        or _most(_alike(made.filter(group=group), calls, usual))
+        or (elsewhere[0] if len(elsewhere) == 1 else None)
+    )
     wrong = calls.filter(pl.col("signature") != right) if right is not None else calls
     shown = calls.unique("signature", keep="first", maintain_order=True)
     return Mismatch(
@@ -94,20 +77,19 @@ def _mismatch(record: FlightRecord, calls: pl.DataFrame, usual: _Usual) -> Misma
     )
 
 
-def _alike(record: FlightRecord, calls: pl.DataFrame, usual: _Usual, description: str, sequence: int) -> Counter[str]:
+def _alike(made: pl.DataFrame, calls: pl.DataFrame, usual: pl.DataFrame) -> Counter[str]:
     """Signature -> how often other groups make the calls that its ranks make, under their numbers, from this one on.
 
-    A rank that left a call out is one ahead of its peers, and of other groups, ever after.
+    `made`, `usual`: what the group and the others call. A rank that left a call out is one ahead of its peers, and of
+    other groups, ever after.
     """
-    later = record.operations.filter(
-        ~pl.col("p2p") & (pl.col("group") == calls["group"][0]) & (pl.col("sequence") >= sequence)
-    ).with_columns(_signature().alias("signature"))
-    here = Counter(later.select("sequence", "signature").iter_rows())
+    at = Counter(usual.select("sequence", "signature").iter_rows())
     called = dict(calls.select("rank", "signature").iter_rows())
-    found: Counter[str] = Counter()
+    found = Counter(dict.fromkeys(called.values(), 0))
+    later = made.filter(pl.col("sequence") >= calls["sequence"][0])
     for rank, number, signature in later.select("rank", "sequence", "signature").iter_rows():
         if rank in called:
-            found[called[rank]] += usual.at[description, number, signature] - here[number, signature]
+            found[called[rank]] += at[number, signature]
     return found
 
 

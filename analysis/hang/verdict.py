@@ -7,58 +7,24 @@ where the others prove that it never came, or where nothing else explains their 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
-from scipy.sparse import csr_array
 
+from tracekit.analysis.hang.case import SHOWN, Case
 from tracekit.analysis.hang.mismatch import Mismatch, find_mismatches
-from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
-from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous, find_rendezvous
-from tracekit.analysis.hang.wait_graph import Ints, Sinks, WaitGraph, build_graph, find_sinks, stalls, waiting_for
+from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, Undecided
+from tracekit.analysis.hang.report import report_of
+from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS
+from tracekit.analysis.hang.wait_graph import Sinks, find_sinks
 from tracekit.flight_record import FlightRecord, Progress
-
-#: Ranks listed for one wait.
-_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """All that the verdict looks at."""
-
-    record: FlightRecord
-    rendezvous: Rendezvous
-    graph: WaitGraph
-    stall: Ints
-    leading: Ints  # operations that are the earliest unfinished one of a rank
-
-    def operation(self, number: int) -> str:
-        """An unfinished operation, in words."""
-        row = self.rendezvous.operations.row(number, named=True)
-        if row["p2p"]:
-            source, target = ("?" if row[end] == NOBODY else row[end] for end in ("source", "target"))
-            return f"send {source}->{target}"
-        return f"{row['name']} {row['sequence']}"
-
-    def group(self, number: int) -> str:
-        """The name of its group."""
-        place = self.rendezvous.operations["group"][number]
-        return self.record.groups[place].description or "unnamed group"
-
-    def members(self, number: int, *states: int) -> list[int]:
-        """The members of an operation in any of these states."""
-        rows = self.rendezvous.members.filter((pl.col("id") == number) & pl.col("state").is_in(states))
-        return [int(rank) for rank in rows["rank"]]
 
 
 def find_hang(record: FlightRecord) -> HangReport:
     """Who holds up whom, and why. Pure: dumps in, verdict out."""
-    rendezvous = find_rendezvous(record)
-    graph = build_graph(rendezvous, record.world_size)
-    case = _Case(record, rendezvous, graph, stalls(graph), _leading(rendezvous, graph))
+    case = Case.of(record)
+    rendezvous, graph = case.rendezvous, case.graph
     sinks = find_sinks(graph, rendezvous)
     mismatches = find_mismatches(record, rendezvous)
     explained = {int(case.stall[graph.world_size + one.id]) for one in mismatches}
@@ -84,16 +50,10 @@ def find_hang(record: FlightRecord) -> HangReport:
             out_of_order = _out_of_order(case, ring, {True, None})
             culprits += out_of_order
             undecided += [] if out_of_order else [_ring(case, ring)]
-    return _report(case, culprits, undecided)
+    return report_of(case, culprits, undecided)
 
 
-def _leading(rendezvous: Rendezvous, graph: WaitGraph) -> Ints:
-    waits = rendezvous.members.filter(state=WAITS)
-    at_first = graph.first_order[waits["rank"].to_numpy()] == waits["order"].to_numpy()
-    return waits.filter(at_first)["id"].unique().to_numpy()
-
-
-def _proven(case: _Case, sinks: Sinks) -> list[int]:
+def _proven(case: Case, sinks: Sinks) -> list[int]:
     """The ranks at the end of waiting, without those of whom nothing is known and that may wait themselves."""
     silent = case.graph.silent
     seen = [rank for rank in sinks.ranks if rank not in silent]
@@ -106,13 +66,13 @@ def _proven(case: _Case, sinks: Sinks) -> list[int]:
     return sorted({*seen, *blamed} or ({*suspects} if not sinks.operations else set()))
 
 
-def _is_awaited(case: _Case, rank: int) -> bool:
+def _is_awaited(case: Case, rank: int) -> bool:
     """Whether a rank that waits itself waits for this one; what a broken rank waits in tells nothing."""
     begin, end = case.graph.edges
     return bool(np.isin(begin[end == rank], end).any())
 
 
-def _never_came(case: _Case, rank: int, culprits: frozenset[int]) -> bool:
+def _never_came(case: Case, rank: int, culprits: frozenset[int]) -> bool:
     """Whether the others show that a silent rank is not just waiting somewhere.
 
     They do where an operation is the earliest unfinished one of all who wait in it and only silent members lack: it
@@ -137,7 +97,7 @@ def _never_came(case: _Case, rank: int, culprits: frozenset[int]) -> bool:
     return False
 
 
-def _absent_alike(case: _Case, number: int, rank: int) -> bool:
+def _absent_alike(case: Case, number: int, rank: int) -> bool:
     """Whether a rank in the same place of a sibling group has not come to this operation either, because it waits."""
     row = case.rendezvous.operations.row(number, named=True)
     group = case.record.groups[row["group"]]
@@ -157,7 +117,7 @@ def _absent_alike(case: _Case, number: int, rank: int) -> bool:
     return False
 
 
-def _awaited_in(case: _Case, rank: int) -> int:
+def _awaited_in(case: Case, rank: int) -> int:
     """The operation in which a culprit is missed first; a culprit is missed in some."""
     if rank in case.graph.broken:
         passed = case.rendezvous.members.filter(state=FINISHED).select("id")
@@ -169,13 +129,13 @@ def _awaited_in(case: _Case, rank: int) -> int:
     return int(min(leading, default=min(held)))
 
 
-def _earliest(case: _Case, rank: int) -> int:
+def _earliest(case: Case, rank: int) -> int:
     """The earliest unfinished operation of a rank."""
     mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))
     return int(mine.sort("order")["id"][0])
 
 
-def _stuck(case: _Case, rank: int) -> Culprit:
+def _stuck(case: Case, rank: int) -> Culprit:
     """A rank at which waiting ends, with its class."""
     dump = case.record.dumps.get(rank)
     if rank in case.graph.broken:
@@ -203,7 +163,7 @@ def _stuck(case: _Case, rank: int) -> Culprit:
     return _culprit(case, rank, stands, _awaited_in(case, rank), (*sign, *missed, *posted))
 
 
-def _posted_receive(case: _Case, rank: int) -> tuple[str, ...]:
+def _posted_receive(case: Case, rank: int) -> tuple[str, ...]:
     """A receive that a rank has posted and nobody has sent to: posted ahead of need, or where the rank stands."""
     mine = case.rendezvous.members.filter(rank=rank, state=WAITS).sort("order")
     receives = mine.join(case.rendezvous.operations.filter("p2p", target=rank).select("id", "source"), on="id")
@@ -214,7 +174,7 @@ def _posted_receive(case: _Case, rank: int) -> tuple[str, ...]:
     return ()
 
 
-def _not_issued(case: _Case, rank: int) -> tuple[str, ...]:
+def _not_issued(case: Case, rank: int) -> tuple[str, ...]:
     """What others wait in that a rank has not issued."""
     rows = case.rendezvous.members.filter((pl.col("rank") == rank) & pl.col("state").is_in([NOT_ISSUED, UNKNOWN]))
     if rows.is_empty():
@@ -228,13 +188,13 @@ def _not_issued(case: _Case, rank: int) -> tuple[str, ...]:
     return (f"{verb} {case.operation(number)} of {case.group(number)}, where {_wait(waiting)}{more}",)
 
 
-def _mismatched(case: _Case, found: Mismatch, rank: int) -> Culprit:
+def _mismatched(case: Case, found: Mismatch, rank: int) -> Culprit:
     calls = "; ".join(f"rank {one}: {call}" for one, call in found.calls)
     evidence = f"calls of {case.group(found.id)} number {case.operation(found.id).rsplit(' ', 1)[-1]} differ: {calls}"
     return _culprit(case, rank, StallClass.MISMATCH, found.id, (evidence,))
 
 
-def _not_reached(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
     """An operation that all have issued and none is late for: whose device has not begun it?"""
     rows = case.rendezvous.members.filter((pl.col("id") == number) & (pl.col("state") == WAITS))
     where = f"{case.operation(number)} of {case.group(number)}"
@@ -261,7 +221,7 @@ def _not_reached(case: _Case, number: int) -> tuple[list[Culprit], list[Undecide
     return [], [Undecided(tuple(sorted({*started, *scheduled})), where, missing)]
 
 
-def _unreceived(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
+def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
     """A send that its target stands elsewhere for. Where the target's dump says nothing of what it has finished, it may
     have received, and the sender's device be the one that stands still.
     """
@@ -276,7 +236,7 @@ def _unreceived(case: _Case, number: int) -> tuple[list[Culprit], list[Undecided
     return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
 
 
-def _out_of_order(case: _Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[Culprit]:
+def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[Culprit]:
     """Of ranks that wait for each other, those that have gone past a call that most members of a group wait in.
 
     Where more than half of the members wait in an operation, it is the program's next one. A rank of the ring that has
@@ -298,7 +258,7 @@ def _out_of_order(case: _Case, ring: tuple[int, ...], accepted: set[bool | None]
     return [_out_of_place(case, rank, number, waiting) for rank in past]
 
 
-def _is_level(case: _Case, rank: int, number: int) -> bool | None:
+def _is_level(case: Case, rank: int, number: int) -> bool | None:
     """Whether a rank has issued as many collectives as those who wait for it in an operation, in the other groups that
     it shares with them; None where it shares none.
     """
@@ -310,7 +270,7 @@ def _is_level(case: _Case, rank: int, number: int) -> bool | None:
     return None if shared.is_empty() else bool((shared["own"] >= shared["issued"]).all())
 
 
-def _out_of_place(case: _Case, rank: int, number: int, waiting: list[int]) -> Culprit:
+def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> Culprit:
     own = _earliest(case, rank)
     sites = [_called_at(case, one, at) for one, at in ((waiting[0], number), (rank, own))]
     evidence = (
@@ -320,13 +280,13 @@ def _out_of_place(case: _Case, rank: int, number: int, waiting: list[int]) -> Cu
     return _culprit(case, rank, StallClass.MISMATCH, number, (evidence,))
 
 
-def _called_at(case: _Case, rank: int, number: int) -> str:
+def _called_at(case: Case, rank: int, number: int) -> str:
     """Where the program called an operation, if the dump says so."""
     rows = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("id") == number))
     return f" at {rows['call_site'][0]}" if rows.height and rows["call_site"][0] else ""
 
 
-def _ring(case: _Case, ring: tuple[int, ...]) -> Undecided:
+def _ring(case: Case, ring: tuple[int, ...]) -> Undecided:
     """Ranks that wait for each other."""
     world = case.graph.world_size
     numbers = [node - world for node in ring if node >= world]
@@ -335,7 +295,7 @@ def _ring(case: _Case, ring: tuple[int, ...]) -> Undecided:
     return Undecided(ranks, "; ".join(waits), "they wait for each other: compare the order of their calls")
 
 
-def _culprit(case: _Case, rank: int, stall_class: StallClass, number: int, evidence: tuple[str, ...]) -> Culprit:
+def _culprit(case: Case, rank: int, stall_class: StallClass, number: int, evidence: tuple[str, ...]) -> Culprit:
     dump = case.record.dumps.get(rank)
     place = int(case.rendezvous.operations["group"][number])
     return Culprit(
@@ -353,96 +313,10 @@ def _culprit(case: _Case, rank: int, stall_class: StallClass, number: int, evide
     )
 
 
-def _report(case: _Case, culprits: list[Culprit], undecided: list[Undecided]) -> HangReport:
-    record = case.record
-    numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
-    backwards = case.graph.matrix().T.tocsr()
-    counted = {one.rank: _held_up(case, one, backwards) for one in culprits}
-    finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
-    readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
-    stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
-    return HangReport(
-        world_size=record.world_size,
-        dumps=len(readable),
-        culprits=tuple(sorted(finished, key=lambda one: (one.stall, one.rank))),
-        undecided=tuple(undecided),
-        waiting=_waiting(case, {one.rank for one in culprits}),
-        groups=_groups(case),
-        stacks=_stacks(record),
-        without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
-        taken_ns=record.taken_ns,
-        notes=(*record.notes, *stale),
-    )
-
-
-def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
-    ranks: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for rank, dump in record.dumps.items():
-        if dump.stack:
-            ranks[dump.stack].append(rank)
-    groups = (StackGroup(tuple(sorted(alike)), stack) for stack, alike in ranks.items())
-    return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
-
-
-def _held_up(case: _Case, culprit: Culprit, backwards: csr_array) -> int:
-    """How many wait for a culprit: for it to come, or, where its call is another one, in what they called together."""
-    waiting = waiting_for(case.graph, culprit.rank, backwards)
-    if culprit.stall_class is StallClass.MISMATCH:
-        together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]
-        found = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
-        waiting = np.unique(np.concatenate([waiting, *found]))
-    return int((waiting != culprit.rank).sum())
-
-
-def _waiting(case: _Case, culprits: set[int]) -> tuple[Waiting, ...]:
-    """Every rank that waits, in its earliest unfinished operation."""
-    rows = case.rendezvous.members.filter(
-        (pl.col("state") == WAITS) & ~pl.col("rank").is_in([*culprits, *case.graph.broken])
-    )
-    first = rows.sort("order").unique("rank", keep="first").sort("rank")
-    begin, end = case.graph.edges
-    held = begin >= case.graph.world_size
-    holders: dict[int, list[int]] = {}
-    for number, rank in zip((begin[held] - case.graph.world_size).tolist(), end[held].tolist(), strict=True):
-        holders.setdefault(number, []).append(rank)
-    words: dict[int, str] = {}
-    found = []
-    for rank, number in first.select("rank", "id").iter_rows():
-        if number not in words:
-            words[number] = f"{case.operation(number)} of {case.group(number)}"
-            holders[number] = sorted(holders.get(number, []), key=lambda one: (one not in culprits, one))[: _SHOWN + 1]
-        for_ranks = [one for one in holders[number] if one != rank][:_SHOWN]
-        group = case.record.groups[case.rendezvous.operations["group"][number]]
-        found.append(Waiting(rank, tuple(for_ranks), words[number], group))
-    return tuple(found)
-
-
-def _groups(case: _Case) -> tuple[StalledGroup, ...]:
-    """Each stalled process group at its earliest unfinished collective."""
-    collectives = case.rendezvous.operations.filter(~pl.col("p2p"))
-    first = collectives.sort("sequence").unique("group", keep="first").sort("id")
-    members = case.rendezvous.members.join(first.select("id"), on="id", how="semi")
-    by_state = {
-        key: tuple(sorted(ranks))
-        for key, ranks in (
-            ((number, state), ranks) for number, state, ranks in members.group_by("id", "state").agg("rank").iter_rows()
-        )
-    }
-    return tuple(
-        StalledGroup(
-            case.record.groups[group],
-            name,
-            sequence,
-            *(by_state.get((number, state), ()) for state in (WAITS, FINISHED, NOT_ISSUED, UNKNOWN)),
-        )
-        for number, group, name, sequence in first.select("id", "group", "name", "sequence").iter_rows()
-    )
-
-
 def _ranks(ranks: Iterable[int]) -> str:
     listed = sorted(ranks)
-    shown = ", ".join(map(str, listed[:_SHOWN]))
-    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    shown = ", ".join(map(str, listed[:SHOWN]))
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return f"rank{'s' * (len(listed) != 1)} {shown}{more}"
 
 

@@ -76,7 +76,8 @@ def _document(prefix: str) -> str:
     libraries = {}
     for name, bundle in _LATE_LIBRARIES.items():
         library = import_module(name)
-        (resource,) = (each for each in library._js_dist if each["relative_package_path"] == bundle)  # noqa: SLF001 - Dash's name for what a library consists of
+        bundles = library._js_dist  # noqa: SLF001  the name by which Dash itself asks a library what it consists of
+        (resource,) = (each for each in bundles if each["relative_package_path"] == bundle)
         resource["async"] = "lazy"  # Dash serves it, and does not put it into the document
         modified = int((Path(str(library.__file__)).parent / bundle).stat().st_mtime)
         fingerprint = build_fingerprint(bundle, library.__version__, modified)

@@ -1,0 +1,106 @@
+"""What a report on a hang has beside its culprits: who waits for whom, stalled groups, equal stacks.
+
+In: a `Case`, culprits and open questions. Out: a `HangReport`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+from scipy.sparse import csr_array
+
+from tracekit.analysis.hang.case import SHOWN, Case
+from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
+from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS
+from tracekit.analysis.hang.wait_graph import waiting_for
+from tracekit.flight_record import FlightRecord
+
+
+def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -> HangReport:
+    """The report with these culprits and open questions."""
+    record = case.record
+    numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
+    backwards = case.graph.matrix().T.tocsr()
+    counted = {one.rank: _held_up(case, one, backwards) for one in culprits}
+    finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
+    readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
+    stale = tuple(f"the dump of rank {rank} is older than those of its peers" for rank in case.rendezvous.stale)
+    return HangReport(
+        world_size=record.world_size,
+        dumps=len(readable),
+        culprits=tuple(sorted(finished, key=lambda one: (one.stall, one.rank))),
+        undecided=tuple(undecided),
+        waiting=_waiting(case, {one.rank for one in culprits}),
+        groups=_groups(case),
+        stacks=_stacks(record),
+        without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
+        taken_ns=record.taken_ns,
+        notes=(*record.notes, *stale),
+    )
+
+
+def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
+    ranks: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, dump in record.dumps.items():
+        if dump.stack:
+            ranks[dump.stack].append(rank)
+    groups = (StackGroup(tuple(sorted(alike)), stack) for stack, alike in ranks.items())
+    return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
+
+
+def _held_up(case: Case, culprit: Culprit, backwards: csr_array) -> int:
+    """How many wait for a culprit: for it to come, or, where its call is another one, in what they called together."""
+    waiting = waiting_for(case.graph, culprit.rank, backwards)
+    if culprit.stall_class is StallClass.MISMATCH:
+        together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]
+        found = [waiting_for(case.graph, case.graph.world_size + number, backwards) for number in together]
+        waiting = np.unique(np.concatenate([waiting, *found]))
+    return int((waiting != culprit.rank).sum())
+
+
+def _waiting(case: Case, culprits: set[int]) -> tuple[Waiting, ...]:
+    """Every rank that waits, in its earliest unfinished operation."""
+    rows = case.rendezvous.members.filter(
+        (pl.col("state") == WAITS) & ~pl.col("rank").is_in([*culprits, *case.graph.broken])
+    )
+    first = rows.sort("order").unique("rank", keep="first").sort("rank")
+    begin, end = case.graph.edges
+    held = begin >= case.graph.world_size
+    holders: dict[int, list[int]] = {}
+    for number, rank in zip((begin[held] - case.graph.world_size).tolist(), end[held].tolist(), strict=True):
+        holders.setdefault(number, []).append(rank)
+    words: dict[int, str] = {}
+    found = []
+    for rank, number in first.select("rank", "id").iter_rows():
+        if number not in words:
+            words[number] = f"{case.operation(number)} of {case.group(number)}"
+            holders[number] = sorted(holders.get(number, []), key=lambda one: (one not in culprits, one))[: SHOWN + 1]
+        for_ranks = [one for one in holders[number] if one != rank][:SHOWN]
+        group = case.record.groups[case.rendezvous.operations["group"][number]]
+        found.append(Waiting(rank, tuple(for_ranks), words[number], group))
+    return tuple(found)
+
+
+def _groups(case: Case) -> tuple[StalledGroup, ...]:
+    """Each stalled process group at its earliest unfinished collective."""
+    collectives = case.rendezvous.operations.filter(~pl.col("p2p"))
+    first = collectives.sort("sequence").unique("group", keep="first").sort("id")
+    members = case.rendezvous.members.join(first.select("id"), on="id", how="semi")
+    by_state = {
+        key: tuple(sorted(ranks))
+        for key, ranks in (
+            ((number, state), ranks) for number, state, ranks in members.group_by("id", "state").agg("rank").iter_rows()
+        )
+    }
+    return tuple(
+        StalledGroup(
+            case.record.groups[group],
+            name,
+            sequence,
+            *(by_state.get((number, state), ()) for state in (WAITS, FINISHED, NOT_ISSUED, UNKNOWN)),
+        )
+        for number, group, name, sequence in first.select("id", "group", "name", "sequence").iter_rows()
+    )
