@@ -157,21 +157,22 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
         late_s = [loss.lost_s for loss in losses if CauseKind.SLOW_HOST_CODE in {cause.kind for cause in loss.causes}]
         others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
         if others and stragglers:
-            by_s = min(by_s, _left_to(evidence, stragglers, [cause for loss in others for cause in loss.causes]))
+            by_s = min(by_s, _beside(evidence, losses))
         losses = [*others, Loss(LossKind.STRAGGLER, max([by_s, *late_s]), stragglers)]
     return sorted(losses, key=lambda loss: -loss.lost_s)
 
 
-def _left_to(evidence: Evidence, mine: Sequence[Cause], others: Sequence[Cause]) -> float:
-    """Seconds of the mean step that causes cost of what `others` beside them cost, too: S does not tell whose it is.
+def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:
+    """Seconds of the mean step that stragglers cost beside other losses, which S counts, too, where ops take longer.
 
     What they cost as the job is, or once the others are gone, whichever is more.
     """
-    steps_s = [
-        float(step_times_with(evidence.replay, [cause.change for cause in gone if cause.change is not None]).mean())
-        for gone in (mine, others, [*mine, *others])
-    ]
-    return max(evidence.unchanged_s - steps_s[0], steps_s[1] - steps_s[2], 0.0)
+    changes = {loss.kind: [cause.change for cause in loss.causes if cause.change is not None] for loss in losses}
+    others = [change for kind, mine in changes.items() if kind is not LossKind.STRAGGLER for change in mine]
+    everything = [*others, *changes[LossKind.STRAGGLER]]
+    alone_s = step_times_with(evidence.replay, others).mean() - step_times_with(evidence.replay, everything).mean()
+    as_it_is_s = next(loss.lost_s for loss in losses if loss.kind is LossKind.STRAGGLER)
+    return max(as_it_is_s, float(alone_s))
 
 
 def _loss_kind(cause: Cause) -> LossKind:

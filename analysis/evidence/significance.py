@@ -48,7 +48,8 @@ SHOWS_ERRORS = 2.0
 FEWEST_TO_SHOW = 6
 #: A level takes at most that much of the variance with it.
 LEAST_VARIANCE_LEFT = 0.1
-#: Into so many stretches a trace is cut to see what its noise does over longer times than a step.
+#: Into so many stretches a trace is cut to see what its noise does over longer times than a step: more are shorter and
+#: see less, fewer are too few witnesses for what they see.
 STRETCHES = 8
 
 

@@ -23,6 +23,27 @@ ROWS = sorted(
 KIND, SEQ, CHUNK = (np.array(column) for column in zip(*ROWS, strict=True))
 
 
+def recorded(
+    kind: np.ndarray, seq: np.ndarray, chunk: np.ndarray, start: np.ndarray, end: np.ndarray, count: int, *, chunks: int
+) -> RecordedLanes:
+    """`count` lanes of one stage, all with these ops at these times."""
+    ops = LaneOps(
+        pp_rank=np.zeros(len(kind), np.int16),
+        kind=kind.astype(np.uint8),
+        seq=seq.astype(np.int32),
+        chunk=chunk.astype(np.int16),
+        start=start,
+        end=end,
+        stream_order=start,
+        stages=1,
+        chunks=chunks,
+        where="test",
+    )
+    return RecordedLanes(
+        build_structure(ops), np.repeat(start[:, None], count, axis=1), np.repeat(end[:, None], count, axis=1)
+    )
+
+
 def lanes(first_forward: float, count: int = 8) -> RecordedLanes:
     """The gathering of chunk 0 ends at 0.1 s, that of chunk 1 at 0.3 s; the first forward begins when said."""
     start = np.zeros(len(KIND))
@@ -36,21 +57,7 @@ def lanes(first_forward: float, count: int = 8) -> RecordedLanes:
     end[OpKind.PARAMS_ALL_GATHER.code == KIND] = 0.1, 0.3
     start[OpKind.OPTIMIZER.code == KIND] = first_forward + 0.4
     end[OpKind.OPTIMIZER.code == KIND] = first_forward + 0.5
-    ops = LaneOps(
-        pp_rank=np.zeros(len(KIND), np.int16),
-        kind=KIND.astype(np.uint8),
-        seq=SEQ.astype(np.int32),
-        chunk=np.where(OpKind.OPTIMIZER.code == KIND, -1, CHUNK).astype(np.int16),
-        start=start,
-        end=end,
-        stream_order=start,
-        stages=1,
-        chunks=2,
-        where="test",
-    )
-    return RecordedLanes(
-        build_structure(ops), np.repeat(start[:, None], count, axis=1), np.repeat(end[:, None], count, axis=1)
-    )
+    return recorded(KIND, SEQ, np.where(OpKind.OPTIMIZER.code == KIND, -1, CHUNK), start, end, count, chunks=2)
 
 
 @pytest.mark.parametrize(("first_forward", "waits"), [(0.1, False), (0.12, False), (0.3, True), (0.31, True)])
@@ -90,25 +97,10 @@ def edges_added(times: dict[OpKind, list[tuple[float, float]]]) -> set[tuple[str
     keys = sorted(named)
     kinds, seqs = (np.array(column) for column in zip(*keys, strict=True))
     start, end = (np.array([named[key][place] for key in keys]) for place in (1, 2))
-    ops = LaneOps(
-        pp_rank=np.zeros(len(keys), np.int16),
-        kind=kinds.astype(np.uint8),
-        seq=seqs.astype(np.int32),
-        chunk=np.where(np.isin(kinds, [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code]), 0, -1).astype(
-            np.int16
-        ),
-        start=start,
-        end=end,
-        stream_order=start,
-        stages=1,
-        chunks=1,
-        where="test",
-    )
-    recorded = RecordedLanes(
-        build_structure(ops), np.repeat(start[:, None], 8, axis=1), np.repeat(end[:, None], 8, axis=1)
-    )
-    found = with_gathering_among_work(recorded.structure, recorded)
-    published = set(zip(recorded.structure.before.tolist(), recorded.structure.after.tolist(), strict=True))
+    computes = np.isin(kinds, [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code])
+    alike = recorded(kinds, seqs, np.where(computes, 0, -1), start, end, 8, chunks=1)
+    found = with_gathering_among_work(alike.structure, alike)
+    published = set(zip(alike.structure.before.tolist(), alike.structure.after.tolist(), strict=True))
     added = set(zip(found.before.tolist(), found.after.tolist(), strict=True)) - published
     return {(named[keys[before]][0], named[keys[after]][0]) for before, after in added}
 
