@@ -16,7 +16,7 @@ from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.model import Fix
-from tracekit.analysis.verdict import LossKind, Verdict, main_clause, straggling_s
+from tracekit.analysis.verdict import Verdict, main_clause, straggling_s
 from tracekit.findings import Account
 from tracekit.model import Worker
 from tracekit.text import cost, seconds, three_digits
@@ -129,8 +129,7 @@ def answer_of(
 def _cost(evidence: Evidence, verdict: Verdict) -> str:
     a_day = evidence.attribution.world_size * 24
     # What a fix saves is another figure: beside its peers a slow rank loses more than beside the mean, which it is in.
-    by_s = verdict.kind is LossKind.STRAGGLER and verdict.headline_s == straggling_s(evidence)
-    than = ", compared with mean ops;" if by_s else ","
+    than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence) else ","
     return (
         f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {a_day:,} GPU-hours a day"
@@ -218,7 +217,7 @@ def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
                 host=None if rank is None else evidence.host_of_rank.get(rank),
                 gpu_uuid=_uuid(gpus, rank),
                 part=_PART[cause.kind],
-                cost_s=max(cause.saved_s, cause.alone_s),
+                cost_s=cause.cost_s,
                 confidence=cause.confidence,
                 first_step=cause.since_step,
             )
@@ -234,7 +233,6 @@ def _accounts(
             continue
         ranks = tuple(dict.fromkeys(rank for rank, _ in _places(evidence, cause.where) if rank is not None))
         named, best = [evidence.host_of_rank.get(rank) for rank in ranks], best_fix(cause, fixes)
-        cost_s = max(cause.saved_s, cause.alone_s)
         yield Account(
             kind=str(cause.kind),
             part=_PART.get(cause.kind),
@@ -246,8 +244,8 @@ def _accounts(
             ranks=ranks,
             hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
             gpu_uuids=tuple(uuid for rank in ranks if (uuid := _uuid(gpus, rank))),
-            cost_s=cost_s,
-            share=cost_s / evidence.recorded_s,
+            cost_s=cause.cost_s,
+            share=cause.cost_s / evidence.recorded_s,
             confidence=cause.confidence,
             first_step=cause.since_step,
             saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,

@@ -7,7 +7,7 @@ data loses most of its time and has S = 1. So the verdict names the kind of loss
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -65,11 +65,15 @@ _STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STAL
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one kind of loss costs: seconds of the mean step, and the causes behind it, costliest first."""
+    """What one kind of loss costs, seconds of the mean step, and the causes behind it, costliest first.
+
+    `explained_s`: what goes when these causes go; of `lost_s` the rest has no name.
+    """
 
     kind: LossKind
     lost_s: float
     causes: tuple[Cause, ...]
+    explained_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,8 @@ class _Headline:
 class Verdict:
     """The kind of loss that costs most, and what is lost in all.
 
-    `headline_s`: seconds of the mean step that go to `kind`; `lost_s`: to all losses together; `share`: of the step,
-    lost in all. Stragglers alone are measured against the step without launch delays, as S is, other losses against
-    the recorded step. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to
+    `headline_s`: seconds of the mean step that go to `kind`; `lost_s`: to all losses together; `share`: of the recorded
+    step, lost in all. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to
     1, None where no cause is named.
     """
 
@@ -124,15 +127,15 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     if not found.straggling and lost_s < SMALLEST_HEADLINE_SHARE * found.recorded_s:
         losses = [*_exposed_communication(evidence), *losses]
         lost_s = _lost_s(evidence, causes, losses)
-    base_s, headline = _base_s(evidence, losses), _headline(evidence, losses, lost_s)
+    share, headline = lost_s / evidence.recorded_s, _headline(evidence, losses, lost_s)
     leading = next((loss.causes for loss in losses if loss.kind is headline.kind), ())
     return Verdict(
         kind=headline.kind,
         headline_s=headline.lost_s,
         lost_s=lost_s,
-        share=lost_s / base_s,
+        share=share,
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
-        lost_gpu_hours_per_day=lost_s / base_s * found.world_size * 24,
+        lost_gpu_hours_per_day=share * found.world_size * 24,
         sentence=headline.sentence,
         confidence=leading[0].confidence if leading else None,
         losses=tuple(losses),
@@ -140,7 +143,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
 
 
 def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
-    """What each kind of loss costs, costliest first."""
+    """What each kind of loss costs, first what gives back most as the job is."""
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
         if cause.change is not None:
@@ -149,17 +152,19 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
     for kind, members in by_kind.items():
         changes = [cause.change for cause in members if cause.change is not None]
         without_s = float(step_times_with(evidence.replay, changes).mean())
-        losses.append(Loss(kind, max(evidence.unchanged_s - without_s, 0.0), tuple(members)))
-    by_s, stragglers = straggling_s(evidence), tuple(by_kind.get(LossKind.STRAGGLER, ()))
-    explained_s = max((loss.lost_s for loss in losses), default=0.0)
-    if by_s and (stragglers or explained_s < EXPLAINED_SHARE * by_s):
-        # S leaves launch delays out: what host code is late goes with its cause only.
-        late_s = [loss.lost_s for loss in losses if CauseKind.SLOW_HOST_CODE in {cause.kind for cause in loss.causes}]
-        others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
-        if others and stragglers:
+        gone_s = max(evidence.unchanged_s - without_s, 0.0)
+        losses.append(Loss(kind, gone_s, tuple(members), gone_s))
+    by_s = straggling_s(evidence)
+    none = Loss(LossKind.STRAGGLER, 0.0, (), 0.0)
+    stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
+    others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
+    if by_s and (stragglers.causes or max((loss.lost_s for loss in others), default=0.0) < EXPLAINED_SHARE * by_s):
+        if others and stragglers.causes:
             by_s = min(by_s, _beside(evidence, losses))
-        losses = [*others, Loss(LossKind.STRAGGLER, max([by_s, *late_s]), stragglers)]
-    return sorted(losses, key=lambda loss: -loss.lost_s)
+        # S leaves launch delays out, and the mean that it compares with has the slow ones in it: of few ranks one slow
+        # one loses more than S says.
+        losses = [*others, replace(stragglers, lost_s=max(by_s, stragglers.explained_s))]
+    return sorted(losses, key=lambda loss: (-loss.explained_s if loss.causes else -loss.lost_s, -loss.lost_s))
 
 
 def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:
@@ -193,16 +198,7 @@ def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss])
         return losses[0].lost_s if losses else 0.0
     changes = [cause.change for cause in causes if cause.change is not None]
     together_s = evidence.unchanged_s - float(step_times_with(evidence.replay, changes).mean())
-    return max(together_s, losses[0].lost_s)
-
-
-def _base_s(evidence: Evidence, losses: Sequence[Loss]) -> float:
-    """The step that losses are a share of, seconds."""
-    found = evidence.attribution
-    by_s = found.straggling and [(loss.kind, loss.lost_s) for loss in losses] == [
-        (LossKind.STRAGGLER, straggling_s(evidence))
-    ]
-    return found.original_s if by_s else evidence.recorded_s
+    return max(together_s, *(loss.lost_s for loss in losses))
 
 
 def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
@@ -216,9 +212,11 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
             f"{exposed} of every {step} step are communication that no compute hides",
         )
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
-        return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses))
-    if losses and lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
-        return _hiding(evidence, losses, lost_s)
+        first = next(iter(losses[0].causes), None)
+        if first is None or not first.hidden or first.saved_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
+            return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses[0]))
+    if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
+        return _together(evidence, losses, lost_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
         return _Headline(
             LossKind.CONTRADICTION,
@@ -236,24 +234,31 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 
-def _loss_sentence(evidence: Evidence, losses: Sequence[Loss]) -> str:
-    """Who costs what, and how; of losses that all ranks share, what goes where."""
-    loss = losses[0]
-    base_s = _base_s(evidence, losses)
-    share = f"{loss.lost_s / base_s:.0%} of each step"
+def _loss_sentence(evidence: Evidence, loss: Loss) -> str:
+    """Who costs what, and how; of losses that all ranks share, what goes where. Then what other causes add."""
+    step_s = evidence.recorded_s
     if not loss.causes:
-        return f"stragglers cost {share}, for a reason tracekit does not know"
+        return f"stragglers cost {loss.lost_s / step_s:.0%} of each step, for a reason tracekit does not know"
     first, more = loss.causes[0], len(loss.causes) - 1
-    others = f", and {more} other cause{'s' if more > 1 else ''}" if more else ""
     place, effect = Names.of(evidence).place(first.where), main_clause(first.effect)
     if loss.kind is not LossKind.STRAGGLER:
-        size = f"{seconds(loss.lost_s)} of every {seconds(evidence.recorded_s)} step"
         on = f" on {place.words}" if place else ""
         went_to = _WENT_TO.get(first.kind) or _WENT_TO.get(loss.kind, "are lost")
-        return f"{size} {went_to}{on}: {effect}{others}"
-    if place is None:
-        return f"{effect}, which costs {share}{others}"
-    return f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}{others}"
+        with_others = f"; with {_others(more)} {seconds(loss.explained_s)}" if more else ""
+        return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
+    share = f"{first.saved_s / step_s:.0%} of each step"
+    said = f"{effect}, which costs {share}"
+    if place is not None:
+        said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
+    if more:
+        said += f"; with {_others(more)} {loss.explained_s / step_s:.0%}"
+    if loss.explained_s < EXPLAINED_SHARE * loss.lost_s:
+        said += f"; stragglers cost {loss.lost_s / step_s:.0%} in all, most of it for reasons tracekit does not know"
+    return said
+
+
+def _others(count: int) -> str:
+    return f"{count} other causes" if count > 1 else "another cause"
 
 
 def main_clause(effect: str) -> str:
@@ -261,14 +266,14 @@ def main_clause(effect: str) -> str:
     return effect.split(";", maxsplit=1)[0]
 
 
-def _hiding(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
-    """The headline of causes that cost little each, because each hides behind the others, and much together."""
-    causes = sorted((cause for loss in losses for cause in loss.causes), key=lambda cause: -cause.alone_s)
-    share = lost_s / evidence.attribution.recorded_s
+def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
+    """The headline of causes that cost little each, often because each hides behind the others, and much together."""
+    causes = [cause for loss in losses for cause in loss.causes]
+    share = lost_s / evidence.recorded_s
     named = "; ".join(_described(evidence, cause) for cause in causes[:2])
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
-    sentence = f"causes that hide each other cost {share:.0%} of each step together: {named}{more}"
-    return _Headline(_loss_kind(causes[0]), lost_s, sentence)
+    sentence = f"{len(causes)} causes cost {share:.0%} of each step together, each alone little: {named}{more}"
+    return _Headline(losses[0].kind, lost_s, sentence)
 
 
 def _described(evidence: Evidence, cause: Cause) -> str:
@@ -285,4 +290,4 @@ def _exposed_communication(evidence: Evidence) -> list[Loss]:
     exposed_s = evidence.attribution.original_s - evidence.replay.mean_step_time(silent)
     if exposed_s < COMMUNICATION_BOUND_SHARE * evidence.attribution.recorded_s:
         return []
-    return [Loss(LossKind.COMMUNICATION, exposed_s, ())]
+    return [Loss(LossKind.COMMUNICATION, exposed_s, (), 0.0)]

@@ -17,16 +17,17 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 
 
 def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
-    """15.5 s as replayed, 13.5 s ideal, 4 GPUs: 2 / 15.5 = 12.9 % of 96 GPU-hours a day."""
+    """15.5 s as replayed, 11.25 s if rank 1 were as fast as its peer, 4 GPUs: 4.25 / 15.5 = 27.4 % of 96 GPU-hours."""
     report = Job(Trace.from_frame(slow_frame((0, 1, 2)), LAYOUT, name="job")).whatif()
     rows = dict(explanations(report, 2.0))
     assert rows["T(recorded)"].startswith("15.50 s, the mean of 3 recorded steps")
     assert rows["T(ideal)"].startswith("13.50 s")
     assert rows["S"].startswith("T(original) / T(ideal) = 1.148")
-    assert rows["Lost"] == "T(original) - T(ideal) = 2.00 s a step"
-    assert rows["Share"] == "lost / T(original) = 2.00 s / 15.50 s = 12.9% of each step"
-    assert rows["GPU-hours"] == "share x GPUs x 24 h = 12.9% x 4 x 24 = 12.4 a day"
-    assert rows["Money"] == "GPU-hours x price = 12.4 x 2 = 25 a day"
+    assert rows["Lost"] == "T(kept) - T(kept, without the named causes) = 4.25 s a step"
+    assert rows["Share"] == ("lost / the longer of T(recorded) and T(kept) = 4.25 s / 15.50 s = 27.4% of each step")
+    assert rows["Cause"] == "T(kept) - T(kept, without this cause) = 4.25 s a step, 27.4% of it"
+    assert rows["GPU-hours"] == "share x GPUs x 24 h = 27.4% x 4 x 24 = 26.3 a day"
+    assert rows["Money"] == "GPU-hours x price = 26.3 x 2 = 53 a day"
     assert rows["Replay"].startswith("|T(kept) - T(recorded)| / T(recorded) = 0.00%")
     assert "worker (1,0), 1.204" in rows["Map"]  # 16.25 / 13.5
 

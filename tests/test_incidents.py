@@ -102,7 +102,7 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     line = run("store", "incidents", "--store", store.path).out.splitlines()[0]
     assert "live since window 1, open for 0 min" in line
     assert incident.cause.what in line
-    assert "rank 1 costs 13% of each step" in run("store", "windows", "live", "--store", store.path).out
+    assert "rank 1 costs 27% of each step" in run("store", "windows", "live", "--store", store.path).out
     store.append(window(2, analysed=True))
     assert [one.seen_window for one in store.incidents()] == [2]
     store.end_watch("live")

@@ -363,7 +363,7 @@ def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
             attribution.waste,
             attribution.trust.trustworthy,
             attribution.recorded_s,
-            attribution.wasted_gpu_hours_per_day,
+            report.diagnosis.verdict.lost_gpu_hours_per_day,
             report.causes["kind"].to_list(),
         )
     ]

@@ -23,6 +23,7 @@ def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tupl
     leading = next((cause for loss in report.diagnosis.verdict.losses for cause in loss.causes), None)
     if leading is not None:
         yield from _cause(leading)
+        yield from _headline(report, leading)
         fix = best_fix(leading, report.diagnosis.fixes)
         if fix is not None and fix.withheld is None:
             yield from _price(report, fix)
@@ -53,14 +54,15 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     found, verdict, gpus = report.attribution, report.diagnosis.verdict, report.layout.world_size
     if not verdict.lost_s > 0:
         return
-    by_s = found.straggling and [loss.kind for loss in verdict.losses] == [LossKind.STRAGGLER]
-    base, base_s = "T(original)" if by_s else "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
-    if by_s:
+    base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
+    if verdict.lost_s == found.original_s - found.ideal_s:
         how = "T(original) - T(ideal)"
     elif verdict.losses[0].kind is LossKind.COMMUNICATION and not verdict.losses[0].causes:
         how = "T(original) - T(original, communication takes no time)"
     else:
-        how = "the most of T(kept) - T(kept, without the named causes) and what one kind of loss costs"
+        how = "T(kept) - T(kept, without the named causes)"
+        if len(verdict.losses) > 1:
+            how = f"the most of {how} and what one kind of loss costs"
     yield "Lost", f"{how} = {seconds(verdict.lost_s)} a step"
     yield "Share", f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%} of each step"
     yield (
@@ -90,7 +92,23 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
         )
     else:
         yield "Sure", f"{min(cause.confidence, 0.99):.0%}, what this cause's rule gives for the figures above"
-    yield "Cause", f"T(kept) - T(kept, without this cause) = {seconds(cause.saved_s)} a step"
+
+
+def _headline(report: Report, leading: Cause) -> Iterator[tuple[str, str]]:
+    """What the first line says that the leading cause costs, and it with the other causes of its kind."""
+    verdict = report.diagnosis.verdict
+    step_s = verdict.lost_s / verdict.share
+    yield "Cause", f"T(kept) - T(kept, without this cause) = {_of_step(leading.saved_s, step_s)}"
+    loss = next(loss for loss in verdict.losses if leading in loss.causes)
+    if len(loss.causes) > 1:
+        yield (
+            "Causes",
+            f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {_of_step(loss.explained_s, step_s)}",
+        )
+
+
+def _of_step(saved_s: float, step_s: float) -> str:
+    return f"{seconds(saved_s)} a step, {saved_s / step_s:.1%} of it"
 
 
 def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:

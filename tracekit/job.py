@@ -193,7 +193,7 @@ class Job:
             reasons.append("it posts each receive behind the previous compute of its direction")
         if occasional:
             reasons.append(
-                f"it compares {', '.join(occasional)} only with one another, not with workers that have none"
+                f"it sets {', '.join(occasional)} against the mean of such ops, not against the time peers spend so"
             )
         if not reasons:
             return None

@@ -43,9 +43,14 @@ def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
 
 def cost(saved_s: float, alone_s: float) -> str:
     """What a cause costs: a cause can hide behind another one, and cost little until that is gone."""
-    if saved_s >= alone_s / 2:
-        return f"costs {seconds(saved_s)} a step"
-    return f"costs {seconds(alone_s)} a step once the others are gone"
+    if hidden(saved_s, alone_s):
+        return f"costs {seconds(alone_s)} a step once the others are gone"
+    return f"costs {seconds(saved_s)} a step"
+
+
+def hidden(saved_s: float, alone_s: float) -> bool:
+    """True for a cause that costs little until others are gone."""
+    return saved_s < alone_s / 2
 
 
 def three_digits(value: float) -> str:

@@ -237,8 +237,8 @@ class Attribution:
         clamped = self.clamped_transfers + self.clamped_delays
         if clamped > LARGEST_CLAMPED_SHARE * self.ops or (reasons and clamped):
             reasons.append(
-                f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): clocks of ranks"
-                " disagree, or ops overlapped that the graph orders"
+                f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): ops overlapped that"
+                " the graph orders, or clocks of ranks differ by more than could be taken out"
             )
         return Trust(error, discrepancy, unexplained, not reasons, tuple(reasons))
 

@@ -87,12 +87,14 @@ def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tu
 def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
     """As `find_causes`, from evidence already gathered."""
     candidates = _without_trifles(evidence, [candidate for rule in RULES for candidate in rule.candidates(evidence)])
+    least_s = SMALLEST_COST_SHARE * evidence.unchanged_s
     named = [
         cause
         for cause in _priced(evidence, candidates)
-        if cause.change is None or max(cause.saved_s, cause.alone_s) >= SMALLEST_COST_SHARE * evidence.unchanged_s
+        if cause.change is None or max(cause.saved_s, cause.alone_s) >= least_s
     ]
-    named.sort(key=lambda cause: -max(cause.saved_s, cause.alone_s))
+    # What pays as the job is comes before what pays once something else is gone.
+    named.sort(key=lambda cause: (-cause.saved_s if cause.saved_s >= least_s else 0.0, -cause.alone_s))
     if not any(cause.change for cause in named):
         named.append(_verdict(evidence))
     return tuple(named)

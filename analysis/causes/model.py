@@ -14,7 +14,7 @@ from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
-from tracekit.text import seconds
+from tracekit.text import hidden, seconds
 
 #: What nobody caused and no fix ends is worth a word from this share of the step on, from which every cause has to be
 #: found.
@@ -221,6 +221,16 @@ class Cause:
     bound: bool = False
     change: Change | None = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def hidden(self) -> bool:
+        """True where it costs little until other causes are gone."""
+        return hidden(self.saved_s, self.alone_s)
+
+    @property
+    def cost_s(self) -> float:
+        """Mean step seconds that go with it: as the job is, or once the others are gone where it hides behind them."""
+        return self.alone_s if self.hidden else self.saved_s
 
     @property
     def since_step(self) -> int | None:

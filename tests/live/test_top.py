@@ -19,7 +19,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
     assert lines[0].startswith("live   window 2, steps 4 to 5, ")
-    assert lines[1].startswith("STRAGGLER: rank 1 costs 13% of each step")
+    assert lines[1].startswith("STRAGGLER: rank 1 costs 27% of each step")
     text = " ".join(ran.out.split())
     assert "1.148 (from 1.148)" in text
     assert "since window 0: rank 1: computes 100% slower than its peers" in text

@@ -139,19 +139,24 @@ def _causes(report: Report) -> RenderableType:
     lines: list[RenderableType] = [Text("Causes", style="bold underline")]
     places = report.diagnosis.answer.places
     for number, (cause, place) in enumerate(zip(report.diagnosis.causes, places, strict=True), 1):
-        line = Text(f" {number}. ").append(cause.title, style="bold")
+        line = Text().append(cause.title, style="bold")
         line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
             line.append(f", {cause.when}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
-        lines.append(line)
+        lines.append(_hanging(f" {number}.", line))
         for name, text in (("because", cause.effect), ("check", cause.next_check)):
             if text:
-                grid = Table.grid(padding=(0, 1))
-                grid.add_row(f"    {name:<7}", Text(text), style="dim")
-                lines.append(grid)
+                lines.append(_hanging(f"    {name:<7}", Text(text), style="dim"))
     return Group(*lines, Text())
+
+
+def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
+    """`head`, then `text`, whose lines all begin at the same column."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(head, text, style=style)
+    return grid
 
 
 def _fixes(report: Report) -> RenderableType:
