@@ -15,6 +15,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.fixes.first import best_fix, first_fix
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import Verdict, main_clause, straggling_s
 from tracekit.findings import Account
@@ -66,7 +67,8 @@ class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause and what it saves; `action` and `saves`: the two apart. `others`: the other
+    `fix`: the best fix of the leading cause, or all fixes where that one gives back little alone, and what it saves;
+    `action` and `saves`: the two apart. `others`: the other
     causes that cost time, a sentence each, with its cost. `stalls`: isolated slow steps, by how much and what of,
     longest first. `causes`: where each of the diagnosis's causes is and what it does, in the same order; `places`: only
     where. `accounts`: of each cause that costs something, the leading one first, all that is to be said about it.
@@ -105,7 +107,7 @@ def answer_of(
     """The answer for a diagnosed job."""
     leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
     lost = verdict.lost_s > 0
-    best = None if leading is None else best_fix(leading, fixes)
+    best = None if leading is None else first_fix(leading, fixes)
     saves = None if best is None else _saves(evidence, best)
     return Answer(
         headline=verdict.sentence,
@@ -162,17 +164,6 @@ def _who(evidence: Evidence, cause: Cause) -> str:
 def _coordinates(where: Where) -> str:
     (worker,) = where.workers
     return f"dp {worker.dp_rank}, stage {worker.pp_rank}"
-
-
-def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
-    """The best fix of a cause, of those at its place if there are any.
-
-    One that is only bounded, or without a promise, only if there is no other.
-    """
-    of_cause = [fix for fix in fixes if fix.cause is cause.kind]
-    of_cause = [fix for fix in of_cause if not fix.bound] or of_cause
-    here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
-    return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
 
 
 def _saves(evidence: Evidence, best: Fix) -> str:

@@ -18,6 +18,7 @@ from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import fixes_of
+from tracekit.analysis.fixes.first import paying_first
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
@@ -66,8 +67,10 @@ def diagnose(
     delays.
     """
     evidence = Evidence.of(trace, replay, attribution)
-    causes = causes_of(evidence)
-    verdict, fixes = verdict_of(evidence, causes), fixes_of(evidence, causes, layers=layers)
+    found = causes_of(evidence)
+    fixes = fixes_of(evidence, found, layers=layers)
+    causes = paying_first(found, fixes)
+    verdict = verdict_of(evidence, causes)
     stalls = stalls_of(replay, evidence.attribution)
     trust = attribution.trust
     if method is Method.TRACEKIT:

@@ -65,7 +65,7 @@ _STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STAL
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one kind of loss costs, seconds of the mean step, and the causes behind it, costliest first.
+    """What one kind of loss costs, seconds of the mean step, and the causes behind it, the first to see to first.
 
     `explained_s`: what goes when these causes go; of `lost_s` the rest has no name.
     """
@@ -212,8 +212,9 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
             f"{exposed} of every {step} step are communication that no compute hides",
         )
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
-        first = next(iter(losses[0].causes), None)
-        if first is None or not first.hidden or first.saved_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
+        costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
+        hiding = losses[0].causes and losses[0].causes[0].hidden
+        if not hiding or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
             return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses[0]))
     if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
         return _together(evidence, losses, lost_s)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.answer import best_fix
 from tracekit.analysis.causes.model import Cause, confidence_from
+from tracekit.analysis.fixes.first import first_fix
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.verdict import LossKind
@@ -24,7 +24,7 @@ def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tupl
     if leading is not None:
         yield from _cause(leading)
         yield from _headline(report, leading)
-        fix = best_fix(leading, report.diagnosis.fixes)
+        fix = first_fix(leading, report.diagnosis.fixes)
         if fix is not None and fix.withheld is None:
             yield from _price(report, fix)
     yield from _trust(report)

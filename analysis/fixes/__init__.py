@@ -1,7 +1,7 @@
 """What to do about a slow job and what it buys: `price_fixes`.
 
 `workers`, `layers` and `general` make plans (`plan`), with `balance` and `partition` to work them out; `price` replays
-them.
+them; `first` tells which comes first.
 """
 
 from tracekit.analysis.fixes.model import Fix, FixKind

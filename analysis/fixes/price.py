@@ -105,7 +105,9 @@ def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, 
     # Causes hide behind each other: a fix of one alone may save nothing, and all of them together a lot.
     hidden = [replace(fix, withheld=HIDDEN) for fix in fixes if fix.saved_s < least_s and _removes_a_cause(fix)]
     paying.sort(key=lambda fix: -fix.saved_s)
-    combination = _combination(pricer, [fix for fix in paying if not fix.bound and fix.change is not None], hidden)
+    combination = _combination(
+        pricer, [fix for fix in paying if fix.cause is not None and not fix.bound and fix.change is not None], hidden
+    )
     paying.sort(key=lambda fix: (fix.cause is None, fix.bound))
     return (*paying, *hidden, *combination)
 
@@ -303,7 +305,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
                 "assumes": _all_assumed(taken),
             },
         )
-        # As sure as its least sure part; a part for no cause has nothing to be sure of.
+        # As sure as its least sure part.
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
         yield replace(pricer.price(plan), confidence=min(sure, default=None))
 

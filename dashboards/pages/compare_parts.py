@@ -75,7 +75,7 @@ def _figures(before: Side, after: Side) -> Component:
             points=True,
         ),
         _row(
-            ["GPU-hours ", term("lost to stragglers"), " a day"],
+            ["GPU-hours ", term("wasted"), " a day"],
             MeanDifference(*lost, None, None),
             lambda value: f"{value:,.1f}",
             share=False,

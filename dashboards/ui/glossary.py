@@ -14,11 +14,12 @@ GLOSSARY: Final[dict[str, str]] = {
     "If ideal": "Change of the step time if only this set of ops were ideal and all else as it ran, both without launch"
     " delays (removed). A fix is priced otherwise: as fast as its peers, with launch delays.",
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
-    "waste": "1 - 1/S: the share of the GPU time that stragglers cost.",
+    "waste": "1 - 1/S: the share of the GPU time that the ideal job would not need. The verdict counts what goes with"
+    " the causes instead, which is more where a slow worker is a large part of the mean.",
     "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
     "GPU-hours lost": "What the verdict says is lost, to stragglers or to anything else, x GPUs x time. A day's figure"
     " assumes that the job goes on as in the traced steps.",
-    "lost to stragglers": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
+    "wasted": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
     "recorded": "Mean step time as recorded in the trace.",
     "original": "Mean step time of the replay without launch delays.",
     "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",

@@ -32,7 +32,7 @@ _GPU_SECONDS_PER_GPU_HOUR = 3600.0
 #: Gauges: metric, what it says, how it is made of a row of `LiveTables.live_jobs`.
 _GAUGES = (
     ("tracekit_job_slowdown_ratio", "Slowdown S of the newest window: T(original) / T(ideal)", pl.col("slowdown")),
-    ("tracekit_job_waste_ratio", "Share of the GPU time that stragglers cost", pl.col("waste")),
+    ("tracekit_job_waste_ratio", "1 - 1/S: share of the GPU time that the ideal job would not need", pl.col("waste")),
     ("tracekit_job_lost_gpus", "As many GPUs' worth of time is lost, to stragglers or anything else",
      pl.col("lost_gpu_hours_per_day").clip(0) / 24),
     ("tracekit_job_confidence_ratio", "Confidence in the leading cause, 0 to 1", pl.col("confidence")),

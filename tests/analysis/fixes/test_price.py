@@ -188,7 +188,7 @@ class TestPlans:
                 assert fix.confidence == causes[fix.cause].confidence
         combined = by_kind[FixKind.COMBINATION]
         assert combined["confidence"] == min(cause.confidence for cause in causes.values())
-        assert "transfer time follows bytes" in combined["assumes"]
+        assert "pauses as long as now" in combined["assumes"]
 
     def test_fixes_for_a_cause_come_before_what_any_job_could_try(self):
         found = [fix for fix in fixes_of(*self._slow()) if fix.kind is not FixKind.COMBINATION]

@@ -94,7 +94,7 @@ def test_a_row_of_the_fleet_shows_one_cause_and_counts_the_others(visit: Visit, 
 
 
 def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, doubtful: Serving) -> None:
-    lost = whatif(doubtful.store, "good")["wasted_gpu_hours_per_day"]
+    lost = whatif(doubtful.store, "good")["verdict"]["lost_gpu_hours_per_day"]
     page = visit("/", base=doubtful.url)
     open_table(page)
     cards = page.inner_text(".figures")

@@ -1,0 +1,57 @@
+"""Which cause to see to first, and with which fix: what gives back most.
+
+In: causes with their priced fixes. Out: the causes in that order, and the fix of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracekit.analysis.causes.model import Cause
+from tracekit.analysis.fixes.model import Fix, FixKind
+from tracekit.text import hidden
+
+#: A fix that gives back less than this share of the step moves its cause no further to the front.
+SMALLEST_SHARE = 0.02
+#: A fix that gives back less than this share of the step, and less than half of what all fixes do, is no first step.
+SMALLEST_FIRST_SHARE = 0.05
+
+
+def paying_first(causes: Sequence[Cause], fixes: Sequence[Fix]) -> tuple[Cause, ...]:
+    """The causes, those whose fixes give back most first; those of which no fix gives back anything stay in order.
+
+    What goes with a cause is more than what its fix gives back where the cause cannot just go: a stage with too many
+    layers has to put them somewhere.
+    """
+
+    def given_back_s(cause: Cause) -> float:
+        fix = best_fix(cause, fixes)
+        promised = fix is not None and fix.withheld is None and fix.saved_s >= SMALLEST_SHARE * _step_s(fix)
+        return fix.saved_s if fix is not None and promised else 0.0
+
+    return tuple(sorted(causes, key=lambda cause: -given_back_s(cause)))
+
+
+def first_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
+    """What to do first about a cause; where that gives back little until others are gone, all fixes together."""
+    best = best_fix(cause, fixes)
+    together = next((fix for fix in fixes if fix.kind is FixKind.COMBINATION and fix.withheld is None), None)
+    if best is None or together is None or best.saved_s >= SMALLEST_FIRST_SHARE * _step_s(best):
+        return best
+    return together if hidden(best.saved_s, together.saved_s) else best
+
+
+def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
+    """The best fix of a cause, of those at its place if there are any.
+
+    One that is only bounded, or without a promise, only if there is no other.
+    """
+    of_cause = [fix for fix in fixes if fix.cause is cause.kind]
+    of_cause = [fix for fix in of_cause if not fix.bound] or of_cause
+    here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
+    return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
+
+
+def _step_s(fix: Fix) -> float:
+    """The step as it is, seconds."""
+    return fix.new_step_s + fix.saved_s

@@ -1,0 +1,37 @@
+"""What comes first is what gives back most; what hides needs all fixes together."""
+
+from __future__ import annotations
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tracekit.analysis.causes.model import CauseKind
+from tracekit.analysis.fixes.model import FixKind
+from tracekit.job import Job
+from tracekit.model import Layout
+from tracekit.synth import SlowLastStage, SlowWorker, SynthSpec, synthesize
+
+
+def test_a_worker_whose_repair_gives_back_more_comes_before_a_stage_that_costs_more():
+    """The layers of the stage have to go somewhere: moving them gives back less than the stage costs."""
+    causes = (SlowLastStage(factor=1.6), SlowWorker(dp_rank=1, pp_rank=1, factor=1.4))
+    found = Job(synthesize(SynthSpec(Layout(dp=4, pp=2), causes=causes))).whatif().diagnosis
+    worker, stage = found.causes
+    assert (worker.kind, stage.kind) == (CauseKind.BAD_WORKER, CauseKind.STAGE_IMBALANCE)
+    (moved,) = (fix for fix in found.fixes if fix.kind is FixKind.REPARTITION)
+    assert stage.saved_s > worker.saved_s > moved.saved_s
+    assert found.answer.headline.startswith("rank 5 on host-0000 costs ")
+    assert found.answer.action == "Make rank 5 on host-0000 as fast as its peers"
+    assert [one.kind for one in found.answer.accounts] == ["bad-worker", "stage-imbalance"]
+
+
+def test_of_causes_that_hide_each_other_all_fixes_together_come_first():
+    """Rank 0 computes 0.15 s longer, the others load for 0.15 s: only both fixes give anything back."""
+    slow = [("forward-compute", 0.15), ("backward-compute", 0.3)]
+    late = [("data-load", 0.15), FORWARD, BACKWARD]
+    answer = Job(data_parallel_job([slow, late, late, late], steps=10)).whatif().diagnosis.answer
+    assert answer.action is not None
+    assert set(answer.action.split(" + ")) == {
+        "Make rank 0 as fast as its peers",
+        "Prefetch data, so that no forward waits for it",
+    }
+    assert answer.saves is not None
+    assert answer.saves.startswith("saves 150.0 ms")
