@@ -267,7 +267,9 @@ class DependencyGraph:
 
 def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
     """The lanes with receives posted and parameters gathered as the recording says, and how receives are posted."""
-    recorded = [RecordedLanes.sampled(group.structure, group.start, group.duration) for group in lanes.groups]
+    recorded = [
+        RecordedLanes.sampled(group.structure, group.start, group.duration, group.present) for group in lanes.groups
+    ]
     rule = infer_posting(recorded)
     structures = [with_posting(some, rule) for some in recorded]
     if gathers_first(recorded):

@@ -51,14 +51,14 @@ def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Str
         done = 0
         last_gather: dict[int, int] = {}  # before each work, by its position
         for gather in gathers:
-            behind = sum(_is_behind(lanes, work, gather) for work in works)
+            behind = sum(lanes.is_behind(work, gather) for work in works)
             if behind > done:
                 before.append(works[behind - 1])
                 after.append(gather)
                 done = behind
             last_gather[done] = gather
         for position, gather in last_gather.items():
-            if position < len(works) and _is_behind(lanes, gather, works[position]):
+            if position < len(works) and lanes.is_behind(gather, works[position]):
                 before.append(gather)
                 after.append(works[position])
     return replace(
@@ -66,16 +66,6 @@ def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Str
         before=np.concatenate([structure.before, before]).astype(np.int64),
         after=np.concatenate([structure.after, after]).astype(np.int64),
     )
-
-
-def _is_behind(lanes: RecordedLanes, first: int, second: int) -> bool:
-    """Whether `second` began behind `first` wherever it could have begun before."""
-    waits_for, after = lanes.structure.before, lanes.structure.after
-    begin = lanes.start[lanes.structure.pp_rank == lanes.structure.pp_rank[second]].min(axis=0)
-    begin = np.maximum(begin, lanes.end[waits_for[after == second]].max(axis=0, initial=-np.inf))
-    tells = lanes.end[first] - begin > SMALLEST_GAP_S
-    behind = tells & (lanes.start[second] > (begin + lanes.end[first]) / 2)
-    return bool(tells.any() and behind.sum() >= OBEYED_SHARE * tells.sum())
 
 
 def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]:

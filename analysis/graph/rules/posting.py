@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD
+from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
@@ -36,6 +36,8 @@ MOST_LANES = 64
 #: Ops of one call end in the same moment, but for rounding: seconds, and share of the transfer.
 SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
 
+Bools = npt.NDArray[np.bool_]
+_STREAM = tuple(kind.code for kind in COMPUTE_STREAM)
 _COMPUTES = (FORWARD.compute.code, BACKWARD.compute.code)
 _RECVS = (FORWARD.recv.code, BACKWARD.recv.code)
 #: The end of a step, in order: the first of these waits for the last compute.
@@ -53,7 +55,7 @@ class Posting(StrEnum):
 
     EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
     ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it; what is
-    posted together is one call, and the next compute waits for the whole call.
+    posted together is one call, and the next compute waits for the whole call, as does host work recorded behind it.
     """
 
     EARLY = "early"
@@ -77,18 +79,32 @@ PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class RecordedLanes:
-    """Lanes of one structure with recorded seconds, [rows, lanes] each."""
+    """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`: as that of `LaneGroup`."""
 
     structure: Structure
     start: Floats
     end: Floats
+    present: Bools | None = None
 
     @classmethod
-    def sampled(cls, structure: Structure, start: Floats, duration: Floats) -> RecordedLanes:
+    def sampled(
+        cls, structure: Structure, start: Floats, duration: Floats, present: Bools | None = None
+    ) -> RecordedLanes:
         """At most `MOST_LANES` of the lanes, evenly spread."""
         lanes = np.unique(np.linspace(0, start.shape[1] - 1, MOST_LANES).astype(np.int64))
         some = start[:, lanes]
-        return cls(structure, some, some + duration[:, lanes])
+        return cls(structure, some, some + duration[:, lanes], None if present is None else present[:, lanes])
+
+    def is_behind(self, first: int, second: int) -> bool:
+        """Whether row `second` began behind row `first` wherever it could have begun before."""
+        waits_for, after = self.structure.before, self.structure.after
+        begin = self.start[self.structure.pp_rank == self.structure.pp_rank[second]].min(axis=0)
+        begin = np.maximum(begin, self.end[waits_for[after == second]].max(axis=0, initial=-np.inf))
+        tells = self.end[first] - begin > SMALLEST_GAP_S
+        if self.present is not None:  # an absent op has no start of its own
+            tells &= self.present[first] & self.present[second]
+        behind = tells & (self.start[second] > (begin + self.end[first]) / 2)
+        return bool(tells.any() and behind.sum() >= OBEYED_SHARE * tells.sum())
 
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
@@ -126,8 +142,8 @@ def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
     call = np.full(len(structure.kind), -1, np.int64)
     edges: list[tuple[Ints, Ints]] = []
     for stage in _stages(lanes):
-        edges += stage.call_edges() if batched else stage.posting_edges()
-        for number, ops in enumerate(stage.calls() if batched else (), start=int(call.max()) + 1):
+        edges += [*stage.call_edges(), *stage.work_edges()] if batched else stage.posting_edges()
+        for number, (_, ops) in enumerate(stage.calls() if batched else (), start=int(call.max()) + 1):
             call[ops] = number
     before = np.concatenate([structure.before, *(before for before, _ in edges)])
     after = np.concatenate([structure.after, *(after for _, after in edges)])
@@ -152,7 +168,7 @@ class _Stage:
     """What one stage computes, receives and sends: the rows in order, and their recorded times."""
 
     def __init__(self, lanes: RecordedLanes, pp_rank: int, recvs: Ints, computes: Ints, sends: Ints) -> None:
-        self.start, self.end, self.structure = lanes.start, lanes.end, lanes.structure
+        self.lanes, self.start, self.end, self.structure = lanes, lanes.start, lanes.end, lanes.structure
         self.recvs, self.computes, self.sends = recvs, computes, sends
         here = lanes.structure.pp_rank == pp_rank
         self.stream = self._in_order(np.flatnonzero(here & np.isin(lanes.structure.kind, _COMPUTES)))
@@ -239,12 +255,42 @@ class _Stage:
         tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], _TAIL)])
         return tail[:1]
 
-    def calls(self) -> Iterator[Ints]:
-        """What was posted together, each call as the rows of its ops."""
-        return (ops for ops in self._turns() if not np.isin(self.structure.kind[ops], _COMPUTES).any())
+    def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
+        """What the host does between two computes, behind the last call there that it waited for."""
+        calls = list(self.calls())
+        for work, place in self._host_work():
+            waited_for = [ops for after, ops in calls if after == place and self._is_behind_any(ops, work)]
+            if waited_for:
+                yield waited_for[-1], np.full(len(waited_for[-1]), work)
+
+    def _is_behind_any(self, ops: Ints, work: int) -> bool:
+        return any(self.lanes.is_behind(int(op), work) for op in ops)
+
+    def _host_work(self) -> Iterator[tuple[int, int]]:
+        """What else is in the stream of the computes, each row with how many computes are before it."""
+        structure = self.structure
+        stream = np.isin(structure.kind, _STREAM) & (structure.pp_rank == structure.pp_rank[self.stream[0]])
+        chained = stream[structure.before] & stream[structure.after]
+        following = dict(zip(structure.before[chained].tolist(), structure.after[chained].tolist(), strict=True))
+        at: int | None = int(np.setdiff1d(np.flatnonzero(stream), structure.after[chained])[0])
+        place = 0
+        while at is not None:
+            if structure.kind[at] in _COMPUTES:
+                place += 1
+            else:
+                yield at, place
+            at = following.get(at)
 
     def _turns(self) -> Iterator[Ints]:
         """The computes, and between them the calls, each as the rows of its ops, in order."""
+        calls = list(self.calls())
+        for place in range(len(self.stream) + 1):
+            yield from (ops for after, ops in calls if after == place)
+            if place < len(self.stream):
+                yield self.stream[place : place + 1]
+
+    def calls(self) -> Iterator[tuple[int, Ints]]:
+        """What was posted together: how many computes are before a call, and the rows of its ops."""
         transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
         before = self._computes_before(transfers)
         behind = np.sort(before, axis=1)[:, (before.shape[1] - 1) // 2]  # as in most lanes
@@ -253,15 +299,7 @@ class _Stage:
         start, end = self.start[transfers], self.end[transfers]
         apart = start[1:] > (start[:-1] + end[:-1]) / 2
         begins = np.r_[True, (np.diff(behind) > 0) | (apart.mean(axis=1) > 0.5)]
-        calls = np.split(transfers, np.flatnonzero(begins)[1:])
-        after = behind[begins]
-        at = 0
-        for place in range(len(self.stream) + 1):
-            while at < len(calls) and after[at] == place:
-                yield calls[at]
-                at += 1
-            if place < len(self.stream):
-                yield self.stream[place : place + 1]
+        yield from zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True)
 
 
 def _votes(start: Floats, ready: Floats, bound: Floats, where: npt.NDArray[np.bool_] | bool = True) -> Floats:

@@ -27,6 +27,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.evidence.pauses import _own_length
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.model import OpKind
 from tracekit.trace import Trace
 
 #: Of the mean step.
@@ -69,6 +70,19 @@ class TestPauses:
     def test_what_one_of_two_ranks_does_is_no_effect_of_the_place_in_the_step(self):
         """The process stops in step with the job's microbatches."""
         assert not judged_job(9_730_000, "P17-stops").wrong
+
+
+class TestWorkBehindCalls:
+    def test_work_behind_a_send_that_blocks_is_no_late_host_code(self):
+        """Its peer is slow, so each send takes 56 ms; what the thread does behind the last one begins as much later."""
+        slow = draw_job(9_840_002, "P1-bad-worker")
+        assert slow.posting is Posting.BATCHED
+        replay = JobReplay.from_trace(simulate(slow).trace)
+        (block,) = replay.graph.blocks
+        gc = np.flatnonzero((block.structure.kind == OpKind.GC.code) & (block.structure.pp_rank == 1))
+        assert len(gc)
+        assert float(replay.durations.launch_delay[0][gc].max()) < 0.002
+        assert not judged_job(9_840_002, "P1-bad-worker").wrong
 
 
 class TestLengthOfPauses:
