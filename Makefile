@@ -11,7 +11,7 @@ GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus promethe
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-live test test-fleet check docs bench fuzz lock clean
+.PHONY: demo demo-live test suite test-fleet check docs bench fuzz lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
@@ -39,8 +39,13 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check $(CHROMIUM) $(NGINX) $(PROMETHEUS)
-	$(BIN)/pytest -n 2 -m "not fleet"
+# mypy without its cache keeps one core busy for half a minute: the tests run meanwhile.
+test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)
+	+$(MAKE) --no-print-directory --jobs 2 check suite
+
+# One process more than two cores: many tests wait for a browser, a training job or an alert.
+suite: $(VENV)/.dev
+	$(BIN)/pytest -n 3 -m "not fleet"
 
 # Studies of many jobs: killed processes, a Ray cluster on this machine, an S3 server. Some minutes.
 test-fleet: $(VENV)/.fleet

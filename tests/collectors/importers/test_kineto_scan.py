@@ -42,7 +42,7 @@ def scan(text, most=100):
     return found, stopped, why
 
 
-@examples(300)
+@examples(60)
 @given(st.lists(events, max_size=5), st.sampled_from([None, 1]))
 def test_rows_hold_what_the_json_says(stated, indent):
     text = (json.dumps(stated, indent=indent)[1:]).encode()
@@ -64,7 +64,7 @@ def test_rows_hold_what_the_json_says(stated, indent):
             assert json.loads(text[row[Column.GRID_BEGIN] : row[Column.GRID_END]]) == said["grid"]
 
 
-@examples(200)
+@examples(40)
 @given(st.lists(events, min_size=1, max_size=3), st.data())
 def test_a_text_that_ends_early_is_incomplete_from_its_last_event_on(stated, data):
     text = (json.dumps(stated)[1:]).encode()
@@ -77,7 +77,7 @@ def test_a_text_that_ends_early_is_incomplete_from_its_last_event_on(stated, dat
     assert len(found) + len(again) == len(whole)
 
 
-@examples(300)
+@examples(60)
 @given(
     st.binary(max_size=200) | st.lists(events, max_size=2).map(lambda some: json.dumps(some)[1:].encode()), st.data()
 )
