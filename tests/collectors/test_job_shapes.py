@@ -5,7 +5,7 @@ import sys
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, collect, contradictions, several
+from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, TIMEOUT_S, collect, contradictions, several
 from tests.collectors.shared_runs import PAUSES, STYLES
 from tracekit.model import OpKind, Worker
 from tracekit.trace import RUN_QUEUE
@@ -80,7 +80,7 @@ def test_fsdp2_without_a_pipeline(runs):
     """Two data-parallel ranks, gradients of two layers scattered; what computes wait for is apart from them."""
     trace = runs["fsdp"].trace
     assert set(trace.metadata[RUN_QUEUE]) == {"0", "1"}
-    assert all(0 <= seconds < 60 for seconds in trace.metadata[RUN_QUEUE].values())
+    assert all(0 <= seconds < TIMEOUT_S for seconds in trace.metadata[RUN_QUEUE].values())
     assert (trace.layout.dp, trace.layout.pp) == (2, 1)
     assert runs["fsdp"].attempt["layout_source"] == "gradient groups"
     assert counts(trace) == FSDP_STEP
