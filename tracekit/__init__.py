@@ -63,4 +63,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != _HOMES[name]:
+            raise
+        raise ImportError(f"tracekit.{name}: tracekit-collect only records; install tracekit to analyse") from None
+    globals()[name] = value  # the next use finds it without asking here
+    return value

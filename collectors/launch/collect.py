@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,12 +21,13 @@ from tracekit.atomic_write import check_writable
 from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
 from tracekit.collectors.launch.kept_hangs import KeptHangs
 from tracekit.collectors.launch.launcher import (
+    NOTHING_RECORDED,
     LaunchResult,
+    await_other_launchers,
     finish_run,
     launched_elsewhere,
     prepare_run,
     run_command,
-    running_launchers,
 )
 from tracekit.collectors.launch.live import WatchOptions, start_watch
 from tracekit.collectors.launch.progress import Overhead, Progress, measure_overhead
@@ -37,7 +37,8 @@ from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import AttemptRecording, attempts, read_attempt, write_manifest
+from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
+from tracekit.collectors.run_directory.writing import attempts, write_manifest
 from tracekit.collectors.runtime.wire_format import RuntimeOptions, attempt_directory
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.findings import Findings, Unanalysed
@@ -50,8 +51,6 @@ from tracekit.trace import TRACE_FILE, Trace
 OVERHEAD_BLOCK = 10
 #: What switches PyTorch's flight recorder on: how many operations it keeps.
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
-#: How long the launchers of other nodes may take longer than the first, seconds.
-OTHER_NODES_TIMEOUT_S = 30.0
 #: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
 STANDBY = "tracekit.commands.hang_standby"
 Analyse = Callable[[Trace], Findings | Unanalysed]
@@ -257,16 +256,13 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     problem = None
     collected: list[CollectedAttempt] = []
     try:
-        _await_other_launchers(directory)
+        await_other_launchers(directory)
         numbers = attempts(directory)
         for number in numbers if options.live is None or options.out is not None else ():
             collected.append(_collect_attempt(options, directory, number, last=number == numbers[-1]))
         finish_run(directory)
         if not numbers:
-            problem = (
-                "nothing was recorded: no process of the command trained with torch in this Python environment"
-                " (python -I and -S, or an overwritten PYTHONPATH, keep the recorder out)"
-            )
+            problem = NOTHING_RECORDED
     except (TracekitError, OSError) as error:
         problem = str(error)
     keep = options.segments is not None or any(one.problem for one in collected) or (problem and collected)
@@ -295,13 +291,6 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
             yield f"WARNING: torch.profiler wrote the traces of {files} of {one.world_size} ranks into {folder}"
         if files:
             yield f"traces of torch.profiler, {files} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
-
-
-def _await_other_launchers(directory: Path) -> None:
-    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
-    deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
-    while running_launchers(directory) and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, last: bool) -> CollectedAttempt:

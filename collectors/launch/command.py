@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.collectors.launch.live import WatchOptions, watch_options
+from tracekit.collectors.launch.option_values import parse_steps
 from tracekit.collectors.launch.signals import hold, release
 from tracekit.errors import SelectionError
 from tracekit.stderr import say
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 #: Who watches a job hears of its hang within that, without asking for it.
 LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
-_STEPS = re.compile(r"(\d*):(\d*)$")
 
 
 class StepRange(click.ParamType[tuple[int, int | None]]):
@@ -34,13 +33,10 @@ class StepRange(click.ParamType[tuple[int, int | None]]):
         """First step and exclusive last step."""
         if isinstance(value, tuple):
             return value
-        match = _STEPS.match(value)
-        if match is None:
-            self.fail(f"{value!r} is no step range; write 100:200 for the steps 100 to 199", param, ctx)
-        first, last = int(match.group(1) or 1), int(match.group(2)) if match.group(2) else None
-        if last is not None and last <= first:
-            self.fail(f"{value!r} is empty; the second step must be larger than the first", param, ctx)
-        return first, last
+        try:
+            return parse_steps(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class NcclMask(click.ParamType[int]):

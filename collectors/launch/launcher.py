@@ -21,8 +21,8 @@ from typing import BinaryIO
 from tracekit.atomic_write import Kind, Place, write_text
 from tracekit.collectors.launch.inject import write_injection
 from tracekit.collectors.launch.signals import WATCHED, hold, release
-from tracekit.collectors.run_directory.host_clocks import EchoServer, append_sample, measure
-from tracekit.collectors.run_directory.segments import RUN_FILE, write_left_over
+from tracekit.collectors.run_directory.clock_pings import EchoServer, append_sample, measure
+from tracekit.collectors.run_directory.writing import RUN_FILE, write_left_over
 from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.ring import RingStore
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
@@ -30,8 +30,14 @@ from tracekit.errors import OutputError
 
 #: How often the launcher looks after the command, seconds.
 POLL_S = 0.5
+#: How long the launchers of other nodes may take longer than the first, seconds.
+OTHER_NODES_TIMEOUT_S = 30.0
 #: How often it measures the reference clock, seconds.
 CLOCK_PERIOD_S = 10.0
+NOTHING_RECORDED = (
+    "nothing was recorded: no process of the command trained with torch in this Python environment (python -I and -S,"
+    " or an overwritten PYTHONPATH, keep the recorder out)"
+)
 #: What a launcher around this one, or a user's shell, may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 _CLOCK_FILE = "clock-server.json"
@@ -49,7 +55,7 @@ def _is_run_file(file: BinaryIO) -> bool:
 _RUN_KIND = Kind("the record of a run of `tracekit collect`", _is_run_file)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LaunchResult:
     """`exit_code` is what a shell would report: 128 + number for a command that a signal ended.
 
@@ -101,6 +107,13 @@ def launched_elsewhere(directory: Path) -> bool:
 def running_launchers(directory: Path) -> list[str]:
     """The launchers of the run whose command has not ended yet."""
     return sorted(path.name for path in directory.glob(f"launcher-*{_RUNNING}"))
+
+
+def await_other_launchers(directory: Path) -> None:
+    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
+    deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
+    while running_launchers(directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def run_command(

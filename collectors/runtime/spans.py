@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from typing import ParamSpec  # Python 3.10
+
+    P = ParamSpec("P")
 R = TypeVar("R")
 
 

@@ -74,7 +74,7 @@ class Flag(IntEnum):
     BLOCKING = 16  # COLLECTIVE: its caller waited for its end at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RuntimeOptions:
     """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open.
 

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
-from tracekit.collectors.run_directory.segments import write_manifest
+from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 from tracekit.errors import FormatError, LayoutError
