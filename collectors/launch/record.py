@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable
 
-from tracekit import __version__
 from tracekit.collectors.launch.launcher import (
     NOTHING_RECORDED,
     await_other_launchers,
@@ -47,7 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tracekit", description="Record step traces. The analysis is in the distribution tracekit."
     )
-    parser.add_argument("--version", action="version", version=f"tracekit-collect {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     collect = commands.add_parser(
         "collect", help="record an unmodified training command: tracekit collect [OPTIONS] -- torchrun ... train.py"
