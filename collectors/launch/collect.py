@@ -30,16 +30,24 @@ from tracekit.collectors.launch.launcher import (
     run_command,
 )
 from tracekit.collectors.launch.live import WatchOptions, start_watch
-from tracekit.collectors.launch.progress import Overhead, Progress, measure_overhead
+from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.placement import LayoutOptions
+from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
 from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
 from tracekit.collectors.run_directory.writing import attempts, write_manifest
-from tracekit.collectors.runtime.wire_format import RuntimeOptions, attempt_directory
+from tracekit.collectors.runtime.wire_format import (
+    IDLE,
+    Category,
+    Flag,
+    RuntimeOptions,
+    Schedule,
+    attempt_directory,
+)
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import say
@@ -47,8 +55,6 @@ from tracekit.store import Incoming, Store, default_store
 from tracekit.text import printable
 from tracekit.trace import TRACE_FILE, Trace
 
-#: Steps per block of `--overhead`.
-OVERHEAD_BLOCK = 10
 #: What switches PyTorch's flight recorder on: how many operations it keeps.
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
 #: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
@@ -58,7 +64,7 @@ Analyse = Callable[[Trace], Findings | Unanalysed]
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """What to run and what to keep. Steps are numbered from 0; `last_step` is exclusive.
+    """What to run and what to keep. `keep_bytes`: the most that a rank's segments take, 0: all stay.
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
@@ -75,10 +81,8 @@ class CollectOptions:
     keep_in_store: bool = True
     name: str | None = None
     segments: Path | None = None
-    first_step: int = 1
-    last_step: int | None = None
-    every: int = 1
-    overhead: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
+    keep_bytes: int = 0
     nccl: int | None = None
     hang_after_s: float = 0.0
     stop_on_hang: bool = False
@@ -93,8 +97,9 @@ class CollectOptions:
 class CollectedAttempt:
     """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
 
-    `notes`: what the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they
-    were asked for.
+    `cost`: what recording costs, or why that is not known; None where nothing could be read. `notes`: what
+    the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they were asked
+    for.
     """
 
     attempt: int
@@ -108,7 +113,7 @@ class CollectedAttempt:
     missing_ranks: tuple[int, ...]
     out: str | None
     store: str | None
-    overhead: Overhead | None
+    cost: RecordingCost | str | None
     problem: str | None
     notes: tuple[str, ...] = ()
     nccl: tuple[str, ...] = ()
@@ -144,10 +149,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     `problem` in the summary, because the command has run.
     """
     runtime = RuntimeOptions(
-        first_step=options.first_step,
-        last_step=options.last_step,
-        every=options.every,
-        overhead_block=OVERHEAD_BLOCK if options.overhead else 0,
+        **asdict(options.schedule),
+        keep_bytes=options.keep_bytes,
         hang_after_s=options.hang_after_s,
         profiler_folder="" if options.profiler is None else str(options.profiler.absolute()),
         profiler_steps=0 if options.profiler is None else options.profiler_steps,
@@ -184,7 +187,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             hangs.keep(watcher.found)
             return stop
 
-        launched = run_command(options.command, environment, directory, on_poll)
+        launched = run_command(options.command, environment, directory, on_poll, str(options.name))
         if watcher is not None:
             watcher.command_ended(launched.exit_code)
             hangs.keep(watcher.found)
@@ -303,18 +306,21 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
     except TracekitError as error:
         return _failed_attempt(number, name, None, str(error))
     notes = tuple(find_unrecorded(recording).lines())
-    overhead = measure_overhead(recording, OVERHEAD_BLOCK) if options.overhead else None
+    if options.schedule == IDLE and not _recorded_steps(recording):
+        idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
+        return replace(_failed_attempt(number, name, recording, ""), problem=None, notes=(*notes, idle))
+    cost = recording_cost(recording)
     try:
         merged = merge_attempt(
             recording,
             name=name,
-            first_step=options.first_step,
+            first_step=options.schedule.first_step,
             options=options.layout,
             clocks=read_clocks(directory),
             metadata={"command": list(options.command)},
         )
     except TracekitError as error:
-        failed = _failed_attempt(number, name, recording, str(error), overhead)
+        failed = _failed_attempt(number, name, recording, str(error), cost)
         return replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None))
     out = _out_path(options, number, last=last)
     problem = None
@@ -326,9 +332,24 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
             store = store_trace(options, merged.trace)
     except TracekitError as error:
         problem = str(error)
-    collected = _collected(number, merged, overhead, out, store, problem)
+    collected = _collected(number, merged, cost, out, store, problem)
     nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
     return replace(collected, notes=notes, nccl=nccl)
+
+
+def _recorded_steps(recording: AttemptRecording) -> bool:
+    """Whether a step behind the first was recorded."""
+    whole = int(Flag.COMPLETE | Flag.RECORDING)
+    return any(
+        bool(
+            (
+                (one.records["flags"] & whole == whole)
+                & (one.records["category"] == Category.STEP)
+                & (one.records["step"] > 0)
+            ).any()
+        )
+        for one in recording.ranks.values()
+    )
 
 
 def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
@@ -347,7 +368,7 @@ def store_trace(options: CollectOptions, trace: Trace) -> Path:
 def _collected(
     number: int,
     merged: MergedAttempt,
-    overhead: Overhead | None,
+    cost: RecordingCost | str | None,
     out: Path | None,
     store: Path | None,
     problem: str | None,
@@ -365,13 +386,13 @@ def _collected(
         missing_ranks=merged.missing_ranks,
         out=str(out) if out is not None and problem is None else None,
         store=str(store) if store is not None else None,
-        overhead=overhead,
+        cost=cost,
         problem=problem,
     )
 
 
 def _failed_attempt(
-    number: int, name: str, recording: AttemptRecording | None, problem: str, overhead: Overhead | None = None
+    number: int, name: str, recording: AttemptRecording | None, problem: str, cost: RecordingCost | str | None = None
 ) -> CollectedAttempt:
     """An attempt without a trace; what its ranks reported is still told."""
     ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
@@ -387,7 +408,7 @@ def _failed_attempt(
         missing_ranks=recording.missing_ranks if recording else (),
         out=None,
         store=None,
-        overhead=overhead,
+        cost=cost,
         problem=problem,
     )
 

@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable
@@ -20,12 +21,14 @@ from tracekit.collectors.launch.launcher import (
     finish_run,
     prepare_run,
     run_command,
+    running_launchers,
 )
-from tracekit.collectors.launch.option_values import parse_steps
+from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
+from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
 from tracekit.collectors.run_directory.writing import attempts, ranks_in, write_manifest
-from tracekit.collectors.runtime.wire_format import RuntimeOptions, attempt_directory
-from tracekit.errors import TracekitError
+from tracekit.collectors.runtime.wire_format import RuntimeOptions, Schedule, attempt_directory
+from tracekit.errors import SelectionError, TracekitError
 from tracekit.stderr import say
 from tracekit.text import printable
 
@@ -60,6 +63,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     collect.add_argument("--steps", type=_value(parse_steps), default=(1, None), metavar="FROM:TO")
     collect.add_argument("--every", type=_value(_count), default=1, metavar="N", help="record one step in this many")
+    collect.add_argument(
+        "--for", dest="length", type=_value(_count), default=1, metavar="N", help="with --every: so many steps in a row"
+    )
+    collect.add_argument("--idle", action="store_true", help="record nothing until `tracekit attach` asks for it")
+    collect.add_argument(
+        "--keep",
+        type=_value(parse_size),
+        default=0,
+        metavar="SIZE",
+        help="keep so much of each rank's segments on disk, such as 2GB; the oldest go",
+    )
+    collect.add_argument("--name", help="how `tracekit attach` finds the job [default: script]")
+    attach = commands.add_parser("attach", help="record a few steps of a job that `tracekit collect` launched")
+    attach.set_defaults(run=_attach)
+    attach.add_argument("job", nargs="?", help="name, process id or folder of the job [default: the only one here]")
+    attach.add_argument("--steps", type=_value(_count), default=5, metavar="N", help="record N steps [default: 5]")
     return parser
 
 
@@ -83,12 +102,15 @@ def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _collect(parsed: argparse.Namespace) -> int:
     """Run the command; its exit code."""
+    schedule = schedule_options(parsed.steps, parsed.every, parsed.length, idle=parsed.idle, overhead=False)
     hold()
     try:
-        options = RuntimeOptions(first_step=parsed.steps[0], last_step=parsed.steps[1], every=parsed.every)
+        options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep)
         directory = (parsed.segments or Path(f"tracekit-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
         environment = prepare_run(directory, options, parsed.command)
-        launched = run_command(parsed.command, environment, directory, lambda: False)
+        launched = run_command(
+            parsed.command, environment, directory, lambda: False, parsed.name or _script(parsed.command)
+        )
     finally:
         release()
     if launched.first:
@@ -96,6 +118,23 @@ def _collect(parsed: argparse.Namespace) -> int:
         for line in _conclude(directory):
             say(f"tracekit: {printable(line)}")
     return launched.exit_code
+
+
+def _script(command: Sequence[str]) -> str:
+    """What a command is called after: its script, else its program."""
+    return next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
+
+
+def _attach(parsed: argparse.Namespace) -> int:
+    """Have steps recorded, and say where to read them."""
+    directory = find_job(parsed.job)
+    if not running_launchers(directory):
+        raise SelectionError(f"{directory}: the job has ended")
+    first = first_common_step(directory)
+    write_schedule(directory, Schedule(first, first + parsed.steps))
+    say(f"tracekit: steps {first} to {first + parsed.steps - 1} are recorded as the job gets there")
+    say(f"tracekit: next, where tracekit is installed: tracekit whatif {shlex.quote(str(directory))}")
+    return 0
 
 
 def _conclude(directory: Path) -> list[str]:

@@ -168,9 +168,20 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
     records = np.concatenate(parts)
     # What the launcher saved of a rank that was killed can be in its own segments too.
     _, first = np.unique(records["number"], return_index=True)
-    records = records[first]
+    records = without_torn_steps(records[first])
     names = names_of(facts.get("name", []), directory / (rank_stem(rank) + FACTS_SUFFIX))
     return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
+
+
+def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDArray[np.void]:
+    """Records, ordered by number, less the ends of steps that began in records which are gone (`--keep`).
+
+    `last`: the number of the record before the first. A step without its end is not whole, so the merge leaves it out.
+    """
+    gaps = np.flatnonzero(np.diff(records["number"], prepend=last) > 1)
+    ends = np.flatnonzero(records["category"] == Category.STEP)
+    torn = np.searchsorted(ends, gaps)
+    return np.delete(records, ends[torn[torn < len(ends)]])
 
 
 def check_process(process: Any, path: Path) -> None:

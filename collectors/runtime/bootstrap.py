@@ -8,6 +8,7 @@ patched is patched when the process itself imports it.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
@@ -131,11 +132,13 @@ def _start(rank: int, world_size: int) -> Any:
     except FileExistsError:
         return None
     options = RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    from tracekit.collectors.runtime.control import Control
     from tracekit.collectors.runtime.install import install_hooks
     from tracekit.collectors.runtime.session import Session
 
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
+    recorder.between = Control(directory.parent, functools.partial(setattr, session, "schedule")).look
     install_hooks(session)
     if options.hang_after_s > 0 and world_size > 1:
         from tracekit.collectors.runtime.hang_watch import HangWatch

@@ -48,13 +48,13 @@ COLLECTIVES = (
 )
 #: P2p a pipeline schedule did not tag: recorded under its own name.
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
-#: Functional collectives with one tensor: their result is waited for by `wait_tensor`.
+#: Functional collectives with one tensor, by their names, new and old: their result is waited for by `wait_tensor`.
 FUNCTIONAL = (
-    "all_reduce",
-    "all_gather_single",
-    "reduce_scatter_single",
-    "all_to_all_single",
-    "broadcast",
+    ("all_reduce",),
+    ("all_gather_single", "all_gather_tensor"),
+    ("reduce_scatter_single", "reduce_scatter_tensor"),
+    ("all_to_all_single",),
+    ("broadcast",),
 )
 
 
@@ -259,9 +259,10 @@ class CollectiveHooks:
 
         Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
         """
-        for name in FUNCTIONAL:
-            wrap = functools.partial(self._functional, name, module)
-            self.session.patch(module, name, wrap, lacks=f"the functional collective {name}")
+        for names in FUNCTIONAL:
+            name = next((name for name in names if hasattr(module, name)), names[0])  # an old name calls the new one
+            wrap = functools.partial(self._functional, names[0], module)
+            self.session.patch(module, name, wrap, lacks=f"the functional collective {names[0]}")
         self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
 
     def _functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:

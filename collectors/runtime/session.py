@@ -54,7 +54,8 @@ class Session:
         self.thread_id = threading.get_ident()
         self.patches = PatchSet()
         self.step = 0
-        self.recording = options.records_step(0)
+        self.schedule = options.schedule
+        self.recording = True  # step 0 shows the job's shape
         self.busy = 0
         self.optimizing = False
         self.failures: Counter[str] = Counter()
@@ -396,7 +397,7 @@ class Session:
         self._compute_ns = 0
         self._stepped.clear()
         self.microbatch = 0
-        self._switch(self.options.records_step(step))
+        self._switch(step == 0 or self.schedule.records(step))
         for entered in self.step_entered:
             self.attempt_hook("step-entered", entered)
 

@@ -69,7 +69,7 @@ def test_a_torn_tail_costs_the_torn_record_only(tmp_path, cut):
     """A segment cut anywhere gives its whole records."""
     directory, _ = write(tmp_path, 5)
     (segment,) = directory.glob("*.ops")
-    torn = directory / "rank-000003-0000.open"
+    torn = directory / "rank-000003-00000000.open"
     torn.write_bytes(segment.read_bytes()[:-cut])
     segment.unlink()
     records, rest = read_segment(torn)
@@ -80,9 +80,9 @@ def test_a_torn_tail_costs_the_torn_record_only(tmp_path, cut):
 
 def test_another_file_is_no_segment(tmp_path):
     """A file with another head is an error that names it."""
-    path = tmp_path / "rank-000000-0000.ops"
+    path = tmp_path / "rank-000000-00000000.ops"
     path.write_bytes(b"x" * 100)
-    with pytest.raises(FormatError, match=r"rank-000000-0000\.ops: not a segment"):
+    with pytest.raises(FormatError, match=r"rank-000000-00000000\.ops: not a segment"):
         read_segment(path)
 
 
