@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.collectors import span, step
     from tracekit.errors import TracekitError
     from tracekit.gpu_job import GpuJob, load_gpu
     from tracekit.job import Job, load, load_from_store
@@ -37,6 +38,8 @@ _HOMES = {
     "load_ops": "tracekit.op_job",
     "load_ops_from_store": "tracekit.op_job",
     "Trace": "tracekit.trace",
+    "span": "tracekit.collectors",
+    "step": "tracekit.collectors",
 }
 __all__ = [
     "GpuJob",
@@ -55,6 +58,8 @@ __all__ = [
     "load_gpu",
     "load_ops",
     "load_ops_from_store",
+    "span",
+    "step",
 ]
 
 

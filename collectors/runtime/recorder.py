@@ -56,10 +56,9 @@ class Recorder:
         self._rank, self._attempt = rank, attempt
         self._directory = directory
         self._per_segment = options.records_per_segment
-        self._most_sealed = 0  # all
-        if options.keep_bytes:
+        self._bounded = options.keep_bytes > 0
+        if self._bounded:
             self._per_segment = _segment_records(options.keep_bytes)
-            self._most_sealed = RING_SEGMENTS - 1  # beside the open one
         self._sealed: deque[Path] = deque()
         self.between: Callable[[], None] | None = None
         self._ring = open_ring(rank, attempt, options.ring_capacity)
@@ -165,6 +164,8 @@ class Recorder:
 
     def _open_segment(self) -> BinaryIO:
         if self._segment is None:
+            if len(self._sealed) == RING_SEGMENTS:
+                self._sealed.popleft().unlink(missing_ok=True)
             self._segment_path = self._directory / f"{segment_stem(self._rank, self._segments)}{OPEN_SUFFIX}"
             self._segment = self._segment_path.open("xb", buffering=0)
             self._segment.write(HEADER.pack(MAGIC, VERSION, RECORD.size, self._rank, self._attempt, os.getpid()))
@@ -177,10 +178,8 @@ class Recorder:
         os.fsync(self._segment.fileno())
         self._segment.close()
         sealed = self._segment_path.rename(self._segment_path.with_suffix(SEALED_SUFFIX))
-        if self._most_sealed:
+        if self._bounded:
             self._sealed.append(sealed)
-            if len(self._sealed) > self._most_sealed:
-                self._sealed.popleft().unlink(missing_ok=True)
         self._segment = None
         self._segments += 1
         self._in_segment = 0

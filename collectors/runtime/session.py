@@ -365,6 +365,11 @@ class Session:
         self._manual_steps = True
         self._enter(step)
 
+    def begin_step(self) -> None:
+        """The user's own step, counted here: what `set_step` with the next number does."""
+        begun = self._manual_steps or self._step_over or self._compute_ns > 0
+        self.set_step(self.step + begun)
+
     def _next_step(self) -> None:
         self._step_over = False
         self._optimizers_per_step = max(self._optimizers_per_step, len(self._stepped))

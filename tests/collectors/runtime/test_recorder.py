@@ -54,6 +54,26 @@ def test_segments_roll_over(tmp_path):
     assert read_attempt(tmp_path, 0).ranks[3].records["step"].tolist() == list(range(25))
 
 
+def test_a_bounded_recording_keeps_the_newest_steps(tmp_path):
+    """Five records a step into 8 segments of 9: the disk holds 72 records at most, and the torn step is not whole."""
+    directory = attempt(tmp_path)
+    keep = 8 * (HEADER.size + 9 * RECORD.size)
+    recorder = Recorder(directory, 3, 0, RuntimeOptions(keep_bytes=keep))
+    recorder.fact("process", {"rank": 3, "world_size": 8, "host": "a", "time_ns": 0, "monotonic_ns": 0})
+    for step in range(100):
+        for category in (Category.COMPUTE, Category.COMPUTE, Category.OPTIMIZER, Category.GC, Category.STEP):
+            recorder.add((category, 0, 0, step, -1, -1, -1, 10 * step, 10 * step + 5, 0))
+    recorder.start()
+    recorder.close({})
+    assert sum(path.stat().st_size for path in directory.glob("rank-*-*")) <= keep
+    write_manifest(directory)
+    records = read_attempt(tmp_path, 0).ranks[3].records
+    ends = records[records["category"] == Category.STEP]["step"].tolist()
+    kept = 500 % 9 + 7 * 9  # records: those of the open segment and of seven before
+    assert len(records) == kept - 1  # less the end of the step that began before them
+    assert ends == list(range(100 - kept // 5, 100))
+
+
 def test_a_full_ring_drops_and_counts(tmp_path):
     """More records than the ring holds, before the writer runs: the rest is dropped, and said."""
     _, recorder = write(tmp_path, 30, ring_capacity=20)

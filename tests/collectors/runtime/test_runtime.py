@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+import tracekit
 from tests.collectors.conftest import HEAVY, environment
 from tracekit.collectors import set_step, span
 from tracekit.collectors.runtime import control, spans
@@ -14,7 +15,9 @@ from tracekit.collectors.runtime.patches import PatchSet, on_import
 from tracekit.collectors.runtime.wire_format import IDLE, RuntimeOptions, Schedule
 
 
-@pytest.mark.parametrize("module", ["tracekit.collectors", "tracekit.collectors.runtime.bootstrap"])
+@pytest.mark.parametrize(
+    "module", ["tracekit.collectors", "tracekit.collectors.runtime.bootstrap", "tracekit; tracekit.span"]
+)
 def test_imports_stay_light(module):
     """Neither the public names nor the bootstrap import torch or anything heavy."""
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
@@ -36,6 +39,9 @@ class Sink:
 
     def set_step(self, step):
         self.told.append(step)
+
+    def begin_step(self):
+        self.told.append("next")
 
 
 @pytest.fixture
@@ -61,6 +67,9 @@ def test_spans_are_no_ops_outside_collect():
     with pytest.raises(KeyError), span("block"):
         raise KeyError("x")
     set_step(3)
+    with tracekit.step():
+        assert double(2) == 4
+    assert tracekit.span is span
     assert double.__doc__ == "Twice."
 
 
@@ -74,7 +83,9 @@ def test_spans_reach_the_collector_and_close_on_exceptions(sink):
     with span("outer"), pytest.raises(KeyError):
         fail()
     set_step(12)
-    assert sink.told == [("call", 7), ("outer", 7), 12]
+    with tracekit.step(), tracekit.span("inner"):
+        pass
+    assert sink.told == [("call", 7), ("outer", 7), 12, "next", ("inner", 7)]
 
 
 def test_patches_come_and_go():
