@@ -28,6 +28,8 @@ from tracekit.collectors.runtime.wire_format import (
     rank_stem,
 )
 
+#: How many processes there are, as torchrun, srun, Open MPI, MPICH and its kin, and MVAPICH tell them.
+_SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _armed = False
 _session: Any = None
 
@@ -97,6 +99,12 @@ def _replace(module: ModuleType, name: str, wrapper: Any) -> None:
         setattr(package, name, wrapper)
 
 
+def _one_of_many() -> bool:
+    """Whether the launcher says that this process is one of several, which will join a process group."""
+    sizes = (os.environ.get(name, "1") for name in _SIZES)
+    return any(size.isdecimal() and int(size) > 1 for size in sizes)
+
+
 def _watch_optimizer(module: ModuleType) -> None:
     """A process without a process group that makes an optimizer is a training process of one rank."""
     optimizer = module.Optimizer
@@ -104,7 +112,7 @@ def _watch_optimizer(module: ModuleType) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if _session is None and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if _session is None and not _one_of_many():
             activate(0, 1)
 
     init.__wrapped__ = original  # type: ignore[attr-defined]
