@@ -1,4 +1,4 @@
-"""Thousands of tiny steps; prints the memory of its own that the process has after an eighth of them and at the end, kB."""
+"""Thousands of tiny steps; prints what memory of its own the process has after an eighth of them and at the end, kB."""
 
 import os
 from pathlib import Path
