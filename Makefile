@@ -11,7 +11,7 @@ GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus promethe
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-live test suite test-fleet check docs bench fuzz lock clean
+.PHONY: demo demo-live test suite test-fleet check docs bench fuzz wheels lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
 $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
@@ -78,6 +78,10 @@ $(PROMETHEUS):
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+# The whole of tracekit, and the recorder by itself.
+wheels: $(VENV)/.demo
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./collectors/standalone
 
 lock: $(VENV)/.dev
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock

@@ -16,7 +16,7 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
 SECTIONS = (
     "core", "graphs", "against", "causes", "eventsim", "clocks", "collect", "live", "device", "gpu", "nccl", "kineto",
-    "dashboard", "store", "windows", "killed", "hang", "hang_live", "fleet",
+    "dashboard", "store", "windows", "killed", "hang", "hang_live", "fleet", "frameworks",
 )  # fmt: skip
 #: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.
 MODULES = {"eventsim": "verdicts"}
@@ -24,7 +24,7 @@ TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its mac
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["eventsim"], ["clocks"], ["hang_live"]) and len(sys.argv) > 2:
+    if sys.argv[1:2] in (["eventsim"], ["clocks"], ["hang_live"], ["frameworks"]) and len(sys.argv) > 2:
         import_module(f"benchmarks.{MODULES.get(sys.argv[1], sys.argv[1])}").main(sys.argv[2:])
         return
     wanted = sys.argv[1:] or SECTIONS

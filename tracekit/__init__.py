@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.collectors import span, step
     from tracekit.errors import TracekitError
     from tracekit.gpu_job import GpuJob, load_gpu
     from tracekit.job import Job, load, load_from_store
@@ -37,6 +38,8 @@ _HOMES = {
     "load_ops": "tracekit.op_job",
     "load_ops_from_store": "tracekit.op_job",
     "Trace": "tracekit.trace",
+    "span": "tracekit.collectors",
+    "step": "tracekit.collectors",
 }
 __all__ = [
     "GpuJob",
@@ -55,6 +58,8 @@ __all__ = [
     "load_gpu",
     "load_ops",
     "load_ops_from_store",
+    "span",
+    "step",
 ]
 
 
@@ -63,4 +68,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != _HOMES[name]:
+            raise
+        raise ImportError(f"tracekit.{name}: tracekit-collect only records; install tracekit to analyse") from None
+    globals()[name] = value  # the next use finds it without asking here
+    return value

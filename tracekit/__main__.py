@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 
 from tracekit.stderr import open_stderr, say
 
@@ -22,9 +24,7 @@ def main() -> None:
     open_stderr()
     gc.set_threshold(NEW_OBJECTS)
     try:
-        from tracekit.cli import main as run
-
-        run()
+        _command_line()()
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(EXIT_INTERRUPTED)
@@ -33,6 +33,17 @@ def main() -> None:
         # complain about what is left then.
         if "duckdb" not in sys.modules:
             gc.freeze()
+
+
+def _command_line() -> Callable[[], object]:
+    """All commands, or, in the distribution `tracekit-collect`, those that record."""
+    if find_spec("tracekit.cli") is not None:
+        from tracekit.cli import main as run_any
+
+        return run_any
+    from tracekit.collectors.launch.record import main as record
+
+    return lambda: sys.exit(record())
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import polars as pl
-
 from tracekit.errors import OutputError
 
 #: How the names of temporary files begin; a digest of the host follows. Each is locked (flock) while its writer lives.
@@ -36,7 +34,7 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
     """A kind of file that tracekit writes.
 
@@ -183,7 +181,8 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as 
             self._lock.close()
         if isinstance(error, OSError):
             raise self.place.error(error) from None
-        if isinstance(error, pl.exceptions.PolarsError) and "IO error: " in str(error):
+        # polars has an error of its own for a full disk; it is not imported here, because the recorder needs none.
+        if type(error).__module__.startswith("polars.") and "IO error: " in str(error):
             raise self.place.error(OSError(str(error).rpartition("IO error: ")[2])) from None
 
 

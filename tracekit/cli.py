@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Where each command is: `NAME_command` of a module.
 _HOMES = {
     "alerts": "tracekit.commands.alerts",
+    "attach": "tracekit.commands.attach",
     "collect": "tracekit.collectors.launch.command",
     "compare": "tracekit.commands.compare",
     "culprits": "tracekit.commands.culprits",

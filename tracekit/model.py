@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
 from typing import Any
 
+from tracekit.enums import StrEnum
 from tracekit.errors import LayoutError, TraceError
 
 
@@ -140,7 +140,7 @@ def kind_groups(kinds: Iterable[OpKind]) -> dict[str, tuple[OpKind, ...]]:
     return groups
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class Worker:
     """One cell of a job: the data-parallel replica `dp_rank`, 0-based, in the pipeline stage `pp_rank`.
 
@@ -154,7 +154,7 @@ class Worker:
         return f"({self.dp_rank},{self.pp_rank})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProcessGroup:
     """The global `ranks` that communicate under this `name`, in ascending order."""
 
@@ -171,7 +171,7 @@ def is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Parallel sizes of a job: `dp` data-parallel replicas, `pp` pipeline stages, and `vpp` model chunks on each stage.
 

@@ -230,9 +230,9 @@ class Traffic:
         shape = self.rings.shape[:2]
         gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for place in self.evidence.collectives.places:
-            kind = self.evidence.replay.graph.blocks[place.block].template.kind[place.rows]
-            gathers[place.slot, : len(kind)] = kind == OpKind.PARAMS_ALL_GATHER.code
-            reductions[place.slot, : len(kind)] = kind == OpKind.GRADS_REDUCE_SCATTER.code
+            kind = self.evidence.replay.graph.blocks[place.block].template.kind[place.rows].reshape(len(place.rows), -1)
+            gathers[place.slot, : len(kind)] = (kind == OpKind.PARAMS_ALL_GATHER.code).all(axis=1)
+            reductions[place.slot, : len(kind)] = (kind == OpKind.GRADS_REDUCE_SCATTER.code).all(axis=1)
         return gathers, reductions
 
     @cached_property

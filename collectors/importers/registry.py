@@ -20,7 +20,8 @@ from tracekit.collectors.importers.published import read_layout_file, read_publi
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import attempts, is_run_directory, read_attempt, read_run
+from tracekit.collectors.run_directory.segments import is_run_directory, read_attempt, read_run
+from tracekit.collectors.run_directory.writing import attempts
 from tracekit.errors import FormatError, LayoutError
 from tracekit.model import Unit, is_size
 from tracekit.trace import Trace, read_header, read_parquet

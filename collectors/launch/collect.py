@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,23 +21,33 @@ from tracekit.atomic_write import check_writable
 from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
 from tracekit.collectors.launch.kept_hangs import KeptHangs
 from tracekit.collectors.launch.launcher import (
+    NOTHING_RECORDED,
     LaunchResult,
+    await_other_launchers,
     finish_run,
     launched_elsewhere,
     prepare_run,
     run_command,
-    running_launchers,
 )
 from tracekit.collectors.launch.live import WatchOptions, start_watch
-from tracekit.collectors.launch.progress import Overhead, Progress, measure_overhead
+from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.placement import LayoutOptions
+from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
 from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
 from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import AttemptRecording, attempts, read_attempt, write_manifest
-from tracekit.collectors.runtime.wire_format import RuntimeOptions, attempt_directory
+from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
+from tracekit.collectors.run_directory.writing import attempts, write_manifest
+from tracekit.collectors.runtime.wire_format import (
+    IDLE,
+    Category,
+    Flag,
+    RuntimeOptions,
+    Schedule,
+    attempt_directory,
+)
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import say
@@ -46,12 +55,8 @@ from tracekit.store import Incoming, Store, default_store
 from tracekit.text import printable
 from tracekit.trace import TRACE_FILE, Trace
 
-#: Steps per block of `--overhead`.
-OVERHEAD_BLOCK = 10
 #: What switches PyTorch's flight recorder on: how many operations it keeps.
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
-#: How long the launchers of other nodes may take longer than the first, seconds.
-OTHER_NODES_TIMEOUT_S = 30.0
 #: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
 STANDBY = "tracekit.commands.hang_standby"
 Analyse = Callable[[Trace], Findings | Unanalysed]
@@ -59,7 +64,7 @@ Analyse = Callable[[Trace], Findings | Unanalysed]
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """What to run and what to keep. Steps are numbered from 0; `last_step` is exclusive.
+    """What to run and what to keep. `keep_bytes`: the most that a rank's segments take, 0: all stay.
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
@@ -76,10 +81,8 @@ class CollectOptions:
     keep_in_store: bool = True
     name: str | None = None
     segments: Path | None = None
-    first_step: int = 1
-    last_step: int | None = None
-    every: int = 1
-    overhead: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
+    keep_bytes: int = 0
     nccl: int | None = None
     hang_after_s: float = 0.0
     stop_on_hang: bool = False
@@ -94,8 +97,9 @@ class CollectOptions:
 class CollectedAttempt:
     """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
 
-    `notes`: what the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they
-    were asked for.
+    `cost`: what recording costs, or why that is not known; None where nothing could be read. `notes`: what
+    the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they were asked
+    for.
     """
 
     attempt: int
@@ -109,7 +113,7 @@ class CollectedAttempt:
     missing_ranks: tuple[int, ...]
     out: str | None
     store: str | None
-    overhead: Overhead | None
+    cost: RecordingCost | str | None
     problem: str | None
     notes: tuple[str, ...] = ()
     nccl: tuple[str, ...] = ()
@@ -145,10 +149,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     `problem` in the summary, because the command has run.
     """
     runtime = RuntimeOptions(
-        first_step=options.first_step,
-        last_step=options.last_step,
-        every=options.every,
-        overhead_block=OVERHEAD_BLOCK if options.overhead else 0,
+        **asdict(options.schedule),
+        keep_bytes=options.keep_bytes,
         hang_after_s=options.hang_after_s,
         profiler_folder="" if options.profiler is None else str(options.profiler.absolute()),
         profiler_steps=0 if options.profiler is None else options.profiler_steps,
@@ -185,7 +187,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             hangs.keep(watcher.found)
             return stop
 
-        launched = run_command(options.command, environment, directory, on_poll)
+        launched = run_command(options.command, environment, directory, on_poll, str(options.name))
         if watcher is not None:
             watcher.command_ended(launched.exit_code)
             hangs.keep(watcher.found)
@@ -257,16 +259,13 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     problem = None
     collected: list[CollectedAttempt] = []
     try:
-        _await_other_launchers(directory)
+        await_other_launchers(directory)
         numbers = attempts(directory)
         for number in numbers if options.live is None or options.out is not None else ():
             collected.append(_collect_attempt(options, directory, number, last=number == numbers[-1]))
         finish_run(directory)
         if not numbers:
-            problem = (
-                "nothing was recorded: no process of the command trained with torch in this Python environment"
-                " (python -I and -S, or an overwritten PYTHONPATH, keep the recorder out)"
-            )
+            problem = NOTHING_RECORDED
     except (TracekitError, OSError) as error:
         problem = str(error)
     keep = options.segments is not None or any(one.problem for one in collected) or (problem and collected)
@@ -297,13 +296,6 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
             yield f"traces of torch.profiler, {files} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
 
 
-def _await_other_launchers(directory: Path) -> None:
-    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
-    deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
-    while running_launchers(directory) and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
 def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, last: bool) -> CollectedAttempt:
     """Merge one attempt, write and store its trace; a problem with one does not cost the others."""
     path = directory / f"attempt-{number:03d}"
@@ -314,18 +306,21 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
     except TracekitError as error:
         return _failed_attempt(number, name, None, str(error))
     notes = tuple(find_unrecorded(recording).lines())
-    overhead = measure_overhead(recording, OVERHEAD_BLOCK) if options.overhead else None
+    if options.schedule == IDLE and not _recorded_steps(recording):
+        idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
+        return replace(_failed_attempt(number, name, recording, ""), problem=None, notes=(*notes, idle))
+    cost = recording_cost(recording)
     try:
         merged = merge_attempt(
             recording,
             name=name,
-            first_step=options.first_step,
+            first_step=options.schedule.first_step,
             options=options.layout,
             clocks=read_clocks(directory),
             metadata={"command": list(options.command)},
         )
     except TracekitError as error:
-        failed = _failed_attempt(number, name, recording, str(error), overhead)
+        failed = _failed_attempt(number, name, recording, str(error), cost)
         return replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None))
     out = _out_path(options, number, last=last)
     problem = None
@@ -337,9 +332,24 @@ def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, l
             store = store_trace(options, merged.trace)
     except TracekitError as error:
         problem = str(error)
-    collected = _collected(number, merged, overhead, out, store, problem)
+    collected = _collected(number, merged, cost, out, store, problem)
     nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
     return replace(collected, notes=notes, nccl=nccl)
+
+
+def _recorded_steps(recording: AttemptRecording) -> bool:
+    """Whether a step behind the first was recorded."""
+    whole = int(Flag.COMPLETE | Flag.RECORDING)
+    return any(
+        bool(
+            (
+                (one.records["flags"] & whole == whole)
+                & (one.records["category"] == Category.STEP)
+                & (one.records["step"] > 0)
+            ).any()
+        )
+        for one in recording.ranks.values()
+    )
 
 
 def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
@@ -358,7 +368,7 @@ def store_trace(options: CollectOptions, trace: Trace) -> Path:
 def _collected(
     number: int,
     merged: MergedAttempt,
-    overhead: Overhead | None,
+    cost: RecordingCost | str | None,
     out: Path | None,
     store: Path | None,
     problem: str | None,
@@ -376,13 +386,13 @@ def _collected(
         missing_ranks=merged.missing_ranks,
         out=str(out) if out is not None and problem is None else None,
         store=str(store) if store is not None else None,
-        overhead=overhead,
+        cost=cost,
         problem=problem,
     )
 
 
 def _failed_attempt(
-    number: int, name: str, recording: AttemptRecording | None, problem: str, overhead: Overhead | None = None
+    number: int, name: str, recording: AttemptRecording | None, problem: str, cost: RecordingCost | str | None = None
 ) -> CollectedAttempt:
     """An attempt without a trace; what its ranks reported is still told."""
     ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
@@ -398,7 +408,7 @@ def _failed_attempt(
         missing_ranks=recording.missing_ranks if recording else (),
         out=None,
         store=None,
-        overhead=overhead,
+        cost=cost,
         problem=problem,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.collectors.launch.live import WatchOptions, watch_options
+from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
 from tracekit.errors import SelectionError
 from tracekit.stderr import say
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 #: Who watches a job hears of its hang within that, without asking for it.
 LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
-_STEPS = re.compile(r"(\d*):(\d*)$")
 
 
 class StepRange(click.ParamType[tuple[int, int | None]]):
@@ -34,13 +33,25 @@ class StepRange(click.ParamType[tuple[int, int | None]]):
         """First step and exclusive last step."""
         if isinstance(value, tuple):
             return value
-        match = _STEPS.match(value)
-        if match is None:
-            self.fail(f"{value!r} is no step range; write 100:200 for the steps 100 to 199", param, ctx)
-        first, last = int(match.group(1) or 1), int(match.group(2)) if match.group(2) else None
-        if last is not None and last <= first:
-            self.fail(f"{value!r} is empty; the second step must be larger than the first", param, ctx)
-        return first, last
+        try:
+            return parse_steps(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(click.ParamType[int]):
+    """`500MB` or `2GB`, as bytes."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class NcclMask(click.ParamType[int]):
@@ -68,7 +79,12 @@ class NcclMask(click.ParamType[int]):
 @click.option("--name", help="Name of the job in the store [default: script and time].")
 @click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")
 @click.option("--steps", type=StepRange(), default="1:", help="Steps to record, such as 100:200 [default: 1:].")
-@click.option("--every", type=click.IntRange(min=1), default=1, help="Record one step in this many.")
+@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record one step in this many.")
+@click.option(
+    "--for", "length", type=click.IntRange(min=1), default=1, metavar="N", help="With --every: so many steps in a row."
+)
+@click.option("--idle", is_flag=True, help="Record nothing until `tracekit attach` asks for it.")
+@click.option("--keep", type=Size(), help="Keep so much of each rank's segments on disk, such as 2GB; the oldest go.")
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
@@ -125,6 +141,9 @@ def collect_command(
     segments: Path | None,
     steps: tuple[int, int | None],
     every: int,
+    length: int,
+    idle: bool,
+    keep: int | None,
     dp: int | None,
     pp: int | None,
     tp: int | None,
@@ -146,6 +165,7 @@ def collect_command(
     # `analyse` is the object of the command line: the analysis is a layer above this one.
     if not live and (given := WatchOptions(**watching).given()):
         raise SelectionError(f"{given[0]} is for --live, which is not there")
+    schedule = schedule_options(steps, every, length, idle=idle, overhead=overhead)
     hold()  # before the imports below: see there
     try:
         from tracekit.collectors.launch.collect import CollectOptions, collect
@@ -159,10 +179,8 @@ def collect_command(
                 keep_in_store=not no_store,
                 name=name,
                 segments=segments,
-                first_step=steps[0],
-                last_step=steps[1],
-                every=every,
-                overhead=overhead,
+                schedule=schedule,
+                keep_bytes=keep or 0,
                 nccl=nccl,
                 hang_after_s=hang_after if hang_after is not None else LIVE_HANG_AFTER_S if live else 0.0,
                 stop_on_hang=on_hang == "stop",
@@ -222,14 +240,9 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
     for rank in one.ranks:
         if troubles := _troubles(rank):
             lines.append(f"{title}rank {rank.rank}: {', '.join(troubles)}")
-    if one.overhead is not None:
-        found = one.overhead
-        lines.append(
-            f"{title}overhead: step time with recording / without = {found.ratio:.4f} (noise +-{found.noise:.4f};"
-            f" {found.on_s * 1e3:.2f} ms over {found.on_steps} steps, {found.off_s * 1e3:.2f} ms over"
-            f" {found.off_steps} steps)"
-        )
-    elif one.layout is not None and one.problem is None:
+    if one.cost is not None:
+        lines.append(f"{title}{one.cost if isinstance(one.cost, str) else one.cost.sentence()}")
+    if one.layout is not None and one.problem is None:
         lines += _where(one, title)
     return lines
 

@@ -20,18 +20,33 @@ from typing import BinaryIO
 
 from tracekit.atomic_write import Kind, Place, write_text
 from tracekit.collectors.launch.inject import write_injection
-from tracekit.collectors.launch.signals import WATCHED, hold, release
-from tracekit.collectors.run_directory.host_clocks import EchoServer, append_sample, measure
-from tracekit.collectors.run_directory.segments import RUN_FILE, write_left_over
+from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
+from tracekit.collectors.run_directory.clock_pings import EchoServer, append_sample, measure
+from tracekit.collectors.run_directory.steering import announced, first_common_step, write_schedule
+from tracekit.collectors.run_directory.writing import RUN_FILE, write_left_over
 from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.ring import RingStore
-from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, RING_CAPACITY, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import (
+    ENV_DIRECTORY,
+    ENV_OPTIONS,
+    ENV_RINGS,
+    IDLE,
+    RING_CAPACITY,
+    RuntimeOptions,
+    Schedule,
+)
 from tracekit.errors import OutputError
 
 #: How often the launcher looks after the command, seconds.
 POLL_S = 0.5
+#: How long the launchers of other nodes may take longer than the first, seconds.
+OTHER_NODES_TIMEOUT_S = 30.0
 #: How often it measures the reference clock, seconds.
 CLOCK_PERIOD_S = 10.0
+NOTHING_RECORDED = (
+    "nothing was recorded: no process of the command trained with torch in this Python environment (python -I and -S,"
+    " or an overwritten PYTHONPATH, keep the recorder out)"
+)
 #: What a launcher around this one, or a user's shell, may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 _CLOCK_FILE = "clock-server.json"
@@ -49,7 +64,7 @@ def _is_run_file(file: BinaryIO) -> bool:
 _RUN_KIND = Kind("the record of a run of `tracekit collect`", _is_run_file)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LaunchResult:
     """`exit_code` is what a shell would report: 128 + number for a command that a signal ended.
 
@@ -103,17 +118,24 @@ def running_launchers(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob(f"launcher-*{_RUNNING}"))
 
 
+def await_other_launchers(directory: Path) -> None:
+    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
+    deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
+    while running_launchers(directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def run_command(
     command: Sequence[str],
     environment: dict[str, str],
     directory: Path,
     on_poll: Callable[[], bool],
+    name: str = "",
 ) -> LaunchResult:
     """Run the command to its end. Raises OutputError where it cannot be started.
 
     `on_poll` is called every `POLL_S` while the command runs; where it returns True, the command is asked to end. What
-    ranks that were killed had recorded and not written
-    is written here.
+    ranks that were killed had recorded and not written is written here. `name`: how `tracekit attach` finds the job.
     """
     begin = time.monotonic()
     hold()
@@ -131,14 +153,13 @@ def run_command(
             raise OutputError(
                 f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
             ) from None
-        with _ClockKeeper(directory) as clocks:
+        with _ClockKeeper(directory) as clocks, announced(name or Path(command[0]).name, directory):
             while process.poll() is None:
                 received = signal.sigtimedwait(WATCHED, POLL_S)
-                if received is not None and received.si_signo != signal.SIGCHLD and received.si_pid > 0:
-                    with contextlib.suppress(ProcessLookupError):  # it ended just now
-                        process.send_signal(received.si_signo)
-                clocks.tick()
+                if received is not None:
+                    _act_on(received, process, directory)
                 with contextlib.suppress(OSError):  # what looks on must not part us from the command
+                    clocks.tick()
                     if on_poll():
                         process.terminate()
         for left in rings.left_over():
@@ -148,12 +169,24 @@ def run_command(
                 write_left_over(directory, left)
     finally:
         rings.close()
-        presence.rename(presence.with_suffix(".done"))
+        with contextlib.suppress(OSError):  # the folder is gone: the exit code is the command's all the same
+            presence.rename(presence.with_suffix(".done"))
         while signal.sigtimedwait(WATCHED, 0) is not None:  # none is left to surprise the merge
             continue
         release()
     code = process.returncode
     return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
+
+
+def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Start or stop recording where a signal says so; hand on the others that somebody has sent."""
+    if received.si_signo in STEERING:
+        start = received.si_signo == START_RECORDING
+        with contextlib.suppress(OSError, OutputError):  # a disk that is full: the job goes on as before
+            write_schedule(directory, Schedule(first_common_step(directory)) if start else IDLE)
+    elif received.si_signo != signal.SIGCHLD and received.si_pid > 0:
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            process.send_signal(received.si_signo)
 
 
 class _ClockKeeper:
@@ -178,7 +211,8 @@ class _ClockKeeper:
         if self._server is not None:
             self._server.close()
         elif self._due:
-            self._measure()
+            with contextlib.suppress(OSError):
+                self._measure()
 
     @property
     def first(self) -> bool:

@@ -1,6 +1,6 @@
-"""What a running collection knows so far: steps seen, the slowest rank, the cost of recording.
+"""What a running collection knows so far: steps seen, the slowest rank.
 
-In: segments while they grow. Out: a progress line, and at the end the overhead of recording.
+In: segments while they grow. Out: a progress line.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.runtime.wire_format import HEADER, Category, Flag
 from tracekit.stderr import say
 
@@ -74,52 +73,3 @@ class Progress:
         if sys.stderr is not None and sys.stderr.isatty():
             self.update()
             say(f"\r\033[K{self.line()}\r", end="")
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """What recording costs: the ratio of median step times with recording on and off, and how sure that is.
-
-    `noise`: the same ratio between alternate off-blocks, minus 1, as a size; an effect below it is not seen.
-    """
-
-    ratio: float
-    noise: float
-    on_s: float
-    off_s: float
-    on_steps: int
-    off_steps: int
-
-
-def measure_overhead(recording: AttemptRecording, block: int) -> Overhead | None:
-    """Compare blocks with recording on and off; None where there are fewer than two of each.
-
-    Per step, the median over the ranks; the first step after each switch is left out.
-    """
-    table: defaultdict[int, list[float]] = defaultdict(list)
-    for one in recording.ranks.values():
-        steps = one.records[one.records["category"] == Category.STEP]
-        for record in steps:
-            table[int(record["step"])].append((int(record["end_ns"]) - int(record["start_ns"])) / 1e9)
-    blocks: defaultdict[int, list[float]] = defaultdict(list)
-    for step, times in table.items():
-        if step % block:
-            blocks[step // block].append(float(np.median(times)))
-    on = [blocks[number] for number in sorted(blocks) if number % 2 == 0 and number > 0]
-    off = [blocks[number] for number in sorted(blocks) if number % 2 == 1]
-    if len(on) < 2 or len(off) < 2:
-        return None
-    on_s, off_s = _median(on), _median(off)
-    return Overhead(
-        ratio=on_s / off_s,
-        noise=abs(_median(off[::2]) / _median(off[1::2]) - 1),
-        on_s=on_s,
-        off_s=off_s,
-        on_steps=sum(map(len, on)),
-        off_steps=sum(map(len, off)),
-    )
-
-
-def _median(blocks: list[list[float]]) -> float:
-    values: npt.NDArray[np.float64] = np.concatenate([np.asarray(block, np.float64) for block in blocks])
-    return float(np.median(values))

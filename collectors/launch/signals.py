@@ -11,8 +11,11 @@ import signal
 
 #: Signals handed on to the command.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Signals to the launcher that start recording, and stop it: `kill -s RTMIN+1 PID`. They are not handed on.
+START_RECORDING, STOP_RECORDING = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
+STEERING = (START_RECORDING, STOP_RECORDING)
 #: Signals the launcher waits for.
-WATCHED = (*FORWARDED, signal.SIGCHLD)
+WATCHED = (*FORWARDED, *STEERING, signal.SIGCHLD)
 
 _before: set[int] | None = None
 

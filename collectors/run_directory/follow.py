@@ -25,6 +25,7 @@ from tracekit.collectors.run_directory.segments import (
     check_process,
     names_of,
     records_in,
+    without_torn_steps,
 )
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
@@ -100,10 +101,12 @@ class FollowedRank:
     def add_records(self, records: npt.NDArray[np.void], origin: int, first: int) -> None:
         """Records in the order in which they were made; of steps from `origin` on, those before `first` are late."""
         # What the launcher saved of a rank that was killed can be in its own segments too.
-        records = records[(records["number"] > self._last) & (records["category"] != 0)]
+        records = records[records["number"] > self._last]
         if not len(records):
             return
-        self._last = int(records["number"].max())
+        last, self._last = self._last, int(records["number"].max())
+        records = without_torn_steps(records, last)
+        records = records[records["category"] != 0]
         back = records["end_ns"] < records["start_ns"]
         if back.any():
             worst = records[back][0]

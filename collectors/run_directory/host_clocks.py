@@ -1,41 +1,21 @@
-"""Clocks of several hosts: an echo server at the launcher of rank 0, pings from the others, a line fitted per host.
+"""Clocks of several hosts: a line fitted per host to what its launcher measured.
 
-In: UDP pings between launchers, repeated through the run. Out: a `ClockFit` per host, applied when segments are merged.
+In: the pings between launchers (`clock_pings.py`). Out: a `ClockFit` per host, applied when segments are merged.
 Ranks of one host share its monotonic clock.
 """
 
 from __future__ import annotations
 
 import json
-import socket
-import struct
-import threading
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.run_directory.clock_pings import ClockSample
 from tracekit.errors import FormatError
-
-_PING = struct.Struct("<Qq")
-#: Pings per measurement; the one with the shortest way there and back counts.
-ROUNDS = 12
-#: Seconds to wait for an echo.
-ECHO_TIMEOUT_S = 0.5
-
-Clock = Callable[[], int]
-
-
-@dataclass(frozen=True, slots=True)
-class ClockSample:
-    """One measurement: at `local_ns` on this host the reference clock was ahead by `offset_ns`."""
-
-    local_ns: int
-    offset_ns: int
-    round_trip_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,62 +41,6 @@ class ClockFit:
 _SAMPLE_BYTES = 100
 
 
-class EchoServer:
-    """Answers each ping with the reference clock, until closed."""
-
-    def __init__(self, host: str = "", clock: Clock = time.monotonic_ns) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((host, 0))
-        self._clock = clock
-        self._thread = threading.Thread(target=self._answer, name="tracekit-clock", daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._socket.getsockname()[1])
-
-    def close(self) -> None:
-        """Stop answering."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as waker:
-            waker.sendto(b"", ("127.0.0.1", self.port))
-        self._thread.join()
-        self._socket.close()
-
-    def _answer(self) -> None:
-        while True:
-            ping, sender = self._socket.recvfrom(64)
-            if not ping:
-                return
-            if len(ping) == _PING.size:
-                number, _ = _PING.unpack(ping)
-                self._socket.sendto(_PING.pack(number, self._clock()), sender)
-
-
-def measure(host: str, port: int, clock: Clock = time.monotonic_ns, *, rounds: int = ROUNDS) -> ClockSample | None:
-    """Ask the echo server `rounds` times; None where nobody answered."""
-    best: ClockSample | None = None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        asker.settimeout(ECHO_TIMEOUT_S)
-        for number in range(rounds):
-            sent_ns = clock()
-            asker.sendto(_PING.pack(number, 0), (host, port))
-            try:
-                answer, _ = asker.recvfrom(64)
-            except (TimeoutError, ConnectionRefusedError):
-                if best is None:
-                    return None
-                continue
-            received_ns = clock()
-            echoed, reference_ns = _PING.unpack(answer)
-            if echoed != number:
-                continue
-            middle_ns = (sent_ns + received_ns) // 2
-            if best is None or received_ns - sent_ns < best.round_trip_ns:
-                best = ClockSample(middle_ns, reference_ns - middle_ns, received_ns - sent_ns)
-    return best
-
-
 def fit_clock(samples: Iterable[ClockSample]) -> ClockFit:
     """Offset and drift by least squares over the better half of the samples; a single one gives the offset only."""
     ordered = sorted(samples, key=lambda sample: sample.round_trip_ns)
@@ -136,12 +60,6 @@ def fit_clock(samples: Iterable[ClockSample]) -> ClockFit:
         uncertainty_ns=ordered[0].round_trip_ns / 2 + float(np.abs(residual).max()),
         samples=len(ordered),
     )
-
-
-def append_sample(directory: Path, host: str, sample: ClockSample) -> None:
-    """Add one measurement of this host to the run directory."""
-    with (directory / f"clock-{host}.samples").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(sample)) + "\n")
 
 
 def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFit]:

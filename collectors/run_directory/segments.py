@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.atomic_write import Kind, replacing, starting_with, write_text
-from tracekit.collectors.runtime.ring import LeftOver
+from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, RUN_FILE
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
-    LEFT_OVER_SEGMENT,
     MAGIC,
     OPEN_SUFFIX,
     RECORD,
     SEALED_SUFFIX,
     VERSION,
     Category,
-    attempt_directory,
     rank_stem,
-    segment_stem,
 )
 from tracekit.errors import FormatError
 from tracekit.model import is_size
@@ -52,13 +47,6 @@ RECORD_DTYPE = np.dtype(
         ("number", "<i8"),
     ]
 )
-MANIFEST = "manifest.json"
-RUN_FILE = "run.json"
-_MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
-_SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
-#: A segment or the facts of a rank.
-_RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
-_ATTEMPT = re.compile(r"attempt-(\d+)$")
 #: What a record's category can be; 0 in a record that was never written.
 _CATEGORIES = (0, *map(int, Category))
 #: Names are numbered in 16 bits, steps in 32.
@@ -124,34 +112,12 @@ class AttemptRecording:
         }
 
 
-def attempts(directory: str | os.PathLike[str]) -> list[int]:
-    """The attempts a run directory holds, ascending."""
-    found = (_ATTEMPT.match(entry.name) for entry in Path(directory).iterdir())
-    return sorted(int(match.group(1)) for match in found if match)
-
-
-def write_manifest(directory: Path) -> dict[str, Any]:
-    """List what the ranks of one attempt wrote in its manifest. Raises OutputError."""
-    files = [path.name for path in sorted(directory.iterdir()) if _RANK_FILE.match(path.name)]
-    manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
-    write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
-    return manifest
-
-
-def write_left_over(directory: Path, left: LeftOver) -> None:
-    """Write what a rank did not live to write as a segment of its own. Raises OutputError."""
-    path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
-    head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
-    with replacing(path, _SEGMENT_KIND) as temporary:
-        temporary.write_bytes(head + left.records)
-
-
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
     """Read one attempt of a run directory. Raises FormatError where it holds no segments."""
     path = Path(directory) / f"attempt-{attempt:03d}"
     by_rank: dict[int, list[Path]] = {}
     for name in _file_names(path):
-        match = _RANK_FILE.match(name)
+        match = RANK_FILE.match(name)
         if match:
             segments = by_rank.setdefault(int(match.group(1)), [])
             if not name.endswith(FACTS_SUFFIX):
@@ -171,7 +137,7 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
 
 def _file_names(path: Path) -> list[str]:
     """The files of ranks. What a manifest lists must be there in full: a folder may have been copied together."""
-    sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if _RANK_FILE.match(entry.name)}
+    sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if RANK_FILE.match(entry.name)}
     manifest = path / MANIFEST
     if manifest.exists():
         try:
@@ -202,9 +168,20 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecordi
     records = np.concatenate(parts)
     # What the launcher saved of a rank that was killed can be in its own segments too.
     _, first = np.unique(records["number"], return_index=True)
-    records = records[first]
+    records = without_torn_steps(records[first])
     names = names_of(facts.get("name", []), directory / (rank_stem(rank) + FACTS_SUFFIX))
     return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
+
+
+def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDArray[np.void]:
+    """Records, ordered by number, less the ends of steps that began in records which are gone (`--keep`).
+
+    `last`: the number of the record before the first. A step without its end is not whole, so the merge leaves it out.
+    """
+    gaps = np.flatnonzero(np.diff(records["number"], prepend=last) > 1)
+    ends = np.flatnonzero(records["category"] == Category.STEP)
+    torn = np.searchsorted(ends, gaps)
+    return np.delete(records, ends[torn[torn < len(ends)]])
 
 
 def check_process(process: Any, path: Path) -> None:
@@ -312,7 +289,6 @@ __all__ = [
     "ProcessId",
     "RankRecording",
     "Run",
-    "attempts",
     "check_process",
     "is_run_directory",
     "names_of",
@@ -320,6 +296,4 @@ __all__ = [
     "read_run",
     "read_segment",
     "records_in",
-    "write_left_over",
-    "write_manifest",
 ]

@@ -8,6 +8,7 @@ patched is patched when the process itself imports it.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
@@ -27,6 +28,8 @@ from tracekit.collectors.runtime.wire_format import (
     rank_stem,
 )
 
+#: How many processes there are, as torchrun, srun, Open MPI, MPICH and its kin, and MVAPICH tell them.
+_SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _armed = False
 _session: Any = None
 
@@ -96,6 +99,12 @@ def _replace(module: ModuleType, name: str, wrapper: Any) -> None:
         setattr(package, name, wrapper)
 
 
+def _one_of_many() -> bool:
+    """Whether the launcher says that this process is one of several, which will join a process group."""
+    sizes = (os.environ.get(name, "1") for name in _SIZES)
+    return any(size.isdecimal() and int(size) > 1 for size in sizes)
+
+
 def _watch_optimizer(module: ModuleType) -> None:
     """A process without a process group that makes an optimizer is a training process of one rank."""
     optimizer = module.Optimizer
@@ -103,7 +112,7 @@ def _watch_optimizer(module: ModuleType) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if _session is None and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if _session is None and not _one_of_many():
             activate(0, 1)
 
     init.__wrapped__ = original  # type: ignore[attr-defined]
@@ -131,11 +140,13 @@ def _start(rank: int, world_size: int) -> Any:
     except FileExistsError:
         return None
     options = RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    from tracekit.collectors.runtime.control import Control
     from tracekit.collectors.runtime.install import install_hooks
     from tracekit.collectors.runtime.session import Session
 
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
+    recorder.between = Control(directory.parent, functools.partial(setattr, session, "schedule")).look
     install_hooks(session)
     if options.hang_after_s > 0 and world_size > 1:
         from tracekit.collectors.runtime.hang_watch import HangWatch

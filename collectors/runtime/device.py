@@ -18,13 +18,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from tracekit.collectors.runtime.ring import Record
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
 #: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without asking.
-Instant: TypeAlias = Any
+Instant = Any
 #: category, flags, name number, step, microbatch, stage index, peer or group number.
 Head = tuple[int, int, int, int, int, int, int]
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tracekit.collectors.runtime.callbacks import Callbacks
+from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import Category, Flag
@@ -47,13 +48,13 @@ COLLECTIVES = (
 )
 #: P2p a pipeline schedule did not tag: recorded under its own name.
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
-#: Functional collectives with one tensor: their result is waited for by `wait_tensor`.
+#: Functional collectives with one tensor, by their names, new and old: their result is waited for by `wait_tensor`.
 FUNCTIONAL = (
-    "all_reduce",
-    "all_gather_single",
-    "reduce_scatter_single",
-    "all_to_all_single",
-    "broadcast",
+    ("all_reduce",),
+    ("all_gather_single", "all_gather_tensor"),
+    ("reduce_scatter_single", "reduce_scatter_tensor"),
+    ("all_to_all_single",),
+    ("broadcast",),
 )
 
 
@@ -99,7 +100,7 @@ class CollectiveHooks:
                 {
                     "number": number,
                     "name": group.group_name,
-                    "description": group.group_desc,
+                    "description": getattr(group, "group_desc", ""),  # from torch 2.3 on
                     "ranks": dist.get_process_group_ranks(group),
                 },
             )
@@ -110,7 +111,7 @@ class CollectiveHooks:
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if not session.recording or torch.compiler.is_compiling():
+            if not session.recording or is_compiling():
                 return original(group, *args, **kwargs)
             start = session.attempt_hook(name, self._begins, args)
             if name == _REDUCERS and self._reducer_hooked:
@@ -258,9 +259,10 @@ class CollectiveHooks:
 
         Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
         """
-        for name in FUNCTIONAL:
-            wrap = functools.partial(self._functional, name, module)
-            self.session.patch(module, name, wrap, lacks=f"the functional collective {name}")
+        for names in FUNCTIONAL:
+            name = next((name for name in names if hasattr(module, name)), names[0])  # an old name calls the new one
+            wrap = functools.partial(self._functional, names[0], module)
+            self.session.patch(module, name, wrap, lacks=f"the functional collective {names[0]}")
         self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
 
     def _functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,7 +271,7 @@ class CollectiveHooks:
 
         @functools.wraps(original)
         def functional(*args: Any, **kwargs: Any) -> Any:
-            if not session.recording or torch.compiler.is_compiling():
+            if not session.recording or is_compiling():
                 return original(*args, **kwargs)
             start = session.attempt_hook(name, self._begins, args)
             result = original(*args, **kwargs)
@@ -307,7 +309,7 @@ class CollectiveHooks:
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
             result = original(tensor)
-            if waited_for and not torch.compiler.is_compiling():
+            if waited_for and not is_compiling():
                 session.attempt_hook("wait_tensor", tensor_waited_for, tensor)
             return result
 
@@ -329,15 +331,14 @@ class CollectiveHooks:
         """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
         if self._reducer_hooked:
             return
-        below = torch._C._after_autograd_keyset  # noqa: SLF001
-        operator = torch.ops.c10d.allreduce_.default
         session = self.session
+        reduce = _below_autograd(torch.ops.c10d.allreduce_.default)
 
         def kernel(keyset: Any, tensors: Any, group: Any, *args: Any) -> Any:
             if not session.recording:
-                return operator.redispatch(keyset & below, tensors, group, *args)
+                return reduce(keyset, tensors, group, *args)
             start = session.attempt_hook("ddp-buckets", self._launched, (tensors,))
-            result = operator.redispatch(keyset & below, tensors, group, *args)
+            result = reduce(keyset, tensors, group, *args)
             if start is not None:
                 session.attempt_hook("ddp-buckets", self._bucket_started, group, tensors, start, result[1])
             return result
@@ -347,6 +348,19 @@ class CollectiveHooks:
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         self._started(_REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
+
+
+def _below_autograd(operator: Any) -> Callable[..., Any]:
+    """`operator` without the kernels registered for autograd, ours among them; takes the keys of the call first."""
+    if hasattr(torch._C, "_after_autograd_keyset"):  # noqa: SLF001
+        below = torch._C._after_autograd_keyset  # noqa: SLF001
+        return lambda keyset, *args: operator.redispatch(keyset & below, *args)
+
+    def call(_keyset: Any, *args: Any) -> Any:
+        with _BelowAutograd():
+            return operator(*args)
+
+    return call
 
 
 class _Kernel:
@@ -360,8 +374,10 @@ class _Kernel:
     def install(self) -> None:
         """Register it."""
         self._library = torch.library.Library("c10d", "IMPL")
+        with_keyset = "with_keyset" in inspect.signature(self._library.impl).parameters
+        kernel = self._kernel if with_keyset else functools.partial(self._kernel, None)
         for key in ("AutogradCPU", "AutogradCUDA"):
-            self._library.impl(self._operator, self._kernel, key, with_keyset=True)
+            self._library.impl(self._operator, kernel, key, **({"with_keyset": True} if with_keyset else {}))
         self.installed = True
 
     def remove(self) -> None:
@@ -376,7 +392,7 @@ def _first_tensor(args: Any) -> torch.Tensor | None:
     for one in args:
         if isinstance(one, torch.Tensor):
             return one
-        if isinstance(one, list | tuple):
+        if isinstance(one, (list, tuple)):
             found = _first_tensor(one)
             if found is not None:
                 return found
@@ -393,7 +409,7 @@ def _bytes(args: tuple[Any, ...]) -> int:
     first = args[0] if args else None
     if isinstance(first, torch.Tensor):
         return int(first.nbytes)
-    if isinstance(first, list | tuple):
+    if isinstance(first, (list, tuple)):
         if len(first) == 1 and isinstance(first[0], torch.Tensor):  # nearly always
             return int(first[0].nbytes)
         return sum(_bytes((item,)) for item in first)

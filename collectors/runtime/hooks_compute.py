@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
@@ -234,7 +235,7 @@ class LoopHooks:
         session = self.session
 
         def found(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or session.busy or not session.in_main_thread():
+            if is_compiling() or session.busy or not session.in_main_thread():
                 return original(module, *args, **kwargs)
             session.attempt_hook("forward", self._consider, module)
             try:
@@ -276,7 +277,7 @@ class LoopHooks:
         module._compiled_call_impl = call  # noqa: SLF001
 
     def _before_forward(self, module: Any, _inputs: Any) -> None:
-        if torch.compiler.is_compiling() or not self.session.recording or not _trains(module):
+        if is_compiling() or not self.session.recording or not _trains(module):
             return
         self.session.attempt_hook("forward", self._forward_begins, module)
 
@@ -293,7 +294,7 @@ class LoopHooks:
             self.stop_looking()
 
     def _after_forward(self, module: Any, _inputs: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._open is not None and self._open[0] is module:
+        if not is_compiling() and self._open is not None and self._open[0] is module:
             self.session.attempt_hook("forward", self._forward_ends, self._open[1])
 
     def _forward_ends(self, start: Instant) -> None:
@@ -307,7 +308,7 @@ class LoopHooks:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not session.recording or session.busy or not session.in_main_thread():
+            if is_compiling() or not session.recording or session.busy or not session.in_main_thread():
                 return original(*args, **kwargs)
             start = session.attempt_hook("backward", self._backward_begins)
             session.busy += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -16,13 +17,14 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.wire_format import Category
 
 #: What scales or clips gradients for the optimizer. The inner functions are there for scripts that took
 #: `clip_grad_norm_` from torch before it was hooked; not every version has them.
-CLIPPING = {
+CLIPPING: dict[Any, tuple[str, ...]] = {
     torch.nn.utils: (
         "clip_grad_norm_",
         "clip_grad_value_",
@@ -31,7 +33,7 @@ CLIPPING = {
         "clip_grad._get_total_norm",
         "clip_grad._clip_grads_with_norm_",
     ),
-    torch.amp.grad_scaler: ("GradScaler.unscale_",),
+    inspect.getmodule(torch.cuda.amp.GradScaler.unscale_): ("GradScaler.unscale_",),  # torch 2.3 has moved it
 }
 #: Young collections shorter than this, ns, are not worth a record.
 SHORT_COLLECTION_NS = 500_000
@@ -100,7 +102,7 @@ class HostHooks:
 
         @functools.wraps(original)
         def clip(*args: Any, **kwargs: Any) -> Any:
-            quiet = torch.compiler.is_compiling() or not session.recording or session.busy or session.optimizing
+            quiet = is_compiling() or not session.recording or session.busy or session.optimizing
             if quiet or not session.in_main_thread():
                 return original(*args, **kwargs)
             session.attempt_hook("optimizer", session.clipping_begins)
@@ -115,7 +117,7 @@ class HostHooks:
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """An optimizer that steps inside another's step (ZeroRedundancyOptimizer) is part of it."""
         inside = self._optimizer is not None and self._optimizer[0] != id(optimizer)
-        if inside or torch.compiler.is_compiling():
+        if inside or is_compiling():
             return
         start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
         self._optimizer = None if start is None else (id(optimizer), start)
@@ -123,7 +125,7 @@ class HostHooks:
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         begun = self._optimizer
-        if begun is None or begun[0] != id(optimizer) or torch.compiler.is_compiling():
+        if begun is None or begun[0] != id(optimizer) or is_compiling():
             return
         self._optimizer = None
         self.session.optimizing = False

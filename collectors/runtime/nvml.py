@@ -18,7 +18,7 @@ _VERSION_LENGTH = 80
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuSample:
     """The state of a GPU; None what it does not tell. `reasons`: bits of `nvmlClocksEventReasons`."""
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Patch:
     """One attribute of one object, wrapped while installed."""
 
@@ -52,7 +52,7 @@ class Installable(Protocol):
         """Take it back."""
 
 
-@dataclass(slots=True)
+@dataclass
 class PatchSet:
     """Patches that come and go together. While `active`, an added patch is installed at once."""
 

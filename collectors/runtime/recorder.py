@@ -33,12 +33,22 @@ from tracekit.collectors.runtime.wire_format import (
 
 #: The writer looks at the ring this often, seconds.
 FLUSH_INTERVAL_S = 0.1
+#: Segments of a rank whose size on disk is bounded: the oldest goes as a new one begins.
+RING_SEGMENTS = 8
 #: How long the end of the process waits for the writer, seconds.
 CLOSE_TIMEOUT_S = 5.0
 
 
+def _segment_records(keep_bytes: int) -> int:
+    """Records of a segment where `RING_SEGMENTS` of them take no more than `keep_bytes`."""
+    return max(1, (keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
+
+
 class Recorder:
-    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it did."""
+    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it did.
+
+    `between`: called on the writer's thread some times a second.
+    """
 
     def __init__(self, directory: Path, rank: int, attempt: int, options: RuntimeOptions) -> None:
         self.written = 0
@@ -46,6 +56,11 @@ class Recorder:
         self._rank, self._attempt = rank, attempt
         self._directory = directory
         self._per_segment = options.records_per_segment
+        self._bounded = options.keep_bytes > 0
+        if self._bounded:
+            self._per_segment = _segment_records(options.keep_bytes)
+        self._sealed: deque[Path] = deque()
+        self.between: Callable[[], None] | None = None
         self._ring = open_ring(rank, attempt, options.ring_capacity)
         self.add: Callable[[Record], None] = self._ring.add
         self._facts: deque[str] = deque()
@@ -107,6 +122,8 @@ class Recorder:
                 self._wake.wait(FLUSH_INTERVAL_S)
                 self._wake.clear()
                 self._drain()
+                if self.between is not None:
+                    self.between()
             self._drain()
             self._seal()
         except Exception as error:
@@ -147,6 +164,8 @@ class Recorder:
 
     def _open_segment(self) -> BinaryIO:
         if self._segment is None:
+            if len(self._sealed) == RING_SEGMENTS:
+                self._sealed.popleft().unlink(missing_ok=True)
             self._segment_path = self._directory / f"{segment_stem(self._rank, self._segments)}{OPEN_SUFFIX}"
             self._segment = self._segment_path.open("xb", buffering=0)
             self._segment.write(HEADER.pack(MAGIC, VERSION, RECORD.size, self._rank, self._attempt, os.getpid()))
@@ -158,7 +177,9 @@ class Recorder:
             return
         os.fsync(self._segment.fileno())
         self._segment.close()
-        self._segment_path.rename(self._segment_path.with_suffix(SEALED_SUFFIX))
+        sealed = self._segment_path.rename(self._segment_path.with_suffix(SEALED_SUFFIX))
+        if self._bounded:
+            self._sealed.append(sealed)
         self._segment = None
         self._segments += 1
         self._in_segment = 0

@@ -38,7 +38,7 @@ _AT_ONCE = 4096
 PLACES = 128
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeftOver:
     """What a rank had recorded and not written when it ended: whole records, in order."""
 
@@ -88,7 +88,7 @@ class Ring:
         expected = list(range(self.drained + 1, self.drained + most + 1))
         if found == expected:
             return content
-        whole = next(at for at, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
+        whole = next(at for at, pair in enumerate(zip(found, expected)) if pair[0] != pair[1])
         return content[: whole * RECORD.size]
 
     def drain(self, count: int) -> None:

@@ -54,7 +54,8 @@ class Session:
         self.thread_id = threading.get_ident()
         self.patches = PatchSet()
         self.step = 0
-        self.recording = options.records_step(0)
+        self.schedule = options.schedule
+        self.recording = True  # step 0 shows the job's shape
         self.busy = 0
         self.optimizing = False
         self.failures: Counter[str] = Counter()
@@ -364,6 +365,11 @@ class Session:
         self._manual_steps = True
         self._enter(step)
 
+    def begin_step(self) -> None:
+        """The user's own step, counted here: what `set_step` with the next number does."""
+        begun = self._manual_steps or self._step_over or self._compute_ns > 0
+        self.set_step(self.step + begun)
+
     def _next_step(self) -> None:
         self._step_over = False
         self._optimizers_per_step = max(self._optimizers_per_step, len(self._stepped))
@@ -396,7 +402,7 @@ class Session:
         self._compute_ns = 0
         self._stepped.clear()
         self.microbatch = 0
-        self._switch(self.options.records_step(step))
+        self._switch(step == 0 or self.schedule.records(step))
         for entered in self.step_entered:
             self.attempt_hook("step-entered", entered)
 

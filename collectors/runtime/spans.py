@@ -1,4 +1,4 @@
-"""Spans a training script may set itself: `span("tokenize")` and `set_step(step)`.
+"""What a training script may say itself: `span("tokenize")`, `step()` and `set_step(number)`.
 
 In: calls of the user's code. Out: records of the rank's collector, when `tracekit collect` started the process;
 otherwise nothing happens, in under 100 ns. Imports nothing but the standard library.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from typing import ParamSpec  # Python 3.10
+
+    P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -29,6 +32,9 @@ class SpanSink(Protocol):
     def set_step(self, step: int) -> None:
         """The step with this number starts now."""
 
+    def begin_step(self) -> None:
+        """The next step starts now."""
+
 
 class _Nobody:
     """The sink outside `tracekit collect`."""
@@ -42,6 +48,9 @@ class _Nobody:
         """Nobody listens."""
 
     def set_step(self, step: int) -> None:
+        """Nobody listens."""
+
+    def begin_step(self) -> None:
         """Nobody listens."""
 
 
@@ -108,6 +117,14 @@ def span(name: str) -> _Span | _NoSpan:
     as it is, and counts as `host-delay` where it lies between a worker's computes.
     """
     return _Span(name) if _under_collect else _NO_SPAN
+
+
+def step() -> _NoSpan:
+    """Say that a step starts here, at the top of the loop before its data is fetched, where there is no optimizer to
+    tell or several are no help. `with step():` reads well and says the same: a step ends where the next one starts.
+    """
+    _sink.begin_step()
+    return _NO_SPAN
 
 
 def set_step(step: int) -> None:

@@ -6,6 +6,7 @@ process groups, mesh, pipeline) are JSON lines beside it.
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -30,7 +31,7 @@ ENV_RINGS = "TRACEKIT_COLLECT_RINGS"
 OPEN_SUFFIX = ".open"
 SEALED_SUFFIX = ".ops"
 #: Number of the segment in which the launcher puts what a rank did not live to write.
-LEFT_OVER_SEGMENT = 9999
+LEFT_OVER_SEGMENT = 99_999_999
 FACTS_SUFFIX = ".facts"
 #: A rank's sign that it moves, rewritten in place: count, process id, signal that makes it write its stacks (0: none),
 #: world size.
@@ -43,6 +44,8 @@ LAST_WORDS_SUFFIX = ".last"
 #: The file that asks the ranks of an attempt where they stand: it holds the folder for the answers, another each time.
 HANG_REQUEST = "hang-request"
 HANG_DUMP = "rank_{rank}.json"
+#: The file of a run directory that says which steps are recorded from now on: a `Schedule` as JSON.
+CONTROL_FILE = "control.json"
 #: Samples of the GPU's state, JSON lines.
 SAMPLES_SUFFIX = ".gpu"
 
@@ -74,39 +77,73 @@ class Flag(IntEnum):
     BLOCKING = 16  # COLLECTIVE: its caller waited for its end at once
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeOptions:
-    """What the launcher tells the ranks. Steps are numbered from 0; `last_step` is exclusive, None is open.
+@dataclass(frozen=True)
+class Schedule:
+    """Which steps are recorded: of those from `first_step` on, the first `length` of every `every`.
 
-    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
-    without progress for so long the launcher asks where the ranks stand; 0: it does not. `profiler_steps`: how many
-    steps torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none.
+    Steps are numbered from 0; `last_step` is exclusive, None is open.
     """
 
     first_step: int = 1
     last_step: int | None = None
     every: int = 1
-    overhead_block: int = 0
+    length: int = 1
+
+    def records(self, step: int) -> bool:
+        """Whether ops of that step are recorded."""
+        if step < self.first_step or (self.last_step is not None and step >= self.last_step):
+            return False
+        return (step - self.first_step) % self.every < self.length
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """A schedule of JSON, such as `{"first_step": 100, "last_step": 200}`. Raises ValueError for anything else."""
+        content = json.loads(text)
+        fields = set(cls.__dataclass_fields__)
+        if not isinstance(content, dict) or not set(content) <= fields:
+            raise ValueError(f"no schedule; expected an object with some of {', '.join(sorted(fields))}")
+        for name, value in content.items():
+            smallest = 1 if name in ("every", "length") else 0
+            is_open = name == "last_step" and value is None
+            if not is_open and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
+                raise ValueError(f"{name} is {value!r:.40}; expected a number from {smallest} on")
+        return cls(**content)
+
+
+#: Nothing is recorded until somebody asks for it.
+IDLE = Schedule(first_step=1, last_step=1)
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What the launcher tells the ranks. `first_step` to `length` are a `Schedule`.
+
+    `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
+    without progress for so long the launcher asks where the ranks stand; 0: it does not. `profiler_steps`: how many
+    steps torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: what segments of
+    a rank take at most, the oldest go; 0: all stay.
+    """
+
+    first_step: int = 1
+    last_step: int | None = None
+    every: int = 1
+    length: int = 1
     ring_capacity: int = RING_CAPACITY
     records_per_segment: int = 1 << 17
     gpu_sample_s: float = 2.0
     hang_after_s: float = 0.0
     profiler_folder: str = ""
     profiler_steps: int = 0
+    keep_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the environment."""
         return asdict(self)
 
-    def records_step(self, step: int) -> bool:
-        """Whether ops of that step are recorded. Step 0 always is: it shows the job's shape."""
-        if step == 0:
-            return True
-        if step < self.first_step or (self.last_step is not None and step >= self.last_step):
-            return False
-        if self.overhead_block:
-            return step // self.overhead_block % 2 == 0
-        return (step - self.first_step) % self.every == 0
+    @property
+    def schedule(self) -> Schedule:
+        """Which steps are recorded, as long as nobody asks for others."""
+        return Schedule(self.first_step, self.last_step, self.every, self.length)
 
 
 def attempt_directory(directory: Path, attempt: int) -> Path:
@@ -121,4 +158,4 @@ def rank_stem(rank: int) -> str:
 
 def segment_stem(rank: int, number: int) -> str:
     """The name of a segment, without its suffix."""
-    return f"{rank_stem(rank)}-{number:04d}"
+    return f"{rank_stem(rank)}-{number:08d}"

@@ -7,7 +7,19 @@ PAUSES = {
 }
 #: Single-process training loops.
 STYLES = (
-    *("plain", "scaler", "compile", "compile-in-place", "checkpointing", "fork", "spawn", "spans", "set-step", "eval"),
+    *(
+        "plain",
+        "scaler",
+        "compile",
+        "compile-in-place",
+        "checkpointing",
+        "fork",
+        "spawn",
+        "spans",
+        "set-step",
+        "steps",
+        "eval",
+    ),
     *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
 )
 LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-many")}

@@ -22,10 +22,10 @@ from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
     Run,
-    attempts,
     is_run_directory,
     read_run,
 )
+from tracekit.collectors.run_directory.writing import attempts
 from tracekit.errors import OutputError, StoreError, StoreTakenError, TracekitError
 from tracekit.job import Job
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize

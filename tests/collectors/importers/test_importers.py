@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
-from tracekit.collectors.run_directory.segments import write_manifest
+from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 from tracekit.errors import FormatError, LayoutError
@@ -226,7 +226,9 @@ def test_a_folder_that_was_copied_in_part_is_one_error(tmp_path):
     (segment,) = folder.glob("attempt-000/*.ops")
     whole = segment.read_bytes()
     segment.write_bytes(whole[:-1])
-    with pytest.raises(FormatError, match=rf"rank-000000-0000.ops: missing, or shorter than the {len(whole)} bytes"):
+    with pytest.raises(
+        FormatError, match=rf"rank-000000-00000000.ops: missing, or shorter than the {len(whole)} bytes"
+    ):
         read_any(folder)
     segment.write_bytes(whole)
     assert read_any(folder).steps.tolist() == [1, 2]
@@ -272,7 +274,7 @@ DAMAGES = {
     "clock folder": (lambda run: instead(run / "clock-a.samples"), r"clock-a\.samples: cannot be read"),
 }
 SEGMENT, FACTS, MANIFEST = (
-    f"attempt-000/{name}" for name in ("rank-000000-0000.ops", "rank-000000.facts", "manifest.json")
+    f"attempt-000/{name}" for name in ("rank-000000-00000000.ops", "rank-000000.facts", "manifest.json")
 )
 
 

@@ -20,7 +20,7 @@ def test_names_and_paths_cannot_break_a_line():
         missing_ranks=(),
         out="o\x1b[2J.parquet",
         store="s\rt",
-        overhead=None,
+        cost=None,
         problem=None,
     )
     lines = summary_lines(CollectSummary(0, 1.0, (attempt,), "seg\nments", False, "no\nway"))

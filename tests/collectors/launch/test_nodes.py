@@ -6,15 +6,22 @@ import socket
 import subprocess
 import sys
 
-from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
+import pytest
+
+from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment, several
 from tracekit.collectors.importers.registry import read_any
 from tracekit.trace import read_parquet
 
 SCRIPT = str(SCRIPTS / "quick.py")
 
 
-def run_nodes(directory, segments):
-    """Two nodes of one rank each, started as Slurm does, node n with the folder segments[n].
+#: `torchrun` of node NODE of two, and a process that Slurm or Kubernetes starts by itself.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "NODE", SCRIPT]
+ALONE = [sys.executable, SCRIPT]
+
+
+def run_nodes(directory, segments, command):
+    """Two nodes of one rank each, node n with the folder segments[n].
 
     What each `collect` said, and its summary.
     """
@@ -25,9 +32,12 @@ def run_nodes(directory, segments):
     for node, folder in enumerate(segments):
         collect = [sys.executable, "-m", "tracekit.collectors", "--segments", folder, "--no-store", "--json"]
         place = {"RANK": node, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        words = [str(node) if word == "NODE" else word for word in command]
+        if command is TORCHRUN:
+            words[-1:-1] = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         nodes.append(
             subprocess.Popen(
-                [*collect, "--out", f"node{node}.parquet", "--", sys.executable, SCRIPT],
+                [*collect, "--out", f"node{node}.parquet", "--", *words],
                 cwd=directory,
                 env=environment(**place),
                 stdout=subprocess.PIPE,
@@ -40,9 +50,10 @@ def run_nodes(directory, segments):
     return [(json.loads(out.splitlines()[-1]), err) for out, err in outputs]
 
 
-def test_two_nodes_share_the_segments_folder(tmp_path):
+@pytest.mark.parametrize("command", [TORCHRUN, ALONE], ids=["torchrun", "alone"])
+def test_two_nodes_share_the_segments_folder(tmp_path, command):
     """Both nodes' ranks are in one trace; the node that started first writes it."""
-    ran = run_nodes(tmp_path, ("shared", "shared"))
+    ran = run_nodes(tmp_path, ("shared", "shared"), command)
     assert sorted(summary["merged_elsewhere"] for summary, _ in ran) == [False, True]
     (written,) = tmp_path.glob("node*.parquet")
     trace = read_parquet(written)
@@ -53,7 +64,7 @@ def test_two_nodes_share_the_segments_folder(tmp_path):
 
 def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     """Each node warns that it lacks the other's rank; copied into one folder they are one trace."""
-    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"))):
+    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), ALONE)):
         assert summary["attempts"][0]["missing_ranks"] == [1 - node]
         assert f"1 ranks reported nothing: {1 - node}; the trace lacks them" in said
     shutil.copytree(tmp_path / "two", tmp_path / "one", dirs_exist_ok=True)
@@ -62,3 +73,20 @@ def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     assert trace.coverage().complete
     assert trace.metadata["missing_ranks"] == []
     assert abs(trace.ops["start"]).max() < TIMEOUT_S  # one clock: a boot lies between two
+
+
+#: Rank and number of ranks, as Open MPI, srun and MPICH call them.
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def test_ranks_that_make_their_optimizer_first(tmp_path):
+    """As mpirun and srun start them, without RANK: none takes itself for the only one before it has met the others."""
+    runs = {size: f"RANKS=2 RANK_IN={rank} SIZE_IN={size} optimizer_first.py" for rank, size in LAUNCHERS}
+    ran = several(tmp_path, runs)
+    for one in ran.values():
+        assert one.exit_codes == [0, 0], one.complained
+        assert (one.trace.layout.dp, one.trace.coverage().complete) == (2, True)

@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.collectors.run_directory.host_clocks import (
-    ClockSample,
-    EchoServer,
-    append_sample,
-    fit_clock,
-    measure,
-    read_clocks,
-)
+from tracekit.collectors.run_directory.clock_pings import ClockSample, EchoServer, append_sample, measure
+from tracekit.collectors.run_directory.host_clocks import fit_clock, read_clocks
 from tracekit.errors import FormatError
 
 

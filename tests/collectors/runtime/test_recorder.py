@@ -2,7 +2,8 @@
 
 import pytest
 
-from tracekit.collectors.run_directory.segments import read_attempt, read_segment, write_manifest
+from tracekit.collectors.run_directory.segments import read_attempt, read_segment
+from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category, RuntimeOptions
 from tracekit.errors import FormatError
@@ -53,6 +54,26 @@ def test_segments_roll_over(tmp_path):
     assert read_attempt(tmp_path, 0).ranks[3].records["step"].tolist() == list(range(25))
 
 
+def test_a_bounded_recording_keeps_the_newest_steps(tmp_path):
+    """Five records a step into 8 segments of 9: the disk holds 72 records at most, and the torn step is not whole."""
+    directory = attempt(tmp_path)
+    keep = 8 * (HEADER.size + 9 * RECORD.size)
+    recorder = Recorder(directory, 3, 0, RuntimeOptions(keep_bytes=keep))
+    recorder.fact("process", {"rank": 3, "world_size": 8, "host": "a", "time_ns": 0, "monotonic_ns": 0})
+    for step in range(100):
+        for category in (Category.COMPUTE, Category.COMPUTE, Category.OPTIMIZER, Category.GC, Category.STEP):
+            recorder.add((category, 0, 0, step, -1, -1, -1, 10 * step, 10 * step + 5, 0))
+    recorder.start()
+    recorder.close({})
+    assert sum(path.stat().st_size for path in directory.glob("rank-*-*")) <= keep
+    write_manifest(directory)
+    records = read_attempt(tmp_path, 0).ranks[3].records
+    ends = records[records["category"] == Category.STEP]["step"].tolist()
+    kept = 500 % 9 + 7 * 9  # records: those of the open segment and of seven before
+    assert len(records) == kept - 1  # less the end of the step that began before them
+    assert ends == list(range(100 - kept // 5, 100))
+
+
 def test_a_full_ring_drops_and_counts(tmp_path):
     """More records than the ring holds, before the writer runs: the rest is dropped, and said."""
     _, recorder = write(tmp_path, 30, ring_capacity=20)
@@ -68,7 +89,7 @@ def test_a_torn_tail_costs_the_torn_record_only(tmp_path, cut):
     """A segment cut anywhere gives its whole records."""
     directory, _ = write(tmp_path, 5)
     (segment,) = directory.glob("*.ops")
-    torn = directory / "rank-000003-0000.open"
+    torn = directory / "rank-000003-00000000.open"
     torn.write_bytes(segment.read_bytes()[:-cut])
     segment.unlink()
     records, rest = read_segment(torn)
@@ -79,9 +100,9 @@ def test_a_torn_tail_costs_the_torn_record_only(tmp_path, cut):
 
 def test_another_file_is_no_segment(tmp_path):
     """A file with another head is an error that names it."""
-    path = tmp_path / "rank-000000-0000.ops"
+    path = tmp_path / "rank-000000-00000000.ops"
     path.write_bytes(b"x" * 100)
-    with pytest.raises(FormatError, match=r"rank-000000-0000\.ops: not a segment"):
+    with pytest.raises(FormatError, match=r"rank-000000-00000000\.ops: not a segment"):
         read_segment(path)
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.collectors.conftest import environment
 from tests.properties import examples
-from tracekit.collectors.run_directory.segments import RECORD_DTYPE, read_attempt, write_left_over
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE, read_attempt
+from tracekit.collectors.run_directory.writing import write_left_over
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.ring import PLACES, Ring, RingStore, open_ring, ring_bytes
 from tracekit.collectors.runtime.wire_format import ENV_RINGS, RECORD, Category, RuntimeOptions

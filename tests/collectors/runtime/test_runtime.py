@@ -1,19 +1,23 @@
 """What runs in the training process: light imports, spans, patches, Megatron's own words."""
 
+import os
 import subprocess
 import sys
 import types
 
 import pytest
 
+import tracekit
 from tests.collectors.conftest import HEAVY, environment
 from tracekit.collectors import set_step, span
-from tracekit.collectors.runtime import spans
+from tracekit.collectors.runtime import control, spans
 from tracekit.collectors.runtime.patches import PatchSet, on_import
-from tracekit.collectors.runtime.wire_format import RuntimeOptions
+from tracekit.collectors.runtime.wire_format import IDLE, RuntimeOptions, Schedule
 
 
-@pytest.mark.parametrize("module", ["tracekit.collectors", "tracekit.collectors.runtime.bootstrap"])
+@pytest.mark.parametrize(
+    "module", ["tracekit.collectors", "tracekit.collectors.runtime.bootstrap", "tracekit; tracekit.span"]
+)
 def test_imports_stay_light(module):
     """Neither the public names nor the bootstrap import torch or anything heavy."""
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
@@ -35,6 +39,9 @@ class Sink:
 
     def set_step(self, step):
         self.told.append(step)
+
+    def begin_step(self):
+        self.told.append("next")
 
 
 @pytest.fixture
@@ -60,6 +67,9 @@ def test_spans_are_no_ops_outside_collect():
     with pytest.raises(KeyError), span("block"):
         raise KeyError("x")
     set_step(3)
+    with tracekit.step():
+        assert double(2) == 4
+    assert tracekit.span is span
     assert double.__doc__ == "Twice."
 
 
@@ -73,7 +83,9 @@ def test_spans_reach_the_collector_and_close_on_exceptions(sink):
     with span("outer"), pytest.raises(KeyError):
         fail()
     set_step(12)
-    assert sink.told == [("call", 7), ("outer", 7), 12]
+    with tracekit.step(), tracekit.span("inner"):
+        pass
+    assert sink.told == [("call", 7), ("outer", 7), 12, "next", ("inner", 7)]
 
 
 def test_patches_come_and_go():
@@ -114,16 +126,33 @@ def test_imports_are_watched(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ({"first_step": 3, "last_step": 6}, [0, 3, 4, 5]),
-        ({"first_step": 2, "every": 3}, [0, 2, 5]),
-        ({"overhead_block": 2}, [0, 1, 4, 5]),
+        ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"first_step": 3, "last_step": 6}, [3, 4, 5]),
+        ({"first_step": 2, "every": 3}, [2, 5, 8]),
+        ({"every": 4, "length": 2}, [1, 2, 5, 6]),
+        ({"first_step": IDLE.first_step, "last_step": IDLE.last_step}, []),
     ],
 )
 def test_which_steps_are_recorded(options, expected):
-    """Step 0 shows the job's shape; the rest is as asked."""
-    chosen = RuntimeOptions(**options)
-    assert [step for step in range(8) if chosen.records_step(step)] == expected
+    chosen = RuntimeOptions(**options).schedule
+    assert [step for step in range(9) if chosen.records(step)] == expected
+
+
+def test_the_control_file_changes_the_schedule(tmp_path, capfd, monkeypatch):
+    """Each new file counts; one that is no schedule is named, and the schedule before stays."""
+    monkeypatch.setattr(control, "PERIOD_S", 0)
+    applied = []
+    follower = control.Control(tmp_path, applied.append)
+    file = tmp_path / "control.json"
+    follower.look()
+    contents = ['{"first_step": 7}', '{"first_step": -1}', "[1]", "{", '{"last_step": 9, "every": 3, "length": 2}']
+    for number, content in enumerate(contents):
+        file.write_text(content)
+        os.utime(file, ns=(number, number))
+        follower.look()
+        follower.look()
+    assert applied == [Schedule(first_step=7), Schedule(last_step=9, every=3, length=2)]
+    assert capfd.readouterr().err.count("control.json: ") == 3
 
 
 def test_the_module_type_is_all_a_patch_needs():

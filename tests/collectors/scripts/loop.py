@@ -1,6 +1,6 @@
 """A single-process training loop in many styles; the first argument chooses one.
 
-plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, spans, set-step, misuse, eval,
+plain, scaler, compile, compile-in-place, checkpointing, fork, spawn, spans, set-step, steps, misuse, eval,
 closure, two-modules, module-in-data, autograd-grad, functional, compile-many
 """
 
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+import tracekit
 from tracekit.collectors import set_step, span
 
 STYLE = sys.argv[1]
@@ -103,6 +104,8 @@ def main():
     for step, (x,) in enumerate(loader):
         if STYLE == "set-step":
             set_step(100 + step)
+        if STYLE == "steps":
+            tracekit.step()
         if STYLE == "misuse" and step == 3:
             set_step("three")
             for number in range(5000):

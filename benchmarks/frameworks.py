@@ -1,0 +1,160 @@
+"""Real training code under `tracekit collect`: healthy, and with rank 1 slowed in each part in turn.
+
+Each run is one process group of two ranks (`frameworks_train.py`). Right means: trusted, and on a healthy run nobody
+blamed; on a slowed one rank 1 is the first cause's and the only one blamed, for a fitting reason. Needs two quiet cores
+and the extra `frameworks`; a row whose framework is not installed is left out and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import table
+from tracekit.analysis.causes.model import CauseKind
+
+SCRIPT = Path(__file__).with_name("frameworks_train.py")
+#: Row -> the distribution that it needs beside torch.
+ROWS = {
+    "ddp": "torch",
+    "accumulation": "torch",
+    "fsdp2": "torch",
+    "tensor_parallel": "torch",
+    "pipeline": "torch",
+    "compiled": "torch",
+    "accelerate": "accelerate",
+    "hf_trainer": "transformers",
+    "lightning": "lightning",
+}
+#: Part that is slow -> kinds of causes that name it.
+FITTING: Mapping[str, frozenset[CauseKind]] = {
+    "forward": frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_RANK_OF_WORKER}),
+    "backward": frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_RANK_OF_WORKER}),
+    "optimizer": frozenset({CauseKind.SLOW_OPTIMIZER}),
+    "data": frozenset({CauseKind.LATE_DATA}),
+    "host": frozenset({CauseKind.SLOW_HOST_CODE}),
+    "gc": frozenset({CauseKind.PYTHON_GC}),
+    "pause": frozenset({CauseKind.PROCESS_PAUSES}),
+}
+PARTS = ("", *FITTING)
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was said of one run. `problem`: why nothing was, None where something was."""
+
+    row: str
+    part: str
+    right: bool
+    slowdown: float
+    discrepancy: float
+    trusted: bool
+    saved_s: float
+    causes: tuple[str, ...]
+    problem: str | None = None
+
+
+def blamed(cause: Mapping[str, Any], layout: Mapping[str, int]) -> frozenset[int]:
+    """The ranks that a cause of a report places, in a job with one axis; nobody where it is everybody's."""
+    where = cause.get("where") or {}
+    axis = "pp_rank" if layout.get("pp", 1) > 1 else "dp_rank"
+    ranks = {worker.get("rank", worker[axis]) for worker in where.get("workers", ())}
+    return frozenset(ranks | set(where.get(f"{axis}s", ())) | set(where.get("ranks", ())))
+
+
+def judge(row: str, part: str, report: Mapping[str, Any]) -> Outcome:
+    """Whether a report is right about a run, of which rank 1 was slow in `part` (empty: nobody was)."""
+    causes = report.get("causes", [])
+    placed = [(cause, ranks) for cause in causes if (ranks := blamed(cause, report["job"]["layout"]))]
+    trusted = bool(report["trust"]["trustworthy"])
+    if part:
+        fits = bool(placed) and placed[0][0]["kind"] in FITTING[part]
+        right = trusted and fits and all(ranks == {1} for _, ranks in placed)
+    else:
+        right = trusted and not placed
+    names = tuple(f"{cause['kind']}{sorted(ranks)}" for cause, ranks in placed[:3])
+    saved_s = float(placed[0][0].get("saved_s") or 0.0) if placed else 0.0
+    discrepancy = float(report["trust"]["discrepancy"])
+    return Outcome(row, part, right, float(report["slowdown"]), discrepancy, trusted, saved_s, names)
+
+
+def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = 12.0) -> Outcome:
+    """Train under `tracekit collect`, and have `whatif` say what was wrong."""
+    out = folder / f"{row}-{part or 'healthy'}.parquet"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLOW_IN": part, "SLOW_MS": str(slow_ms), "OUT": str(folder)}
+    train = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        str(SCRIPT),
+        row,
+    ]
+    collect = [sys.executable, "-m", "tracekit", "collect", "--no-store", "--out", str(out), "--", *train]
+    nothing = Outcome(row, part, False, 0.0, 0.0, False, 0.0, ())
+    try:
+        ran = subprocess.run(collect, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return replace(nothing, problem=f"no end within {TIMEOUT_S} s")
+    if not out.exists():
+        return replace(nothing, problem=(ran.stderr.strip().splitlines() or ["no word"])[-1])
+    asked = [sys.executable, "-m", "tracekit", "whatif", str(out), "--json"]
+    return judge(row, part, json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout))
+
+
+def present(rows: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Rows that can run here with the version of what they need, and those that cannot."""
+    found = {row: f"{ROWS[row]} {metadata.version(ROWS[row])}" for row in rows if find_spec(ROWS[row]) is not None}
+    return found, [row for row in rows if row not in found]
+
+
+def section(rows: Sequence[str] = tuple(ROWS), parts: Sequence[str] = PARTS, slow_ms: float = 12.0) -> str:
+    """The Markdown of this section."""
+    versions, missing = present(rows)
+    outcomes: dict[tuple[str, str], Outcome] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for row in versions:
+            for part in parts:
+                outcomes[row, part] = one = run(row, part, Path(folder), slow_ms=slow_ms)
+                print(f"{row:16s} {part or 'healthy':10s} {cell(one)}", flush=True)
+    body = [[row, versions[row], *(cell(outcomes[row, part]) for part in parts)] for row in versions]
+    right = sum(one.right for one in outcomes.values())
+    lines = [
+        "## Frameworks",
+        f"Two ranks on gloo, rank 1 {slow_ms:.0f} ms a step slower in one part. {right} of {len(outcomes)} right.",
+        table(["row", "version", *(part or "healthy" for part in parts)], body),
+    ]
+    if missing:
+        lines.append(f"Not installed: {', '.join(missing)} (extra `frameworks`).")
+    return "\n\n".join(lines)
+
+
+def cell(one: Outcome) -> str:
+    """An outcome in a few words."""
+    if one.problem is not None:
+        return f"no report: {one.problem:.60}"
+    words = "right" if one.right else "wrong"
+    trust = "" if one.trusted else ", untrusted"
+    return f"{words}: S {one.slowdown:.2f}, {one.discrepancy:+.1%}{trust}; {', '.join(one.causes) or 'nobody'}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`python -m benchmarks frameworks --rows ddp,fsdp2 --parts ,gc`: chosen runs, printed only."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks frameworks")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--ms", type=float, default=12.0)
+    chosen = parser.parse_args(arguments)
+    print(section(chosen.rows.split(","), chosen.parts.split(","), chosen.ms))

@@ -1,0 +1,85 @@
+"""Records a few steps of a running job: asks its ranks, waits until they have, and takes the recording.
+
+In: a run directory, a number of steps. Out: an `AttemptRecording` of these steps and of those before, which were not
+recorded and say what recording costs. Afterwards the ranks do what they did before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracekit.collectors.launch.launcher import running_launchers
+from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.segments import AttemptRecording
+from tracekit.collectors.run_directory.steering import (
+    current_schedule,
+    first_common_step,
+    pace,
+    write_schedule,
+)
+from tracekit.collectors.run_directory.writing import attempts
+from tracekit.collectors.runtime.wire_format import Schedule, attempt_directory
+from tracekit.errors import SelectionError, TraceError
+
+#: How often the ranks are looked at, seconds.
+PERIOD_S = 0.2
+#: So many steps before the recorded ones are read, to compare with.
+STEPS_BEFORE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Steps of a running job: the first recorded one, and all ranks' records of them and of the steps before."""
+
+    first_step: int
+    recording: AttemptRecording
+
+
+def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[str], None]) -> Attached:
+    """Record `count` steps on all ranks. `tell` is given what is waited for.
+
+    Raises SelectionError where others are recording some already, TraceError where the steps did not come.
+    """
+    before = current_schedule(directory)
+    deadline = time.monotonic() + timeout_s
+    tell("waiting for the first step")
+    while (now := pace(directory)) is None:
+        _go_on(directory, deadline, "no rank has ended a step")
+    number = attempts(directory)[-1]
+    ongoing = before.last_step is None and before.every <= before.length
+    if not ongoing and before.every == 1 and (before.last_step or 0) > now.step:
+        raise SelectionError(f"steps up to {(before.last_step or 0) - 1} are being recorded already; try again then")
+    follower = AttemptFollower(number, attempt_directory(directory, number), max(0, now.step - STEPS_BEFORE))
+    first = now.step + 2 if ongoing else first_common_step(directory)
+    if not ongoing:
+        write_schedule(directory, Schedule(first, first + count))
+    try:
+        tell(f"recording steps {first} to {first + count - 1}")
+        _await_steps(follower, directory, first + count - 1, deadline)
+    finally:
+        if not ongoing:
+            write_schedule(directory, before)
+    return Attached(first, follower.take(first + count - 1))
+
+
+def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline: float) -> None:
+    """Return once all ranks have recorded step `last`. Raises TraceError where they do not."""
+    while True:
+        follower.update()
+        ranks = follower.good.values()
+        if len(ranks) == follower.world_size > 0 and all(rank.whole >= last for rank in ranks):
+            return
+        behind = sum(rank.whole < last for rank in ranks) + follower.world_size - len(ranks)
+        _go_on(directory, deadline, f"{behind} of {follower.world_size} ranks did not record step {last}")
+
+
+def _go_on(directory: Path, deadline: float, lacking: str) -> None:
+    """Wait a moment. Raises TraceError, with what is lacking, where there is nothing to wait for any more."""
+    if not running_launchers(directory):
+        raise TraceError(f"{directory}: {lacking}: the job has ended")
+    if time.monotonic() > deadline:
+        raise TraceError(f"{directory}: {lacking} in time; give it more with --timeout")
+    time.sleep(PERIOD_S)

@@ -1,0 +1,57 @@
+"""Values of the options of `tracekit collect` as people type them.
+
+In: text. Out: numbers; ValueError with what to write instead. Imports the standard library only: both command lines
+read their options with it, click's and the one that does without.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tracekit.collectors.runtime.wire_format import IDLE, Schedule
+from tracekit.errors import SelectionError
+
+#: `--overhead` records so many steps in a row, and leaves as many out.
+OVERHEAD_STEPS = 10
+#: Less would be rewritten all the time, bytes.
+SMALLEST_KEPT = 1_000_000
+_STEPS = re.compile(r"(\d*):(\d*)$")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([MGT])B?$", re.IGNORECASE)
+_UNITS = {"M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def parse_steps(text: str) -> tuple[int, int | None]:
+    """`100:200`, `100:` or `:200` -> the first step and the exclusive last one, None where it is open."""
+    match = _STEPS.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no step range; write 100:200 for the steps 100 to 199")
+    first, last = int(match.group(1) or 1), int(match.group(2)) if match.group(2) else None
+    if last is not None and last <= first:
+        raise ValueError(f"{text!r} is empty; the second step must be larger than the first")
+    return first, last
+
+
+def parse_size(text: str) -> int:
+    """`500MB`, `2GB` or `1TB` -> bytes, by powers of ten."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write 500MB or 2GB")
+    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+    if size < SMALLEST_KEPT:
+        raise ValueError(f"{text!r} is too small; keep {SMALLEST_KEPT // 1_000_000}MB or more of each rank")
+    return size
+
+
+def schedule_options(steps: tuple[int, int | None], every: int, length: int, *, idle: bool, overhead: bool) -> Schedule:
+    """Which steps to record, of the options about steps. Raises SelectionError where they exclude each other."""
+    if length > every:
+        raise SelectionError(f"--for {length} is more than --every {every}; record fewer steps, or all of them")
+    if idle and (every > 1 or steps != (1, None)):
+        raise SelectionError("--idle records nothing until it is asked to; leave out --steps and --every")
+    if overhead and (every > 1 or idle):
+        raise SelectionError("--overhead records ten steps in twenty; leave out --every and --idle")
+    if idle:
+        return IDLE
+    if overhead:
+        every, length = 2 * OVERHEAD_STEPS, OVERHEAD_STEPS
+    return Schedule(steps[0], steps[1], every, length)

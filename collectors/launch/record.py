@@ -1,0 +1,161 @@
+"""The command line of `tracekit-collect`, the distribution without the analysis: it records, and leaves the segments.
+
+In: arguments. Out: a run directory that `tracekit import` reads on another machine. Imports the standard library only,
+so that nothing is installed beside the training; where the whole of tracekit is installed its own command line is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Callable
+
+from tracekit.collectors.launch.launcher import (
+    NOTHING_RECORDED,
+    await_other_launchers,
+    finish_run,
+    prepare_run,
+    run_command,
+    running_launchers,
+)
+from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
+from tracekit.collectors.launch.signals import hold, release
+from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
+from tracekit.collectors.run_directory.writing import attempts, ranks_in, write_manifest
+from tracekit.collectors.runtime.wire_format import RuntimeOptions, Schedule, attempt_directory
+from tracekit.errors import SelectionError, TracekitError
+from tracekit.stderr import say
+from tracekit.text import printable
+
+EXIT_BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; an expected failure is one line and exit code 2."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except TracekitError as error:
+        say(f"tracekit: {printable(str(error))}")
+    return EXIT_BAD_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tracekit", description="Record step traces. The analysis is in the distribution tracekit."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    collect = commands.add_parser(
+        "collect", help="record an unmodified training command: tracekit collect [OPTIONS] -- torchrun ... train.py"
+    )
+    collect.set_defaults(run=_collect)
+    collect.add_argument("command", nargs="+", metavar="COMMAND", help="the training command, behind --")
+    collect.add_argument(
+        "--segments",
+        type=Path,
+        metavar="FOLDER",
+        help="folder the ranks write to; one shared folder for all nodes of a run [default: a new one here]",
+    )
+    collect.add_argument("--steps", type=_value(parse_steps), default=(1, None), metavar="FROM:TO")
+    collect.add_argument("--every", type=_value(_count), default=1, metavar="N", help="record one step in this many")
+    collect.add_argument(
+        "--for", dest="length", type=_value(_count), default=1, metavar="N", help="with --every: so many steps in a row"
+    )
+    collect.add_argument("--idle", action="store_true", help="record nothing until `tracekit attach` asks for it")
+    collect.add_argument(
+        "--keep",
+        type=_value(parse_size),
+        default=0,
+        metavar="SIZE",
+        help="keep so much of each rank's segments on disk, such as 2GB; the oldest go",
+    )
+    collect.add_argument("--name", help="how `tracekit attach` finds the job [default: script]")
+    attach = commands.add_parser("attach", help="record a few steps of a job that `tracekit collect` launched")
+    attach.set_defaults(run=_attach)
+    attach.add_argument("job", nargs="?", help="name, process id or folder of the job [default: the only one here]")
+    attach.add_argument("--steps", type=_value(_count), default=5, metavar="N", help="record N steps [default: 5]")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of steps; write 1 or more")
+    return int(text)
+
+
+def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` for argparse, which shows the message of its own kind of error only."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _collect(parsed: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    schedule = schedule_options(parsed.steps, parsed.every, parsed.length, idle=parsed.idle, overhead=False)
+    hold()
+    try:
+        options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep)
+        directory = (parsed.segments or Path(f"tracekit-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
+        environment = prepare_run(directory, options, parsed.command)
+        launched = run_command(
+            parsed.command, environment, directory, lambda: False, parsed.name or _script(parsed.command)
+        )
+    finally:
+        release()
+    if launched.first:
+        await_other_launchers(directory)
+        for line in _conclude(directory):
+            say(f"tracekit: {printable(line)}")
+    return launched.exit_code
+
+
+def _script(command: Sequence[str]) -> str:
+    """What a command is called after: its script, else its program."""
+    return next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
+
+
+def _attach(parsed: argparse.Namespace) -> int:
+    """Have steps recorded, and say where to read them."""
+    directory = find_job(parsed.job)
+    if not running_launchers(directory):
+        raise SelectionError(f"{directory}: the job has ended")
+    first = first_common_step(directory)
+    write_schedule(directory, Schedule(first, first + parsed.steps))
+    say(f"tracekit: steps {first} to {first + parsed.steps - 1} are recorded as the job gets there")
+    say(f"tracekit: next, where tracekit is installed: tracekit whatif {shlex.quote(str(directory))}")
+    return 0
+
+
+def _conclude(directory: Path) -> list[str]:
+    """Close the run directory; what to tell the user."""
+    try:
+        numbers = attempts(directory)
+        counts = []
+        for number in numbers:
+            write_manifest(attempt_directory(directory, number))
+            counts.append(len(ranks_in(attempt_directory(directory, number))))
+        finish_run(directory)
+    except (TracekitError, OSError) as error:
+        return [f"the segments in {directory} may lack a part: {error}"]
+    if not any(counts):
+        return [NOTHING_RECORDED]
+    several = f" in each of {len(numbers)} attempts" if len(numbers) > 1 else ""
+    return [
+        f"recorded {max(counts)} ranks{several}",
+        f"next, where tracekit is installed: tracekit import {shlex.quote(str(directory))}",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Starting and stopping the recording of a running job, from another process.
+
+In: a run directory, or what names a running job. Out: the control file that its ranks look at. Imports the standard
+library only: it runs where the training does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tracekit.atomic_write import Kind, write_text
+from tracekit.collectors.run_directory.writing import RUN_FILE, attempts
+from tracekit.collectors.runtime.wire_format import (
+    CONTROL_FILE,
+    HEADER,
+    RECORD,
+    Category,
+    Schedule,
+    attempt_directory,
+)
+from tracekit.errors import FormatError, SelectionError
+
+#: All ranks have seen a new control file by then, seconds.
+LEAD_S = 1.0
+#: Ranks, and bytes at the end of a rank's records, that are looked at for the newest step.
+_RANKS, _TAIL = 8, 1 << 20
+_STEPS_TIMED = 9
+_CONTROL_KIND = Kind("a schedule of tracekit", lambda file: _is_schedule(file.read().decode("utf-8", "replace")))
+
+
+def _is_schedule(text: str) -> bool:
+    try:
+        Schedule.parse(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The newest step that has ended on any rank, and how long the last steps took, seconds."""
+
+    step: int
+    step_s: float
+
+
+def pace(directory: Path) -> Pace | None:
+    """How far a run is; None where no step has ended yet."""
+    numbers = attempts(directory)
+    ends: list[tuple[int, float]] = []
+    for path in _newest_segments(attempt_directory(directory, numbers[-1])) if numbers else ():
+        with contextlib.suppress(FileNotFoundError):  # sealed under another name meanwhile: other ranks tell as well
+            ends += _step_ends(path)
+    if not ends:
+        return None
+    ends = sorted(ends)[-_STEPS_TIMED:]
+    return Pace(ends[-1][0], statistics.median(took for _, took in ends))
+
+
+def _newest_segments(directory: Path) -> list[Path]:
+    """The newest segment of some ranks."""
+    newest: dict[str, Path] = {}
+    for path in sorted(directory.glob("rank-*-*")):
+        newest[path.name[: len("rank-000000")]] = path
+    return [newest[name] for name in sorted(newest)[:_RANKS]]
+
+
+def _step_ends(path: Path) -> list[tuple[int, float]]:
+    """Step and seconds of the steps that end near the end of a segment."""
+    with path.open("rb") as file:
+        whole = (file.seek(0, os.SEEK_END) - HEADER.size) // RECORD.size
+        count = max(0, min(whole, _TAIL // RECORD.size))
+        file.seek(HEADER.size + (whole - count) * RECORD.size)
+        content = file.read(count * RECORD.size)
+    records = RECORD.iter_unpack(content[: len(content) // RECORD.size * RECORD.size])
+    return [(record[3], (record[8] - record[7]) / 1e9) for record in records if record[0] == Category.STEP]
+
+
+def first_common_step(directory: Path) -> int:
+    """The first step by which all ranks will have seen a control file that is written now."""
+    now = pace(directory)
+    return 1 if now is None else now.step + 2 + math.ceil(LEAD_S / max(now.step_s, 1e-6))
+
+
+def current_schedule(directory: Path) -> Schedule:
+    """Which steps are recorded at present. Raises FormatError."""
+    try:
+        try:
+            return Schedule.parse((directory / CONTROL_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            options = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))["options"]
+            return Schedule(**{name: options[name] for name in asdict(Schedule())})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"{directory}: no run that can be steered ({error!s:.200}); name the folder of one") from None
+
+
+def write_schedule(directory: Path, schedule: Schedule) -> None:
+    """Tell all ranks which steps to record from now on. Raises OutputError."""
+    write_text(directory / CONTROL_FILE, json.dumps(asdict(schedule)), _CONTROL_KIND)
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A command that a launcher of this user runs on this host: its name, run directory, and the launcher's process."""
+
+    name: str
+    directory: Path
+    process_id: int
+
+
+def _notes() -> Path:
+    return Path(tempfile.gettempdir()) / f"tracekit-jobs-{os.geteuid()}"
+
+
+@contextlib.contextmanager
+def announced(name: str, directory: Path) -> Iterator[None]:
+    """Let `running_jobs` of this host know of the job meanwhile."""
+    note = _notes() / f"{os.getpid()}.json"
+    with contextlib.suppress(OSError):  # then the job is named by its folder
+        note.parent.mkdir(mode=0o700, exist_ok=True)
+        note.write_text(json.dumps({"directory": str(directory.absolute()), "name": name}), encoding="utf-8")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            note.unlink()
+
+
+def running_jobs() -> list[RunningJob]:
+    """The jobs that launchers of this user run on this host, by process id."""
+    found = []
+    for note in _notes().glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # over, or being written
+            process_id = int(note.stem)
+            os.kill(process_id, 0)
+            about = json.loads(note.read_text(encoding="utf-8"))
+            found.append(RunningJob(str(about["name"]), Path(about["directory"]), process_id))
+    return sorted(found, key=lambda job: job.process_id)
+
+
+def find_job(named: str | None) -> Path:
+    """The run directory of a job: of the only one, or of that with this folder, name or launcher's process id.
+
+    Raises SelectionError that lists what is there.
+    """
+    if named is not None and (Path(named) / RUN_FILE).exists():
+        return Path(named)
+    jobs = running_jobs()
+    fitting = [job for job in jobs if named is None or named in (job.name, str(job.process_id))]
+    if len(fitting) == 1:
+        return fitting[0].directory
+    there = ", ".join(f"{job.name} ({job.process_id})" for job in jobs) or "none"
+    what = "which job" if named is None else f"no single job is called {named!r:.80}"
+    raise SelectionError(
+        f"{what}? Running on this host: {there}; name one, its process id, or the folder given to --segments"
+    )

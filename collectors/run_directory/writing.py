@@ -1,0 +1,62 @@
+"""What the launcher writes into a run directory beside the segments of the ranks, and how its files are called.
+
+In: what ranks left behind. Out: the manifest of an attempt, a segment with what a killed rank had not written. Imports
+the standard library only: it runs where the training does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from tracekit.atomic_write import Kind, replacing, starting_with, write_text
+from tracekit.collectors.runtime.ring import LeftOver
+from tracekit.collectors.runtime.wire_format import (
+    HEADER,
+    LEFT_OVER_SEGMENT,
+    MAGIC,
+    RECORD,
+    SEALED_SUFFIX,
+    VERSION,
+    attempt_directory,
+    segment_stem,
+)
+
+MANIFEST = "manifest.json"
+RUN_FILE = "run.json"
+_MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
+_SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
+#: A segment or the facts of a rank.
+RANK_FILE = re.compile(r"rank-(\d+)(?:-\d+\.(?:ops|open)|\.facts)$")
+_ATTEMPT = re.compile(r"attempt-(\d+)$")
+
+
+def attempts(directory: str | os.PathLike[str]) -> list[int]:
+    """The attempts a run directory holds, ascending."""
+    found = (_ATTEMPT.match(entry.name) for entry in Path(directory).iterdir())
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def ranks_in(directory: Path) -> set[int]:
+    """The ranks that wrote into the directory of an attempt."""
+    found = (RANK_FILE.match(entry.name) for entry in directory.iterdir())
+    return {int(match.group(1)) for match in found if match}
+
+
+def write_manifest(directory: Path) -> dict[str, Any]:
+    """List what the ranks of one attempt wrote in its manifest. Raises OutputError."""
+    files = [path.name for path in sorted(directory.iterdir()) if RANK_FILE.match(path.name)]
+    manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
+    write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
+    return manifest
+
+
+def write_left_over(directory: Path, left: LeftOver) -> None:
+    """Write what a rank did not live to write as a segment of its own. Raises OutputError."""
+    path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
+    head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
+    with replacing(path, _SEGMENT_KIND) as temporary:
+        temporary.write_bytes(head + left.records)

@@ -1,0 +1,123 @@
+"""A job that records nothing until somebody asks: `collect --idle`, `tracekit attach`, signals to the launcher."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.writtenrun import WrittenRun
+from tests.collectors.conftest import TIMEOUT_S, environment, torchrun
+from tests.handmade import run
+from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
+from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
+from tracekit.collectors.runtime.wire_format import IDLE, Schedule, attempt_directory
+from tracekit.trace import read_parquet
+
+
+def control(folder) -> Schedule:
+    """What the control file says."""
+    return Schedule.parse((folder / "run" / "control.json").read_text())
+
+
+def steered(folder, launcher, signal) -> Schedule:
+    """The schedule that the launcher writes on a signal."""
+    before = (folder / "run" / "control.json").stat().st_ino
+    os.kill(launcher, signal)
+    while (folder / "run" / "control.json").stat().st_ino == before:
+        assert launcher
+    return control(folder)
+
+
+def recorded_from(folder, step):
+    """Wait until both ranks have recorded a step from that one on."""
+    follower = AttemptFollower(0, attempt_directory(folder / "run", 0), 0)
+    while len(follower.good) < 2 or any(rank.whole < step for rank in follower.good.values()):
+        follower.update()
+
+
+def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
+    """Twice by `attach`, once between two signals; the trace at the end has these steps and no others."""
+    under = [sys.executable, "-m", "tracekit.collectors", "--idle", "--name", "dormant", "--segments", "run", "--json"]
+    with subprocess.Popen(
+        [*under, "--no-store", "--out", "all.parquet", "--", *torchrun(2, "slow_on_demand.py")],
+        cwd=tmp_path,
+        env=environment(SLOW=tmp_path / "slow", STOP=tmp_path / "stop", DEVICE_MS=3),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "training\n"
+            asked = []
+            for number, named in enumerate(("dormant", str(process.pid))):
+                out = tmp_path / f"{number}.parquet"
+                ran = run("attach", named, "--steps", "4", "--out", out)
+                assert ran.code == 0, ran.err
+                trace = read_parquet(out)
+                first = int(trace.steps[0])
+                assert trace.steps.tolist() == list(range(first, first + 4))
+                assert (trace.layout.dp, trace.coverage().complete) == (2, True)
+                assert "recording costs " in ran.err or "what recording costs is not known: " in ran.err
+                assert control(tmp_path) == IDLE
+                asked += trace.steps.tolist()
+            started = steered(tmp_path, process.pid, START_RECORDING)
+            assert (started.last_step, started.every) == (None, 1)
+            recorded_from(tmp_path, started.first_step)
+            assert steered(tmp_path, process.pid, STOP_RECORDING) == IDLE
+        finally:
+            (tmp_path / "stop").touch()
+            out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    steps = read_parquet(tmp_path / "all.parquet").steps.tolist()
+    assert steps[: len(asked)] == asked
+    assert steps[len(asked) :] == list(range(started.first_step, steps[-1] + 1))
+    assert json.loads(out.splitlines()[-1])["attempts"][0]["ranks"][0]["steps"] > len(steps)
+
+
+def test_a_job_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    notes = tmp_path / f"tracekit-jobs-{os.geteuid()}"
+    notes.mkdir()
+    (notes / f"{os.getpid()}.json").write_text(json.dumps({"directory": str(tmp_path / "a"), "name": "mine"}))
+    ran = run("attach", "yours")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"no single job is called 'yours'? Running on this host: mine ({os.getpid()}); name one" in ran.err
+
+
+def test_steps_that_others_record_are_not_cut_short(tmp_path):
+    job = WrittenRun(tmp_path, 2)
+    job.run(range(4))
+    (tmp_path / "control.json").write_text('{"first_step": 3, "last_step": 9}')
+    ran = run("attach", str(tmp_path))
+    assert ran.code == 2
+    assert "steps up to 8 are being recorded already" in ran.err
+    assert json.loads((tmp_path / "control.json").read_text())["last_step"] == 9
+
+
+def test_the_job_ends_while_it_is_waited_for(tmp_path):
+    job = WrittenRun(tmp_path, 2)
+    job.run(range(4))
+    (tmp_path / "control.json").write_text('{"first_step": 1, "last_step": 1}')
+    job.end()
+    ran = run("attach", str(tmp_path))
+    assert ran.code == 2
+    assert "2 of 2 ranks did not record step" in ran.err
+    assert "the job has ended" in ran.err
+    assert Schedule.parse((tmp_path / "control.json").read_text()) == IDLE
+
+
+def test_how_far_a_run_is(tmp_path):
+    """Steps of 70 ms: a second is 15 of them, behind the one that runs and the one some ranks may be at."""
+    assert pace_of_nothing(tmp_path / "empty") is None
+    job = WrittenRun(tmp_path, 3)
+    job.run(range(30))
+    assert pace(tmp_path) == Pace(29, pytest.approx(0.070))
+    assert first_common_step(tmp_path) == 29 + 2 + 15
+
+
+def pace_of_nothing(directory):
+    directory.mkdir()
+    return pace(directory)

@@ -1,0 +1,84 @@
+"""`tracekit attach`: record a few steps of a running job and report on them.
+
+In: a job that `tracekit collect` launched. Out: the report that `whatif` prints, and what recording cost.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tracekit import memory
+from tracekit.commands.options import PATH, as_arguments, console
+from tracekit.stderr import progress, say
+from tracekit.text import printable
+
+
+@click.command("attach")
+@click.argument("job", required=False)
+@click.option("--steps", type=click.IntRange(2), default=5, show_default=True, metavar="N", help="Record N steps.")
+@click.option("--out", type=PATH, help="Also write the trace to this Parquet file.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
+@click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, metavar="SECONDS", help="Give up then."
+)
+def attach_command(
+    job: str | None,
+    steps: int,
+    out: Path | None,
+    dp: int | None,
+    pp: int | None,
+    tp: int | None,
+    full: bool,
+    as_json: bool,
+    timeout: float,
+) -> None:
+    """Record a few steps of a running job, on all ranks, and report on them.
+
+    JOB is the name of a job on this host, the process id of its launcher, or its folder (--segments), from any host
+    that sees it. It may be left out where one job runs. Start the job with `tracekit collect --idle`.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    memory.reuse_large_arrays()
+    from tracekit.atomic_write import check_writable
+    from tracekit.collectors.launch.attach import record_steps
+    from tracekit.collectors.merge.merge import merge_attempt
+    from tracekit.collectors.merge.placement import LayoutOptions
+    from tracekit.collectors.merge.recording_cost import recording_cost
+    from tracekit.collectors.run_directory.host_clocks import read_clocks
+    from tracekit.collectors.run_directory.steering import find_job
+    from tracekit.job import Job
+    from tracekit.terminal.pipeline import print_report
+    from tracekit.trace import TRACE_FILE
+
+    if out is not None:
+        check_writable(out, TRACE_FILE)
+    directory = find_job(job)
+    with progress() as tell:
+        attached = record_steps(directory, steps, timeout, tell)
+        cost = recording_cost(attached.recording)
+        tell("analysing them")
+        merged = merge_attempt(
+            attached.recording,
+            name=job or directory.name,
+            first_step=attached.first_step,
+            options=LayoutOptions(dp=dp, pp=pp, tp=tp),
+            clocks=read_clocks(directory),
+            running=True,
+        )
+        report = Job(merged.trace).whatif()
+    if out is not None:
+        merged.trace.write_parquet(out)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        print_report(report, console(), source=as_arguments(out or directory, None, None, None, None), full=full)
+    say(f"tracekit: {cost if isinstance(cost, str) else cost.sentence()}")
+    if out is not None:
+        say(f"Wrote {printable(str(out))}")
