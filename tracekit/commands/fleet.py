@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit import memory
 from tracekit.commands.options import PATH, console
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 #: Value of `--ray` that is given without one.
 _OWN_CLUSTER = "local"
 #: Columns of `--timings`.
-_TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "peak_bytes")
+_TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "cpu_s", "analyse_cpu_s",
+            "peak_bytes")  # fmt: skip
 _UNITS = {"M": 1 << 20, "G": 1 << 30}
 
 
@@ -171,6 +173,7 @@ _CURVE = 200
 @_RATE
 def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     """How many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
+    memory.return_soon()
     from tracekit.fleet.culprits import recurring_culprits
     from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
     from tracekit.fleet.study import Study
@@ -206,6 +209,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 @_RATE
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
     """Which hosts and GPUs hold up one job of STUDY after another, more often than by chance?"""
+    memory.return_soon()
     from tracekit.atomic_write import check_writable, replacing
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
     from tracekit.fleet.study import Study
@@ -230,6 +234,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
 @click.option("--fail-on-worse", is_flag=True, help="Exit with 3 where a figure is worse.")
 def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
     """What became worse from study BEFORE to study AFTER, in all, by cause and by team?"""
+    memory.return_soon()
     from tracekit.fleet.comparison import Direction, compare_studies
     from tracekit.fleet.study import Study
 

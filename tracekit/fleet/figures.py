@@ -115,8 +115,13 @@ def _plain(found: Interval) -> dict[str, float]:
 def counted_jobs(study: Study) -> pl.DataFrame:
     """The rows of `jobs` that no rule leaves out, by `job`. Raises StudyError."""
     study.check()
-    out = study.read("exclusions", ["job", "scope"]).filter(pl.col("scope") == EVERYWHERE)["job"].drop_nulls()
-    return study.read("jobs").filter(~pl.col("job").is_in(out.to_list())).sort("job")
+    return study.read("jobs").filter(~pl.col("job").is_in(left_out_jobs(study).implode())).sort("job")
+
+
+def left_out_jobs(study: Study) -> pl.Series:
+    """The contents that a rule leaves out of everything."""
+    out = study.read("exclusions", ["job", "scope"]).filter(pl.col("scope") == EVERYWHERE)
+    return out["job"].drop_nulls().unique()
 
 
 def figures_of(study: Study) -> FleetFigures:
