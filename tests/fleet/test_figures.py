@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +12,7 @@ import pytest
 
 from tests.documents.evil import EVIL, write_evil
 from tests.fleet.few_jobs import STEPS, study_here
+from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
 from tracekit.fleet.bootstrap import bootstrapped, interval
 from tracekit.fleet.comparison import Direction, compare_studies
@@ -20,27 +20,7 @@ from tracekit.fleet.culprits import poisson_binomial_tail, q_values, recurring_c
 from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
 from tracekit.fleet.rows import machines_of
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import STUDY_VERSION, TABLES, frame
-
-
-def write_study(path: Path, **rows: list[dict[str, Any]]) -> Study:
-    """A study with these rows, each with what its table has by default."""
-    usual = {"jobs": {"kind": "pipeline", "analysis": "one", "gpus": 128, "steps": 10, "recorded_s": 10.0}}
-    path.mkdir()
-    (path / "tracekit-study").write_text(json.dumps({"study_version": STUDY_VERSION}))
-    for table in TABLES:
-        full = [usual.get(table, {}) | row for row in rows.get(table, [])]
-        columns = {name: [row.get(name) for row in full] for name in (full[0] if full else ("job",))}
-        (path / table).mkdir()
-        frame(table, columns).write_parquet(path / table / "part-0.parquet")
-    return Study(path)
-
-
-def job(name: str, slowdown: float, hours: float, **more: Any) -> dict[str, Any]:
-    """A row of `jobs`."""
-    lost = 1 - 1 / slowdown
-    figures = {"slowdown": slowdown, "waste": lost, "straggling": slowdown >= 1.1, "gpu_hours": hours}
-    return {"job": name, "name": name, **figures, "lost_gpu_hours": lost * hours, "team": None, **more}
+from tracekit.fleet.tables import frame
 
 
 def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp_path: Path) -> None:

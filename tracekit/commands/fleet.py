@@ -162,8 +162,6 @@ _RATE = click.option(
     show_default=True,
     help="False-discovery rate of the machines that are named.",
 )
-#: Points of a curve on the page.
-_CURVE = 200
 
 
 @fleet_command.command("report")
@@ -175,7 +173,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     """How many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
     memory.return_soon()
     from tracekit.fleet.culprits import recurring_culprits
-    from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+    from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
     from tracekit.fleet.study import Study
 
     if html is not None:
@@ -190,7 +188,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
         tell("reading the study")
         found, culprits = figures_of(opened), recurring_culprits(opened, rate)
         if html is not None:
-            curves = quantiles(counted_jobs(opened), [(at + 1) / _CURVE for at in range(_CURVE)])
+            curves = quantiles(counted_jobs(opened), CURVE)
             write_fleet_page(html, fleet_page(found, curves, culprits, rate, study.absolute().name))
     if as_json:
         click.echo(json.dumps(found.to_dict() | {"culprits": culprits.to_dicts()}, allow_nan=False))
