@@ -6,6 +6,7 @@ In: traces, or studies. Out: a study, reports in the terminal and as a page, CSV
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,8 +129,27 @@ def _summary(done: RunSummary, out: Path) -> list[str]:
         f"{done.sources:,} sources: {analysed:,} analysed, {done.unchanged:,} unchanged, {copies:,} known by content"
     )
     lines = [total]
-    lines += [f"  {count:,} {rule}: tried again by the next run" for rule, count in sorted(done.failed.items())]
+    for rule, count in sorted(done.failed.items()):
+        reasons = Counter(one.reason or "" for one in done.outcomes if one.rule == rule)
+        lines.append(f"  {count:,} {rule}: {_commonest(reasons)}; tried again by the next run")
+    lines += _left_out(out, done.failed)
     return [*lines, f"Next: tracekit fleet report {out}"]
+
+
+def _commonest(reasons: Counter[str]) -> str:
+    ((reason, _),) = reasons.most_common(1)
+    return f"{reason} and others" if len(reasons) > 1 else reason
+
+
+def _left_out(out: Path, said: Counter[str]) -> list[str]:
+    """A line for each rule, but for those of which was `said` already, that leaves jobs of the study out."""
+    import polars as pl
+
+    from tracekit.fleet.study import Study
+
+    rules = Study(out).read("exclusions", ["rule", "job"]).filter(~pl.col("rule").is_in(list(said)))
+    counts = rules.group_by("rule").agg(pl.col("job").n_unique()).sort("rule")
+    return [f"  {count:,} {rule}: see the table exclusions of the study" for rule, count in counts.iter_rows()]
 
 
 def _write_timings(path: Path, done: RunSummary) -> None:
