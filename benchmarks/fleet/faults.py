@@ -21,7 +21,7 @@ def section() -> str:
         shutil.rmtree(study, ignore_errors=True)
     subprocess.run(fleet_run(jobs, calm), check=True, capture_output=True)
     seed = random.SystemRandom().randrange(2**32)
-    chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
+    chosen = random.Random(seed)
     workers = drivers = rounds = 0
     while workers < WORKER_KILLS or drivers < DRIVER_KILLS:
         rounds += 1

@@ -65,7 +65,7 @@ def _measured_back() -> str:
 
 def _cores(tasks: pl.DataFrame) -> str:
     """What a thousand cores would make of a hundred thousand jobs, from measured times of tasks."""
-    chosen = random.Random(0)  # noqa: S311 - a simulation
+    chosen = random.Random(0)
     seconds = chosen.choices(tasks["cpu_s"].to_list(), k=MANY)
     last = makespan(seconds, CORES, _START_S)
     return (

@@ -140,6 +140,21 @@ def test_machines_that_recur_are_named_and_chance_names_hardly_any(tmp_path: Pat
     assert sum(count > 0 for count in named) <= 2
 
 
+def test_jobs_left_out_are_none_of_a_machine(tmp_path: Path) -> None:
+    """Three jobs on hosts a and b. In the first a is hit: by chance with 1 of 2. The third, hit too, is left out."""
+    hit, fine = {"part": "compute", "cost_s": 1.0}, {"part": None, "cost_s": None}
+    rows = [(name, host, hit if host == "a" and name != "two" else fine)
+            for name in ("one", "three", "two") for host in "ab"]  # fmt: skip
+    study = write_study(
+        tmp_path / "study",
+        jobs=[job(name, 1.2, 1.0, started_at=1e9) for name in ("one", "three", "two")],
+        machines=[{"job": name, "kind": "host", "machine": host, **cause} for name, host, cause in rows],
+        exclusions=[{"job": "three", "source": "three", "rule": "too-few-steps", "scope": "everywhere"}],
+    )
+    found = recurring_culprits(study, rate=1.0).sort("machine").select("machine", "jobs", "hit", "expected", "last_job")
+    assert found.rows() == [("a", 2, 1, 0.5, "one"), ("b", 2, 0, 0.5, None)]
+
+
 def test_what_became_worse_is_told_from_what_scatters(tmp_path: Path) -> None:
     """Team x loses a sixth more, to gc; team y and all else scatter as before."""
     generator = np.random.default_rng(3)
