@@ -20,7 +20,7 @@ def section() -> str:
     calm, large = KEPT / f"study-{SMALL}", KEPT / f"study-{REPORTED}"
     if not calm.exists():
         subprocess.run(fleet_run(first_jobs(SMALL), calm), check=True, capture_output=True)
-    jobs = enlarge(Study(calm), large)
+    jobs = enlarge(Study(calm), large, REPORTED)
     rows = []
     for words, more in (("terminal", ()), ("page in a file", ("--html", str(KEPT / "fleet.html")))):
         run = measure(*tracekit("fleet", "report", str(large), *more), runs=3)
@@ -30,17 +30,19 @@ def section() -> str:
     return f"## Fleets: reports\n\n{words}\n\n{table(['fleet report', 's', 'CPU s', 'MB'], rows)}"
 
 
-def enlarge(small: Study, large: Path) -> int:
-    """Write a study with the jobs of `small` many times under other digests; how many jobs it has."""
+def enlarge(small: Study, large: Path, wanted: int) -> int:
+    """Write a study with the jobs of `small` many times under other digests, `wanted` at most; how many it has."""
     shutil.rmtree(large, ignore_errors=True)
     jobs = small.read("jobs").height
-    copies = REPORTED // jobs
+    copies = wanted // jobs
     for name in (*BY_JOB, "sources", "exclusions"):
         (large / name).mkdir(parents=True)
         rows = small.read(name)
         for part, digit in enumerate(PARTS):
             many = [_copy(rows, f"{digit}{number:03x}") for number in range(part, copies, len(PARTS))]
-            pl.concat(many).cast(TABLES[name]).sort("job").write_parquet(large / name / f"part-{digit}.parquet")
+            pl.concat([rows.clear(), *many]).cast(TABLES[name]).sort("job").write_parquet(
+                large / name / f"part-{digit}.parquet"
+            )
     (large / "tracekit-study").write_text(json.dumps({"study_version": STUDY_VERSION}))
     return copies * jobs
 
