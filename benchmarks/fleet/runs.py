@@ -32,12 +32,24 @@ def section() -> str:
     ]  # fmt: skip
     heads = ["fleet run, 2 processes", "s", "CPU s", "MB in all", "analysis, of CPU", "load of the 2 cores"]
     size = sum(path.stat().st_size for path in STUDY.glob("*/*.parquet")) / JOBS / 1000
+    spent = tasks.select(pl.col("read_s", "analyse_s", "write_s").sum()).row(0)
     words = (
-        "MB in all: the largest sum of proportional set sizes of all processes. Alone on the machine, the run takes no"
-        f" less than half of its CPU seconds. The study takes {size:.1f} kB a job."
+        f"Of the wall-clock time of the tasks {spent[1] / sum(spent):.0%} is analysis. {_alone(tasks, run.cpu_s)} MB in"
+        " all: the largest sum of proportional set sizes of all processes."
+        f" The study takes {size:.1f} kB a job."
     )
     return "\n\n".join(
         ["## Fleets: a run", described(truth()), table(heads, rows), words, _measured_back(), _cores(tasks)]
+    )
+
+
+def _alone(tasks: pl.DataFrame, cpu_s: float) -> str:
+    """What the processor time of a run comes to on a machine where nothing else runs."""
+    seconds = tasks["cpu_s"].to_list()
+    one, two = (makespan(seconds, processes, 0.0) + max(cpu_s - sum(seconds), 0.0) for processes in (1, 2))
+    return (
+        f"By processor time, all but the tasks one after the other: {two:,.0f} s with two processes, {one:,.0f} s with"
+        f" one, {one / two:.2f} times as long."
     )
 
 
