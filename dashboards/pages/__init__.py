@@ -9,10 +9,13 @@ from tracekit.dashboards.pages import (
     hang,
     job,
     not_found_404,
+    study,
     time,
     timeline,
     whatif,
     workers,
 )
 
-__all__ = ["attribution", "compare", "fleet", "hang", "job", "not_found_404", "time", "timeline", "whatif", "workers"]
+__all__ = [
+    "attribution", "compare", "fleet", "hang", "job", "not_found_404", "study", "time", "timeline", "whatif", "workers",
+]  # fmt: skip

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import flask
 
+from tracekit.dashboards.data.fleet_study import FleetStudy
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
 from tracekit.figures.theme import LIGHT, THEMES, Theme
@@ -21,11 +22,15 @@ EXTENSION = "tracekit"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the server was started with. `prefix`: the path under which browsers see it, with slashes around it."""
+    """What the server was started with. `prefix`: the path under which browsers see it, with slashes around it.
+
+    `study`: of many jobs, where there is one beside the store.
+    """
 
     results: Results
     replays: Replays
     prefix: str
+    study: FleetStudy | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,12 @@ def replays() -> Replays:
     """What answers what-if questions in the background."""
     service: Service = flask.current_app.extensions[EXTENSION]
     return service.replays
+
+
+def study() -> FleetStudy | None:
+    """The study that the server was given."""
+    service: Service = flask.current_app.extensions[EXTENSION]
+    return service.study
 
 
 def prefixed(path: str) -> str:

@@ -19,7 +19,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
-from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.context import results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
 from tracekit.figures.theme import DARK
 from tracekit.text import short
@@ -164,9 +164,10 @@ def frame() -> Component:
     )
     find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
+    fleet = [] if study() is None else [dcc.Link("Fleet", href=href("/fleet"), className="button")]
     head = [
         dcc.Link([html.B("tracekit"), " jobs"], href=href("/"), className="brand"),
-        html.Div([find, zone, theme, keys, *_log_out()], className="switches"),
+        html.Div([*fleet, find, zone, theme, keys, *_log_out()], className="switches"),
     ]
     return html.Div(
         [

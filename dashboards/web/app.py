@@ -17,6 +17,7 @@ from typing import Any
 from dash import Dash, _callback
 from dash.fingerprint import build_fingerprint
 
+from tracekit.dashboards.data.fleet_study import FleetStudy
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
 from tracekit.dashboards.ui.context import EXTENSION, Service
@@ -42,8 +43,11 @@ _LATE_LIBRARIES = {
 }
 
 
-def make_app(store: Path, access: Access | None = None) -> Dash:
-    """The dashboard of the store at `store`, for those whom `access` lets in; the store is read when a page is."""
+def make_app(store: Path, access: Access | None = None, study: Path | None = None) -> Dash:
+    """The dashboard of the store at `store`, for those whom `access` lets in; the store is read when a page is.
+
+    `study`: of many jobs, for the page Fleet.
+    """
     access = access or Access()
     app = Dash(
         __name__,
@@ -61,7 +65,10 @@ def make_app(store: Path, access: Access | None = None) -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     results = Results(store)
-    app.server.extensions[EXTENSION] = Service(results, Replays(results), access.prefix)
+    fleet = None if study is None else FleetStudy(study)
+    app.server.extensions[EXTENSION] = Service(results, Replays(results), access.prefix, fleet)
+    if fleet is not None:
+        fleet.read_ahead()
     harden(app, access)
     app.server.before_request(read_ahead)  # after who may ask was asked
     serve_timeline(app)

@@ -26,6 +26,7 @@ _EXTRAS = ("dash", "dash_ag_grid", "dash_mantine_components", "gunicorn", "plotl
 
 @click.command("dashboard")
 @click.argument("sources", nargs=-1, type=_PATH, metavar="[STORE | TRACE...]")
+@click.option("--study", type=_PATH, help="A study that `tracekit fleet run` made, for the page Fleet.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
 @click.option("--auth", help="Who may look, for any other --host: header:NAME@ADDRESS or password:FILE.")
@@ -39,6 +40,7 @@ _EXTRAS = ("dash", "dash_ag_grid", "dash_mantine_components", "gunicorn", "plotl
 @click.option("--hash-password", is_flag=True, help="Ask for a user and password, print a line for --auth and leave.")
 def dashboard_command(
     sources: tuple[Path, ...],
+    study: Path | None,
     host: str,
     port: int,
     auth: str | None,
@@ -66,7 +68,11 @@ def dashboard_command(
             " listen on 127.0.0.1 and put an authenticating proxy or an ssh tunnel before it"
         )
     access = read_access(None if auth is None else read_auth(auth), (*hosts, *_named(host)), public_url)
-    store, clean_up = _store_of(sources)
+    if study is not None:
+        from tracekit.fleet.study import Study
+
+        Study(study).check()
+    store, clean_up = _store_of(sources, needed=study is None)
     try:
         listening = _listen(host, port)
     except SelectionError:
@@ -78,7 +84,7 @@ def dashboard_command(
     seen = f"{public_url}, through a proxy to {local}" if public_url else local
     click.echo(f"tracekit dashboard of {printable(str(store))}: {seen}  (Ctrl-C ends it)")
     # From here on the process is gunicorn's: it forks, and both halves leave through here.
-    serve(Serving(store, listening.detach(), threads, access, clean_up))
+    serve(Serving(store, study and study.absolute(), listening.detach(), threads, access, clean_up))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -111,13 +117,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _store_of(sources: tuple[Path, ...]) -> tuple[Path, Callable[[], None]]:
-    """The store to show and what to do with it afterwards: the one given, the default one, or one made of traces."""
+def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callable[[], None]]:
+    """The store to show and what to do with it afterwards: the one given, the default one, or one made of traces.
+
+    `needed`: whether there must be one; beside a study the default one need not.
+    """
     from tracekit.store import Store, default_store
 
     if not sources or (len(sources) == 1 and Store(sources[0]).is_store()):
         store = sources[0] if sources else default_store()
-        Store(store).check()
+        if sources or needed:
+            Store(store).check()
         return store.absolute(), lambda: None
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"

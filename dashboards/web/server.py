@@ -28,6 +28,7 @@ LONGEST_REQUEST_LINE = 8190
 AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
 HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
 URL_VARIABLE = "TRACEKIT_DASHBOARD_PUBLIC_URL"
+STUDY_VARIABLE = "TRACEKIT_STUDY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Serving:
     """How to serve: `listening` is the descriptor of a socket, `at_end` is called once, when the server has ended."""
 
     store: Path
+    study: Path | None
     listening: int
     threads: int
     access: Access
@@ -45,14 +47,15 @@ def create(store: str | None = None) -> flask.Flask:
     """The WSGI application, for `gunicorn 'tracekit.dashboards.web.server:create("jobs.store")'`.
 
     Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH, $TRACEKIT_DASHBOARD_ALLOWED_HOSTS
-    and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options. Raises AppImportError, of which gunicorn prints the
-    one line, where one of them is set and cannot be understood.
+    and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options, $TRACEKIT_STUDY that of `--study`. Raises
+    AppImportError, of which gunicorn prints the one line, where one of them is set and cannot be understood.
     """
     from tracekit.dashboards.web.app import make_app
     from tracekit.store import default_store
 
     path = default_store() if store is None else Path(store)
-    return make_app(path.absolute(), _access_of_environment()).server
+    study = os.environ.get(STUDY_VARIABLE)
+    return make_app(path.absolute(), _access_of_environment(), Path(study).absolute() if study else None).server
 
 
 def _access_of_environment() -> Access:
@@ -99,4 +102,4 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     def load(self) -> Any:
         from tracekit.dashboards.web.app import make_app
 
-        return make_app(self._serving.store, self._serving.access).server
+        return make_app(self._serving.store, self._serving.access, self._serving.study).server

@@ -66,8 +66,8 @@ def serve() -> Iterator[Callable[..., Serving]]:
     """Starts a dashboard over a store on a free port; all end with the tests."""
     servers = []
 
-    def start(store: Path, access: Access | None = None) -> Serving:
-        server = make_server("127.0.0.1", 0, make_app(store, access).server, threaded=True)
+    def start(store: Path, access: Access | None = None, study: Path | None = None) -> Serving:
+        server = make_server("127.0.0.1", 0, make_app(store, access, study).server, threaded=True)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return Serving(f"http://127.0.0.1:{server.server_port}", store)

@@ -20,10 +20,10 @@ BLOCKS = {"P", "Div", "Li", "Tr", "Td", "Th", "H1", "H2", "H3", "Button", "Summa
 
 
 class Pages:
-    """The pages of one store."""
+    """The pages of one store, and of a study beside it."""
 
-    def __init__(self, store: Path) -> None:
-        self._server = make_app(store).server
+    def __init__(self, store: Path, study: Path | None = None) -> None:
+        self._server = make_app(store, study=study).server
         self.service: Service = self._server.extensions[EXTENSION]
 
     def page(self, path: str, **state: str) -> Component:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +12,7 @@ import pytest
 
 from tests.documents.evil import EVIL, write_evil
 from tests.fleet.few_jobs import STEPS, study_here
+from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
 from tracekit.fleet.bootstrap import bootstrapped, interval
 from tracekit.fleet.comparison import Direction, compare_studies
@@ -20,27 +20,7 @@ from tracekit.fleet.culprits import poisson_binomial_tail, q_values, recurring_c
 from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
 from tracekit.fleet.rows import machines_of
 from tracekit.fleet.study import Study
-from tracekit.fleet.tables import STUDY_VERSION, TABLES, frame
-
-
-def write_study(path: Path, **rows: list[dict[str, Any]]) -> Study:
-    """A study with these rows, each with what its table has by default."""
-    usual = {"jobs": {"kind": "pipeline", "analysis": "one", "gpus": 128, "steps": 10, "recorded_s": 10.0}}
-    path.mkdir()
-    (path / "tracekit-study").write_text(json.dumps({"study_version": STUDY_VERSION}))
-    for table in TABLES:
-        full = [usual.get(table, {}) | row for row in rows.get(table, [])]
-        columns = {name: [row.get(name) for row in full] for name in (full[0] if full else ("job",))}
-        (path / table).mkdir()
-        frame(table, columns).write_parquet(path / table / "part-0.parquet")
-    return Study(path)
-
-
-def job(name: str, slowdown: float, hours: float, **more: Any) -> dict[str, Any]:
-    """A row of `jobs`."""
-    lost = 1 - 1 / slowdown
-    figures = {"slowdown": slowdown, "waste": lost, "straggling": slowdown >= 1.1, "gpu_hours": hours}
-    return {"job": name, "name": name, **figures, "lost_gpu_hours": lost * hours, "team": None, **more}
+from tracekit.fleet.tables import frame
 
 
 def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp_path: Path) -> None:
@@ -158,6 +138,21 @@ def test_machines_that_recur_are_named_and_chance_names_hardly_any(tmp_path: Pat
     assert worst["lost_gpu_hours"] == pytest.approx(worst["hit"] * 0.1)  # 1 s of 10 s of 1 GPU-hour each
     named = [recurring_culprits(fleet_of_hosts(tmp_path / str(seed), {}, seed)).height for seed in range(10)]
     assert sum(count > 0 for count in named) <= 2
+
+
+def test_jobs_left_out_are_none_of_a_machine(tmp_path: Path) -> None:
+    """Three jobs on hosts a and b. In the first a is hit: by chance with 1 of 2. The third, hit too, is left out."""
+    hit, fine = {"part": "compute", "cost_s": 1.0}, {"part": None, "cost_s": None}
+    rows = [(name, host, hit if host == "a" and name != "two" else fine)
+            for name in ("one", "three", "two") for host in "ab"]  # fmt: skip
+    study = write_study(
+        tmp_path / "study",
+        jobs=[job(name, 1.2, 1.0, started_at=1e9) for name in ("one", "three", "two")],
+        machines=[{"job": name, "kind": "host", "machine": host, **cause} for name, host, cause in rows],
+        exclusions=[{"job": "three", "source": "three", "rule": "too-few-steps", "scope": "everywhere"}],
+    )
+    found = recurring_culprits(study, rate=1.0).sort("machine").select("machine", "jobs", "hit", "expected", "last_job")
+    assert found.rows() == [("a", 2, 1, 0.5, "one"), ("b", 2, 0, 0.5, None)]
 
 
 def test_what_became_worse_is_told_from_what_scatters(tmp_path: Path) -> None:

@@ -102,7 +102,6 @@ from pathlib import Path
 from tests.fleet.few_jobs import GIB
 from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.run import run_study
-from tracekit.fleet.run import Standing, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 

@@ -6,12 +6,14 @@ In: traces, or studies. Out: a study, reports in the terminal and as a page, CSV
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from tracekit import memory
 from tracekit.commands.options import PATH, console
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 #: Value of `--ray` that is given without one.
 _OWN_CLUSTER = "local"
 #: Columns of `--timings`.
-_TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "peak_bytes")
+_TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "cpu_s", "analyse_cpu_s",
+            "peak_bytes")  # fmt: skip
 _UNITS = {"M": 1 << 20, "G": 1 << 30}
 
 
@@ -126,8 +129,27 @@ def _summary(done: RunSummary, out: Path) -> list[str]:
         f"{done.sources:,} sources: {analysed:,} analysed, {done.unchanged:,} unchanged, {copies:,} known by content"
     )
     lines = [total]
-    lines += [f"  {count:,} {rule}: tried again by the next run" for rule, count in sorted(done.failed.items())]
+    for rule, count in sorted(done.failed.items()):
+        reasons = Counter(one.reason or "" for one in done.outcomes if one.rule == rule)
+        lines.append(f"  {count:,} {rule}: {_commonest(reasons)}; tried again by the next run")
+    lines += _left_out(out, done.failed)
     return [*lines, f"Next: tracekit fleet report {out}"]
+
+
+def _commonest(reasons: Counter[str]) -> str:
+    ((reason, _),) = reasons.most_common(1)
+    return f"{reason} and others" if len(reasons) > 1 else reason
+
+
+def _left_out(out: Path, said: Counter[str]) -> list[str]:
+    """A line for each rule, but for those of which was `said` already, that leaves jobs of the study out."""
+    import polars as pl
+
+    from tracekit.fleet.study import Study
+
+    rules = Study(out).read("exclusions", ["rule", "job"]).filter(~pl.col("rule").is_in(list(said)))
+    counts = rules.group_by("rule").agg(pl.col("job").n_unique()).sort("rule")
+    return [f"  {count:,} {rule}: see the table exclusions of the study" for rule, count in counts.iter_rows()]
 
 
 def _write_timings(path: Path, done: RunSummary) -> None:
@@ -160,8 +182,6 @@ _RATE = click.option(
     show_default=True,
     help="False-discovery rate of the machines that are named.",
 )
-#: Points of a curve on the page.
-_CURVE = 200
 
 
 @fleet_command.command("report")
@@ -171,8 +191,9 @@ _CURVE = 200
 @_RATE
 def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     """How many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
+    memory.return_soon()
     from tracekit.fleet.culprits import recurring_culprits
-    from tracekit.fleet.figures import counted_jobs, figures_of, quantiles
+    from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
     from tracekit.fleet.study import Study
 
     if html is not None:
@@ -187,7 +208,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
         tell("reading the study")
         found, culprits = figures_of(opened), recurring_culprits(opened, rate)
         if html is not None:
-            curves = quantiles(counted_jobs(opened), [(at + 1) / _CURVE for at in range(_CURVE)])
+            curves = quantiles(counted_jobs(opened), CURVE)
             write_fleet_page(html, fleet_page(found, curves, culprits, rate, study.absolute().name))
     if as_json:
         click.echo(json.dumps(found.to_dict() | {"culprits": culprits.to_dicts()}, allow_nan=False))
@@ -206,6 +227,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 @_RATE
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
     """Which hosts and GPUs hold up one job of STUDY after another, more often than by chance?"""
+    memory.return_soon()
     from tracekit.atomic_write import check_writable, replacing
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
     from tracekit.fleet.study import Study
@@ -230,6 +252,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
 @click.option("--fail-on-worse", is_flag=True, help="Exit with 3 where a figure is worse.")
 def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
     """What became worse from study BEFORE to study AFTER, in all, by cause and by team?"""
+    memory.return_soon()
     from tracekit.fleet.comparison import Direction, compare_studies
     from tracekit.fleet.study import Study
 

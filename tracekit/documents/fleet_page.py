@@ -13,7 +13,7 @@ import polars as pl
 from tracekit.atomic_write import Kind, replacing, starting_with
 from tracekit.documents.elements import head, html, html_table
 from tracekit.fleet.figures import FleetFigures
-from tracekit.fleet.words import CULPRIT_HEADS, answer_rows, culprit_rows, headline, tables
+from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"
 #: What `write_fleet_page` replaces.
@@ -25,21 +25,21 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
 def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame, rate: float, name: str) -> str:
     """The whole page. `curves`: as `figures.quantiles`, many of them. `culprits`: recurring ones at that rate."""
     rows = "".join(f"<dt>{html(about)}</dt><dd>{html(words)}</dd>" for about, words in answer_rows(found))
-    sections = "".join(
-        f"<section><h2>{html(table.title)}</h2>{html_table(table.heads, table.rows)}<p>{html(table.note)}</p></section>"
-        for table in tables(found)
-    )
-    named = html_table(CULPRIT_HEADS, culprit_rows(culprits)) if culprits.height else "<p>None beyond chance.</p>"
+    sections = "".join(map(_section, [*tables(found), culprits_table(culprits, rate)]))
     return (
         f'{_BEGINNING}<html lang="en" class="tracekit">{head(html(name))}<body><main>'
         f"<header><h1><bdi>{html(name)}</bdi></h1><p>{found.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if found.straggling_jobs.value > 0 else "good"}"><p class="headline">'
         f"{html(headline(found))}</p><dl>{rows}</dl></section>"
         f'<div class="pair">{"".join(_curves(curves)) if found.jobs else ""}</div>{sections}'
-        f"<section><h2>Machines that hold up one job after another</h2>{named}<p>At most {rate:.0%} of them are"
-        " expected to be named by chance (Benjamini-Hochberg).</p></section><footer>Made by tracekit.</footer></main>"
+        f"<footer>Made by tracekit.</footer></main>"
         "</body></html>\n"
     )
+
+
+def _section(table: Table) -> str:
+    rows = html_table(table.heads, table.rows) if table.rows else "<p>None beyond chance.</p>"
+    return f"<section><h2>{html(table.title)}</h2>{rows}<p>{html(table.note)}</p></section>"
 
 
 def write_fleet_page(path: Path, text: str) -> None:

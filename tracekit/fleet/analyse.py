@@ -11,6 +11,7 @@ import resource
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tracekit.errors import FormatError, OutputError, TracekitError
 from tracekit.fleet.exclusions import Exclusion, Rule
@@ -24,9 +25,20 @@ from tracekit.text import printable
 _LONGEST_REASON = 400
 
 
+class _Clock(NamedTuple):
+    """A moment: on the wall clock, and of the processor time of this process, seconds."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> _Clock:
+        return cls(time.perf_counter(), time.process_time())
+
+
 def analyse(task: Task) -> Outcome:
     """Read and analyse a source, unless its content was analysed before."""
-    began = time.perf_counter()
+    began = _Clock.now()
     try:
         with fetched(task.source) as there:
             outcome = Outcome(task.source.url, there.digest, there.stamp if there.settled else "")
@@ -38,30 +50,38 @@ def analyse(task: Task) -> Outcome:
         return Outcome(task.source.url, rule=str(Rule.UNREADABLE), reason=_reason(error))
 
 
-def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: float) -> Outcome:
+def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: _Clock) -> Outcome:
     from tracekit.any_job import load_any
     from tracekit.fleet.rows import exclusion_rows, rows_of
 
-    read = analysed = time.perf_counter()
+    read = analysed = _Clock.now()
     try:
         with hushed_panics():
             job = load_any(there.path, layout=there.layout)
         if there.changed(task.source):
             return replace(outcome, digest=None, stamp="", rule=str(Rule.CHANGED),
                            reason="another trace took its place while it was read")  # fmt: skip
-        read = time.perf_counter()
+        read = _Clock.now()
         rows = rows_of(job, there.digest, task.analysis)
     except TracekitError as error:
         rule = Rule.NO_TRACE if isinstance(error, FormatError) else Rule.INVALID
         # The path differs from copy to copy, the reason does not.
         reason = str(error).replace(f"{there.path}: ", "")
         rows = {"exclusions": exclusion_rows(there.digest, task.analysis, [Exclusion(rule, _short(reason))])}
-    analysed = time.perf_counter()
+    analysed = _Clock.now()
     try:
         write_result(result_path(study.results, there.digest, task.analysis), rows)
     except (OSError, OutputError) as error:
         return replace(outcome, digest=None, stamp="", rule=str(Rule.NOT_STORED), reason=_reason(error))
-    return replace(outcome, read_s=read - began, analyse_s=analysed - read, write_s=time.perf_counter() - analysed)
+    written = _Clock.now()
+    return replace(
+        outcome,
+        read_s=read.wall_s - began.wall_s,
+        analyse_s=analysed.wall_s - read.wall_s,
+        write_s=written.wall_s - analysed.wall_s,
+        cpu_s=written.cpu_s - began.cpu_s,
+        analyse_cpu_s=analysed.cpu_s - read.cpu_s,
+    )
 
 
 def _with_peak(outcome: Outcome) -> Outcome:

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Draws in all, so that 100,000 jobs take about a second; and the fewest and most samples.
+#: Draws in all, so that 100,000 jobs take half a second; and the fewest and most samples.
 _DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
+#: Samples that are summed at once: one product of matrices is several times as fast as one with a vector for each.
+_AT_ONCE = 16
 CONFIDENCE = 0.95
 
 
@@ -34,12 +36,15 @@ def samples_of(jobs: int) -> int:
 
 def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
     """Sums of `columns`, [jobs, figures], in each sample, [samples, figures]."""
-    jobs = len(columns)
+    jobs, samples = len(columns), samples_of(len(columns))
     generator = np.random.default_rng(seed)
-    sums = np.empty((samples_of(jobs), columns.shape[1]))
-    for sample in sums:
-        drawn = np.bincount(generator.integers(0, jobs, jobs, dtype=np.int64), minlength=jobs)
-        sample[:] = drawn @ columns
+    sums = np.empty((samples, columns.shape[1]))
+    drawn = np.empty((_AT_ONCE, jobs))
+    for first in range(0, samples, _AT_ONCE):
+        count = min(_AT_ONCE, samples - first)
+        for sample in drawn[:count]:
+            sample[:] = np.bincount(generator.integers(0, jobs, jobs, dtype=np.int64), minlength=jobs)
+        sums[first : first + count] = drawn[:count] @ columns
     return sums
 
 

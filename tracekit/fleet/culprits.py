@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.fleet.figures import counted_jobs
+from tracekit.fleet.figures import counted_jobs, left_out_jobs
 from tracekit.fleet.study import Study
 
 #: A machine of fewer jobs cannot recur, so it is not tested.
@@ -43,25 +43,23 @@ CULPRITS = pl.Schema(
 def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.DataFrame:
     """CULPRITS rows with q <= `rate`, surest first. Raises StudyError."""
     jobs = counted_jobs(study).select("job", "name", "started_at", "recorded_s", "gpu_hours")
-    machines = study.table("machines")
-    found = [_tested(kind, machines.filter(pl.col("kind") == kind).drop("kind"), jobs) for kind in ("host", "gpu")]
+    machines, left_out = study.table("machines"), left_out_jobs(study)
+    found = [
+        _tested(kind, machines.filter(pl.col("kind") == kind).drop("kind"), jobs, left_out) for kind in ("host", "gpu")
+    ]
     culprits = pl.concat(found).filter(pl.col("q_value") <= rate)
     return culprits.sort("q_value", "p_value", "machine")
 
 
-def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Series) -> pl.DataFrame:
     """All machines of a kind that had several of the `jobs`. `rows`: of `machines`, of that kind.
 
-    Where no machine was hit, none could have been: such jobs only count.
+    Where no machine was hit, none could have been: such jobs only count. A study has a row for each machine of each
+    job, many millions: all are only counted, and those of jobs that were hit are picked by Parquet's own filter.
     """
-    rows = rows.join(jobs.lazy().select("job"), on="job", how="semi", maintain_order="left")
-    seen = rows.group_by("machine").agg(jobs=pl.len().cast(pl.Int64)).filter(pl.col("jobs") >= FEWEST_JOBS)
-    hits = rows.filter(pl.col("part").is_not_null()).collect()
-    in_hit_jobs = (
-        rows.join(hits.lazy().select("job").unique(), on="job", how="semi", maintain_order="left")
-        .select("job", "machine")
-        .collect()
-    )
+    hits = rows.filter(pl.col("part").is_not_null()).collect().join(jobs.select("job"), on="job", how="semi")
+    in_hit_jobs = _of_jobs(rows, hits["job"].unique()).select("job", "machine").collect()
+    seen = _jobs_of_each(rows, left_out).filter(pl.col("jobs") >= FEWEST_JOBS)
     chance = (
         in_hit_jobs.group_by("job")
         .agg(machines=pl.len())
@@ -71,8 +69,7 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     chances = in_hit_jobs.join(chance, on="job", maintain_order="left")
     of_hit = chances.join(hits.select("machine"), on="machine", how="semi", maintain_order="left")
     machines = (
-        seen.collect()
-        .join(_summed(hits, jobs), on="machine", how="left")
+        seen.join(_summed(hits, jobs), on="machine", how="left")
         .join(chances.group_by("machine").agg(expected=pl.col("chance").sum()), on="machine", how="left")
         .join(of_hit.group_by("machine").agg(chances="chance"), on="machine", how="left")
         .with_columns(pl.col("hit", "expected", "lost_gpu_hours").fill_null(0), pl.col("parts").fill_null(""))
@@ -82,6 +79,24 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     return machines.with_columns(
         kind=pl.lit(kind), p_value=pl.Series(values, dtype=pl.Float64), q_value=pl.Series(q_values(values))
     ).select(CULPRITS.names())
+
+
+def _of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
+    """The rows of these jobs."""
+    return rows.filter(pl.col("job").is_in(jobs.implode()))
+
+
+def _jobs_of_each(rows: pl.LazyFrame, left_out: pl.Series) -> pl.DataFrame:
+    """`machine`, and how many `jobs` it had but for those left out."""
+    count = pl.len().cast(pl.Int64)
+    without = _of_jobs(rows, left_out).group_by("machine").agg(left_out=count).collect()
+    return (
+        rows.group_by("machine")
+        .agg(jobs=count)
+        .collect()
+        .join(without, on="machine", how="left")
+        .select("machine", jobs=pl.col("jobs") - pl.col("left_out").fill_null(0))
+    )
 
 
 def _summed(hits: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:

@@ -38,7 +38,8 @@ class Outcome:
 
     `rule`, `reason`: why there is no result that lasts, None where there is one. `died`: the process ended on it.
     `stamp`: of the source as it was read, "" where it can hide another content. `reused`: the result was there already.
-    Seconds of wall-clock time: `read_s` to read and check the trace, `analyse_s` for its figures, `write_s`.
+    Seconds of wall-clock time: `read_s` to read and check the trace, `analyse_s` for its figures, `write_s`. Seconds of
+    processor time, which busy neighbours do not change: `cpu_s` in all, `analyse_cpu_s` of them for the figures.
     """
 
     url: str
@@ -51,6 +52,8 @@ class Outcome:
     read_s: float = 0.0
     analyse_s: float = 0.0
     write_s: float = 0.0
+    cpu_s: float = 0.0
+    analyse_cpu_s: float = 0.0
     peak_bytes: int = 0
 
 

@@ -6,6 +6,7 @@ importer reads files.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracekit.fleet.sources import PARQUET, S3, Source, folder_files, s3_filesystem, stamp_of
+from tracekit.fleet.sources import PARQUET, S3, Source, folder_files, is_endless, s3_filesystem, stamp_of
 
 _CHUNK = 1 << 20
 #: A file that changed so shortly before it was read can change again without a new time, seconds.
@@ -45,7 +46,9 @@ class Fetched:
 def fetched(source: Source) -> Iterator[Fetched]:
     """The content of a source, as files. Raises OSError."""
     if not source.remote:
-        path = Path(source.url)
+        path = Path(source.path)
+        if is_endless(path):
+            raise OSError(errno.EINVAL, "a pipe, a socket or a device; expected a file")
         stamp = stamp_of(path)
         layout = None if source.layout is None or _has_header(path) else Path(source.layout)
         yield Fetched(path, layout, digest_of(path, layout), stamp, settled=not _is_fresh(path))

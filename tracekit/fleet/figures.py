@@ -24,6 +24,8 @@ from tracekit.report_json import without_nan
 #: Upper ends of the classes of job sizes, GPUs.
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+#: Of a curve that is drawn.
+CURVE = tuple((at + 1) / 200 for at in range(200))
 MOST_FIXES = 10
 _WEEK_S = 7 * 86_400
 #: A job that a cause of this kind costs this share of its step counts as one that has it.
@@ -115,8 +117,13 @@ def _plain(found: Interval) -> dict[str, float]:
 def counted_jobs(study: Study) -> pl.DataFrame:
     """The rows of `jobs` that no rule leaves out, by `job`. Raises StudyError."""
     study.check()
-    out = study.read("exclusions", ["job", "scope"]).filter(pl.col("scope") == EVERYWHERE)["job"].drop_nulls()
-    return study.read("jobs").filter(~pl.col("job").is_in(out.to_list())).sort("job")
+    return study.read("jobs").filter(~pl.col("job").is_in(left_out_jobs(study).implode())).sort("job")
+
+
+def left_out_jobs(study: Study) -> pl.Series:
+    """The contents that a rule leaves out of everything."""
+    out = study.read("exclusions", ["job", "scope"]).filter(pl.col("scope") == EVERYWHERE)
+    return out["job"].drop_nulls().unique()
 
 
 def figures_of(study: Study) -> FleetFigures:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +32,17 @@ _S3_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One trace. `url`: an absolute path or s3://. `bytes`: its size, as far as known.
+    """One trace. `url`: an absolute path or s3://, as text: of a name that is no UTF-8 with escapes.
 
-    `stamp`: changes whenever the content may have; "" where that cannot be told. `layout`: the YAML file beside it.
+    `stamp`: changes whenever the content may have; "" where that cannot be told. `bytes`: its size, as far as known.
+    `layout`: the YAML file beside it. `path`: by which the system knows it; "" for what lies in S3.
     """
 
     url: str
     stamp: str
     bytes: int
     layout: str | None = None
+    path: str = ""
 
     @property
     def remote(self) -> bool:
@@ -51,10 +54,10 @@ def find_sources(named: Iterable[str]) -> list[Source]:
     """Every job that what the user named leads to, each once, by url. Raises SelectionError where one leads nowhere."""
     found: dict[str, Source] = {}
     for text in named:
-        before = len(found)
-        for source in _expand(text):
+        there = list(_expand(text))
+        for source in there:
             found.setdefault(source.url, source)
-        if len(found) == before and text not in found and not any(url.startswith(text) for url in found):
+        if not there:
             raise SelectionError(
                 f"{short(text)}: no trace there; expected trace files, a folder, a glob, a store or s3://"
             )
@@ -68,8 +71,22 @@ def stamp_of(path: Path) -> str:
 
 
 def folder_files(path: Path) -> list[Path]:
-    """All files below a folder, by name."""
-    return sorted(Path(root) / name for root, _, names in os.walk(path) for name in names)
+    """All files below a folder, by name. Raises OSError where a folder cannot be read."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = sorted(Path(root) / name for root, _, names in os.walk(path, onerror=fail) for name in names)
+    return [file for file in found if not is_endless(file)]
+
+
+def is_endless(path: Path) -> bool:
+    """Whether it is a pipe, a socket or a device: reading one may wait forever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # reading will say what is wrong
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _stamp(found: os.stat_result) -> str:
@@ -80,15 +97,15 @@ def _expand(text: str) -> Iterator[Source]:
     if text.startswith(S3):
         yield from _in_s3(text)
         return
-    path = Path(text)
+    path, seen = Path(text), set[tuple[int, int]]()
     if path.is_dir():
-        yield from _in_folder(path.absolute())
+        yield from _in_folder(path.absolute(), seen)
     elif path.exists():
         yield _local(path.absolute())
     elif glob.has_magic(text):
         pattern = path.absolute()
         for match in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
-            yield from _in_folder(match) if match.is_dir() else _named_file(match)
+            yield from _in_folder(match, seen) if match.is_dir() else _named_file(match)
     else:
         raise SelectionError(f"{short(text)}: not there; expected trace files, a folder, a glob, a store or s3://")
 
@@ -106,7 +123,8 @@ def _local(path: Path) -> Source:
         stamp = stamp_of(path)
     except OSError:  # reading will say what is wrong
         size, stamp = 0, ""
-    return Source(str(path), stamp, size, None if path.is_dir() else _layout_beside(path))
+    layout = None if path.is_dir() else _layout_beside(path)
+    return Source(encodable(str(path)), stamp, size, layout, str(path))
 
 
 def _layout_beside(path: Path) -> str | None:
@@ -117,21 +135,31 @@ def _layout_beside(path: Path) -> str | None:
     return next((str(name) for name in names if name.exists()), None)
 
 
-def _in_folder(folder: Path) -> Iterator[Source]:
-    """The jobs in a folder and all below it: stores by window, folders that are one job as one, files."""
+def _in_folder(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
+    """The jobs in a folder and all below it: stores by window, folders that are one job as one, files.
+
+    `seen`: folders that need not be looked into again, by device and inode: links can lead back. It grows.
+    """
+    try:
+        yield from _jobs_in(folder, seen)
+    except OSError:
+        yield Source(encodable(str(folder)), "", 0, path=str(folder))  # reading will say what is wrong
+
+
+def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
     from tracekit.store.folder import is_store_folder
 
+    found = folder.stat()
+    if (found.st_dev, found.st_ino) in seen:
+        return
+    seen.add((found.st_dev, found.st_ino))
     if is_store_folder(folder):
         yield from _in_store(folder)
         return
     if is_study(folder):
         return
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        yield Source(str(folder), "", 0)  # reading will say what is wrong
-        return
-    shown = [entry for entry in entries if not entry.name.startswith(".")]
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    shown = [entry for entry in entries if not entry.name.startswith(".") and not is_endless(Path(entry.path))]
     others = [entry for entry in shown if entry.name.endswith(_OTHERS)]
     if others and _is_one_job(folder, [Path(entry.path) for entry in others]):
         yield _local(folder)
@@ -139,7 +167,7 @@ def _in_folder(folder: Path) -> Iterator[Source]:
     for entry in shown:
         path = Path(entry.path)
         if entry.is_dir():
-            yield from _in_folder(path)
+            yield from _in_folder(path, seen)
         elif entry.name.endswith(PARQUET) or (entry.name.endswith(_OTHERS) and _is_trace(path)):
             yield _local(path)
 
@@ -173,9 +201,10 @@ def _is_one_job(folder: Path, files: list[Path]) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
+    """Whether an importer knows it, by its first bytes; also what cannot be read, so that reading says why."""
     from tracekit.collectors.importers.registry import is_known
 
-    return is_known(path)
+    return not os.access(path, os.R_OK) or is_known(path)
 
 
 # ---- S3

@@ -80,6 +80,11 @@ class Study:
                 " it"
             )
 
+    def state(self) -> tuple[tuple[str, int, int], ...]:
+        """Changes whenever a table does: every file of them with its size and time."""
+        files = sorted(path for table in TABLES for path in (self.path / table).glob("part-*.parquet"))
+        return tuple((str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()])
+
     def table(self, name: str) -> pl.LazyFrame:
         """A table, lazily; without rows where nothing is there yet."""
         files = sorted((self.path / name).glob("part-*.parquet"))

@@ -37,6 +37,15 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     note: str = ""
 
+    def figures(self) -> list[bool]:
+        """Of each column whether it holds figures; the first says what a row is about."""
+        columns = list(zip(*self.rows, strict=True))
+        return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
+
+
+def _is_figure(text: str) -> bool:
+    return text == "-" or text.removeprefix("at most ")[:1].isdigit()
+
 
 def headline(found: FleetFigures) -> str:
     """The first line."""
@@ -192,6 +201,16 @@ def culprit_rows(found: pl.DataFrame) -> list[tuple[str, ...]]:
         )
         for row in found.iter_rows(named=True)
     ]
+
+
+def culprits_table(found: pl.DataFrame, rate: float) -> Table:
+    """Machines that recur, at that false-discovery rate; without rows where there are none."""
+    return Table("Machines that hold up one job after another", CULPRIT_HEADS, culprit_rows(found), culprits_note(rate))
+
+
+def culprits_note(rate: float) -> str:
+    """What the false-discovery rate means."""
+    return f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
 
 
 CULPRIT_HEADS = ("Machine", "held up", "by chance", "q", "GPU-hours lost", "slow in", "last")

@@ -5,6 +5,8 @@ In: figures of a study, or of two. Out: what rich prints.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 from rich.console import Console
 from rich.padding import Padding
@@ -12,7 +14,7 @@ from rich.text import Text
 
 from tracekit.fleet.comparison import Direction, FleetComparison
 from tracekit.fleet.figures import FleetFigures
-from tracekit.fleet.words import CULPRIT_HEADS, Table, answer_rows, culprit_rows, headline, tables
+from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
 from tracekit.terminal.tables import labelled, new_table
 from tracekit.text import printable
 
@@ -30,14 +32,13 @@ def print_fleet(found: FleetFigures, culprits: pl.DataFrame, rate: float, consol
 
 def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: int = 10) -> None:
     """Print machines that recur, at that false-discovery rate."""
-    note = f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
-    more = culprits.height - most
-    rows = culprit_rows(culprits.head(most))
-    if rows:
-        note += f" {more:,} more with `tracekit fleet culprits`." if more > 0 else ""
-        _print_table(Table("Machines that hold up one job after another", CULPRIT_HEADS, rows, note), console)
-    else:
+    table = culprits_table(culprits.head(most), rate)
+    if not table.rows:
         console.print(f"No host or GPU holds up jobs more often than by chance (false-discovery rate {rate:.0%}).")
+        return
+    more = culprits.height - most
+    said = f" {more:,} more with `tracekit fleet culprits`." if more > 0 else ""
+    _print_table(replace(table, note=table.note + said), console)
 
 
 def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
@@ -65,6 +66,9 @@ def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
 def _print_table(table: Table, console: Console) -> None:
     console.print(Text(table.title, style="bold"))
     shown = new_table(*table.heads)
+    for column, figures, texts in zip(shown.columns, table.figures(), zip(*table.rows, strict=True), strict=True):
+        column.justify = "right" if figures else "left"
+        column.no_wrap = not any(" " in text for text in texts)  # words break only where all columns have shrunk
     for row in table.rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     if table.note:

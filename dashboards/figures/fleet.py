@@ -1,0 +1,28 @@
+"""The figure of the page Fleet: how S and waste are distributed over jobs and over GPU-hours."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+import polars as pl
+
+from tracekit.figures.base import figure
+from tracekit.figures.theme import Theme
+
+
+def distribution(curves: pl.DataFrame, of: str, title: str, theme: Theme) -> go.Figure:
+    """The share of jobs, and of GPU-hours, with at most that much. `of`: `slowdown` or `waste`, as in `curves`."""
+    drawn = figure(theme, height=280, x=title, y="share with at most that", legend=True)
+    for column, name, colour in (
+        (f"{of}_jobs", "of jobs", theme.recorded),
+        (f"{of}_hours", "of GPU-hours", theme.accent),
+    ):
+        drawn.add_scatter(
+            x=curves[column].to_list(),
+            y=curves["quantile"].to_list(),
+            name=name,
+            mode="lines",
+            line={"shape": "vh", "color": colour, "width": 2},
+        )
+    drawn.update_xaxes(tickformat=".0%" if of == "waste" else ".2f")
+    drawn.update_yaxes(tickformat=".0%", range=[0, 1.01])
+    return drawn

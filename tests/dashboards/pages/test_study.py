@@ -1,0 +1,63 @@
+"""The page Fleet: what a study says, read again once it has changed; names in it are text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages
+from tests.dashboards.test_accessibility import AXE, RUN
+from tests.documents.evil import EVIL
+from tests.fleet.written import job, write_study
+from tests.handmade import run
+from tracekit.fleet.study import Study
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Two of four jobs straggle; they have 300 of 400 GPU-hours, of which 150 are lost at S = 2."""
+    return write_study(
+        tmp_path / "last week",
+        jobs=[job("a", 2.0, 200, team=EVIL), job("b", 2.0, 100, team="y"), job("c", 1.0, 50), job("d", 1.0, 50)],
+        sources=[{"source": name, "job": name} for name in "abcd"],
+        causes=[{"job": "a", "kind": "python-gc", "title": EVIL, "lost_gpu_hours": 60.0}],
+    )
+
+
+def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) -> None:
+    pages = Pages(tmp_path / "no.store", study.path)
+    lines = pages.lines("/fleet")
+    assert "Fleet: last week" in lines
+    assert "50.0% of 4 jobs straggle; 37.5% of 400 GPU-hours are lost" in lines
+    text = "\n".join(lines)
+    for title in ("S: cumulative distribution", "GPU-hours lost by cause", "Our fleet beside the paper's"):
+        assert title in text
+    assert "None beyond chance." in lines
+    part = study.part("jobs")
+    study.read("jobs").filter(name="a").write_parquet(part)
+    assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost" in pages.text("/fleet")
+
+
+def test_without_a_study_or_with_a_damaged_one_the_page_says_what_to_do(study: Study, tmp_path: Path) -> None:
+    assert "tracekit dashboard --study STUDY" in Pages(tmp_path / "no.store").text("/fleet")
+    (study.path / "tracekit-study").write_text("{}")
+    assert "this tracekit reads version" in Pages(tmp_path / "no.store", study.path).text("/fleet")
+    ran = run("dashboard", "--study", tmp_path)
+    assert (ran.code, "no study" in ran.message) == (2, True)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_opens_from_any_other_for_everybody(
+    study: Study, tmp_path: Path, theme: str, serve: Callable[..., Serving], visit: Callable[..., Page]
+) -> None:
+    serving = serve(tmp_path / "no.store", study=study.path)
+    page = visit("/fleet", base=serving.url, theme=theme, width=390)
+    page.wait_for_selector("text=Waste: cumulative distribution")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    page.evaluate(AXE)
+    assert page.evaluate(RUN) == []
+    assert page.locator("header a", has_text="Fleet").get_attribute("href") == "/fleet"
