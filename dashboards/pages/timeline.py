@@ -11,15 +11,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import dash_mantine_components as dmc
 import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.timeline_state import Order, Read, Shown, Streams, TimelineState, read_state
-from tracekit.dashboards.ui.components import attributes, form, href, panel, term
+from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.timeline import CLASSES, legend, palette
 from tracekit.text import seconds
@@ -40,7 +40,7 @@ def build(stored: Stored, **texts: str) -> list[Component]:
         *said,
         panel(
             ["Recorded against ", term("ideal"), ", op by op"],
-            form(_controls(read.state, steps)),
+            _controls(read.state, steps),
             _legend(),
             _canvas(stored, read.state),
             extra=_buttons(stored, read.state),
@@ -83,23 +83,13 @@ def address(state: TimelineState) -> dict[str, Any]:
 
 
 def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
-    options = [
-        {"value": str(step), "label": f"{step}: {seconds(recorded)}, S {slowdown:.2f}"}
+    options = {
+        str(step): f"{step}: {seconds(recorded)}, S {slowdown:.2f}"
         for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
-    ]
+    }
     step = html.Div(
         [
-            dmc.Select(
-                id="timeline-step",
-                label=term("step", "Step"),
-                data=options,
-                value=str(state.step),
-                searchable=True,
-                allowDeselect=False,
-                limit=200,
-                w=172,
-                size="xs",
-            ),
+            menu("timeline-step", "Step", options, str(state.step)),
             html.Button(
                 "←", id="timeline-previous", title="The step before", **attributes(aria_label="The step before")
             ),
@@ -128,15 +118,11 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
 
 
 def _choice(name: str, label: str, value: str, options: dict[Any, str]) -> Component:
-    data = [{"value": str(option), "label": text} for option, text in options.items()]
-    control = dmc.SegmentedControl(id=name, value=str(value), data=data, size="xs", **attributes(aria_label=label))
-    return html.Div([html.Div(label, className="control-label"), control])
+    return choice(name, label, {str(option): text for option, text in options.items()}, str(value))
 
 
 def _filter(name: str, label: str, value: str, example: str) -> Component:
-    return dmc.TextInput(
-        id=name, label=label, value=value, placeholder=f"e.g. {example}", debounce=500, w=94, size="xs"
-    )
+    return text_field(name, label, value, placeholder=f"e.g. {example}", wait_s=0.5, style="narrow")
 
 
 def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
@@ -243,7 +229,7 @@ clientside_callback(
     Input("timeline-previous", "n_clicks"),
     Input("timeline-next", "n_clicks"),
     State("timeline-step", "value"),
-    State("timeline-step", "data"),
+    State("timeline-step", "options"),
     prevent_initial_call=True,
 )
 
