@@ -16,7 +16,7 @@ from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.timeline_state import Order, Read, Shown, Streams, TimelineState, read_state
+from tracekit.dashboards.data.timeline_state import CriticalPath, Order, Read, Shown, Streams, TimelineState, read_state
 from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
@@ -79,6 +79,7 @@ def address(state: TimelineState) -> dict[str, Any]:
         "to": state.to_ms,
         "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
         "op": None if state.op is None else str(state.op),
+        "critical": str(state.critical) if state.critical is CriticalPath.YES else None,
     }
 
 
@@ -109,6 +110,12 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
             _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
             _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
             _choice("timeline-order", "Workers", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+            _choice(
+                "timeline-critical",
+                "Critical path",
+                state.critical,
+                {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"},
+            ),
             _filter("timeline-worker", "Worker", state.workers, "3,1"),
             _filter("timeline-dp_rank", "DP ranks", state.dp_ranks, "0-3 7"),
             _filter("timeline-stage", "Stages", state.stages, "0-3"),
@@ -181,6 +188,7 @@ def _canvas(stored: Stored, state: TimelineState) -> Component:
                 id="timeline-details",
                 **attributes(aria_label="The op pointed at", aria_live="polite"),
             ),
+            html.P(id="timeline-path-words", **attributes(aria_live="polite")),
             html.P(_KEYS, id="timeline-keys", className="note"),
         ],
         className="timeline",
@@ -208,14 +216,15 @@ clientside_callback(
     Input("timeline-config", "data"),
 )
 clientside_callback(
-    """function (step, view, streams, order, worker, dp_rank, stage) {
+    """function (step, view, streams, order, critical, worker, dp_rank, stage) {
         window.tracekitTimeline.change({
-            step: step, view: view, streams: streams, order: order, worker: worker, dp_rank: dp_rank, stage: stage,
+            step: step, view: view, streams: streams, order: order, critical: critical === "yes" ? critical : null,
+            worker: worker, dp_rank: dp_rank, stage: stage,
         });
     }""",
     *(
         Input(f"timeline-{name}", "value")
-        for name in ("step", "view", "streams", "order", "worker", "dp_rank", "stage")
+        for name in ("step", "view", "streams", "order", "critical", "worker", "dp_rank", "stage")
     ),
     prevent_initial_call=True,
 )

@@ -138,10 +138,16 @@ def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_RO
         [
             html.Summary(["Data table", more]),
             html.Div(links, className="table-links"),
-            html.Div(plain_table(table.head(most)), className="table-scroll"),
+            scrolled(plain_table(table.head(most)), "The figure as numbers"),
         ],
         className="as-table",
     )
+
+
+def scrolled(table: Component, label: str, *, style: str = "") -> Component:
+    """A table that scrolls within its frame where it is large, also by the keyboard. `label`: what it lists."""
+    frame = attributes(aria_label=label)
+    return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
 def inline_csv(table: pl.DataFrame) -> str:
