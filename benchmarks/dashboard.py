@@ -30,7 +30,7 @@ LARGE = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
 PAGES = ("/job", "/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
 #: A page can be used when its content is there, every figure is drawn and every grid has its rows.
 READY = """() => document.querySelector("#page > *") && !document.querySelector("[data-dash-is-loading]")
-  && [...document.querySelectorAll(".dash-graph")].every(graph => graph.querySelector(".main-svg"))
+  && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))
   && [...document.querySelectorAll(".ag-root-wrapper")].every(grid => grid.querySelector(".ag-row"))"""
 #: Zooms and pans the timeline; how long each frame took to draw, ms.
 FRAMES = """async () => {

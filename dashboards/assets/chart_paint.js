@@ -81,7 +81,7 @@
     return make("line", { x1, y1, x2, y2, stroke: color, "stroke-width": width, "stroke-dasharray": DASHES[dash] });
   }
 
-  function grid({ axes, area, across, down, hidden, layout }) {
+  function grid({ axes, area, across, down, hidden, layout, width }) {
     if (hidden) return [];
     const drawn = [], ink = layout.font.color, { left, right, top, bottom } = area;
     for (const [at, said] of across) {
@@ -94,8 +94,9 @@
       if (axes.y.spec.showgrid !== false && !axes.y.names) drawn.push(line(left, px, right, px, { color: axes.y.spec.gridcolor }));
       drawn.push(text([left - TICK_PX, px], shown, { anchor: "end", colour: ink, kind: "down" }));
     }
-    const title = axes.y.spec.title.text, middle = (top + bottom) / 2;
-    drawn.push(text([(left + right) / 2, layout.height - GAP_PX - LINE_PX / 2], axes.x.spec.title.text || "", { anchor: "middle", colour: ink }));
+    const title = axes.y.spec.title.text, below = axes.x.spec.title.text || "", middle = (top + bottom) / 2;
+    const centre = Math.max(Math.min((left + right) / 2, width - GAP_PX - wide(below) / 2), wide(below) / 2);
+    drawn.push(text([centre, layout.height - GAP_PX - LINE_PX / 2], below, { anchor: "middle", colour: ink }));
     if (title) {
       const turned = text([0, 0], title, { anchor: "middle", colour: ink });
       turned.setAttribute("transform", `translate(${GAP_PX + LINE_PX / 2} ${middle}) rotate(-90)`);

@@ -47,7 +47,8 @@ def _hero(report: dict[str, Any]) -> Component:
         effect = f"{one['effect']}: " if "effect" in one else ""
         rows.append(("Also" if number else "Why", f"{effect}{one['evidence']} ({one['cause']})", None))
     rows.append(trust_row(report))
-    trusted, leading = report["trust"]["trustworthy"], next(iter(culprit["causes"]), {})
+    trusted = report["trust"]["trustworthy"]
+    leading: dict[str, Any] = next(iter(culprit["causes"]), {})
     action = None
     if trusted and "action" in leading:
         recorded = seconds(report["recording_time_s"]["recorded"])

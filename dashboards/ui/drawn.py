@@ -18,10 +18,10 @@ class _Drawn(Component):
     _namespace = "tracekit"
     _type = "_Drawn"
     _properties: ClassVar[tuple[str, ...]] = ()
-    _children_props: ClassVar[tuple[str, ...]] = ()
-    _base_nodes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **values: Any) -> None:
+        self._children_props: list[str] = []
+        self._base_nodes: list[str] = []
         self._prop_names = self.available_properties = list(self._properties)
         self._valid_wildcard_attributes: list[str] = []
         self.available_wildcard_properties: list[str] = []

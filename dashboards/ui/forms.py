@@ -38,7 +38,7 @@ def text_field(
         debounce=wait_s,
         autoComplete="off",
         spellCheck=False,
-        **({"list": f"{id}-known"} if known else {}),
+        list=f"{id}-known" if known else None,
     )
     parts = [html.Span(label, className="field-label"), line, *([offered] if known else [])]
     return html.Label(parts, className=f"text-field {style}")
