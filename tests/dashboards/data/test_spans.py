@@ -312,4 +312,4 @@ def test_a_page_is_read_ahead_when_its_document_is_asked_for(
     for job in ("slow-worker", "healthy"):
         assert found.stored(job).name == job
         assert len(found.worker_steps(job).steps)
-    assert found.jobs().height == 7
+    assert found.jobs().height == 8
