@@ -251,7 +251,7 @@ def _followed(
             return replace(view, position=min(number, len(found.steps)) - 1 if number else None)
         case "workers-map" if clicked and clicked["points"]:
             who = clicked["points"][0]["customdata"]
-            return choose_worker(found, f"{who[0]},{who[1]}", view)
+            return choose_worker(found, ",".join(map(str, who[:2])), view)
         case "workers-go" if typed:
             return choose_worker(found, typed, view)
         case {"type": "pick-worker", "value": str(value)}:
