@@ -30,7 +30,7 @@ LARGE = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
 PAGES = ("/job", "/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
 #: A page can be used when its content is there, every figure is drawn and every grid has its rows.
 READY = """() => document.querySelector("#page > *") && !document.querySelector("[data-dash-is-loading]")
-  && [...document.querySelectorAll(".dash-graph")].every(graph => graph.querySelector(".main-svg"))
+  && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))
   && [...document.querySelectorAll(".ag-root-wrapper")].every(grid => grid.querySelector(".ag-row"))"""
 #: Zooms and pans the timeline; how long each frame took to draw, ms.
 FRAMES = """async () => {
@@ -63,6 +63,7 @@ def section() -> str:
             parts = [
                 INTRO,
                 _pages(browser, store),
+                _wire(browser, store),
                 _large(browser, store),
                 _timeline(browser, store),
                 _crowd(store),
@@ -153,6 +154,35 @@ def _pages(browser: Browser, store: Path) -> str:
             cold, warm = (statistics.median(column) for column in zip(*times, strict=True))
             rows.append([path, f"{cold:.2f}", f"{warm:.2f}"])
     return table(["page", "cold s", "warm s"], rows)
+
+
+def _wire(browser: Browser, store: Path) -> str:
+    """Bytes of each page as they come over the wire: first of a visit, and after another page."""
+    rows = []
+    with _serving(store) as url:
+        for path in ("/", *PAGES):
+            asked = path if path == "/" else f"{path}?job=job-0100"
+            asked += "&with=job-0101" if path == "/compare" else ""
+            first, requests = _bytes(browser, [url + asked])
+            both, _ = _bytes(browser, [f"{url}/nowhere", url + asked])
+            other, _ = _bytes(browser, [f"{url}/nowhere"])
+            rows.append([path, f"{first / 1e3:.0f}", str(requests), f"{(both - other) / 1e3:.0f}"])
+    return "Bytes over the wire, compressed:\n\n" + table(["page", "first kB", "requests", "later kB"], rows)
+
+
+def _bytes(browser: Browser, addresses: list[str]) -> tuple[int, int]:
+    """Bytes and requests of these pages one after the other in a new profile."""
+    context = browser.new_context()
+    page, sizes = context.new_page(), dict[str, int]()
+    watching = context.new_cdp_session(page)
+    watching.send("Network.enable")
+    watching.on("Network.loadingFinished", lambda one: sizes.update({one["requestId"]: int(one["encodedDataLength"])}))
+    for address in addresses:
+        page.goto(address)
+        page.wait_for_selector("#page > *")
+        page.wait_for_load_state("networkidle")
+    context.close()
+    return sum(sizes.values()), len(sizes)
 
 
 def _large(browser: Browser, store: Path) -> str:

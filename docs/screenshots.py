@@ -13,7 +13,7 @@ PICTURES = {
     "jobs": ("/", "light", 800),
     "job": ("/job?job=slow-worker", "light", 800),
     "workers": ("/workers?job=slow-worker", "dark", 800),
-    "timeline": ("/timeline?job=slow-worker", "light", 800),
+    "timeline": ("/timeline?job=slow-worker&critical=yes", "light", 800),
     "whatif": ("/whatif?job=slow-worker&select=worker%3D1%2C2", "dark", 800),
 }
 

@@ -17,6 +17,7 @@ from tracekit.analysis.gpu.breakdown import Breakdown
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.culprit import Culprit, GpuCause
 from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
 from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.gpu_recording import GpuRecording, KernelClass
@@ -203,7 +204,14 @@ class GpuReport:
             "sole_delay_s": found.sole_delay_s,
             "waited_s": found.waited_s,
             "causes": [
-                {"cause": str(one.cause), "saved_s": one.saved_s, "evidence": one.evidence} for one in found.causes
+                {
+                    "cause": str(one.cause),
+                    "saved_s": one.saved_s,
+                    "evidence": one.evidence,
+                    "effect": EFFECTS[one.cause],
+                    "action": ACTIONS[one.cause],
+                }
+                for one in found.causes
             ],
         }
 

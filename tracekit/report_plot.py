@@ -11,16 +11,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
-from tracekit.analysis.attribution.critical_path import critical_ops
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.analysis.whatif.scenario import RECORDED
-from tracekit.analysis.whatif.timeline import compared_frame
 from tracekit.errors import OutputError, SelectionError
-from tracekit.model import Worker
+from tracekit.model import KINDS, Worker
+from tracekit.path_spans import path_spans
 from tracekit.report_words import worker_name
-from tracekit.spans import step_ops
+from tracekit.spans import SHORTEST_PEER_S, Replay, step_ops
 from tracekit.worker_cells import workers_that_matter
 from tracekit.worker_map import WorkerMap
 
@@ -99,23 +96,18 @@ class Plots:
 
         number = self._step(step)
         replay = self.report.replay.only_steps([number])
-        names = ["dp_rank", "pp_rank", "kind", "seq"]
         ops = step_ops(replay)
-        costs = compared_frame(replay).select(*names, "recorded_start", "recorded_duration", "own")
-        path = critical_ops(replay, RECORDED).join(costs, on=names, how="left", maintain_order="left")
-        workers = sorted({Worker(*place) for place in path.select("dp_rank", "pp_rank").unique().iter_rows()})
-        row = {worker: place for place, worker in enumerate(workers)}
-        own = path["own"].clip(0.0).to_numpy()
-        end = (path["recorded_start"] + path["recorded_duration"]).to_numpy()
-        kinds = path["kind"].cat.physical().to_numpy()
+        path = path_spans(replay, ops, Replay.RECORDED)
+        shown, row = np.unique(path.worker, return_inverse=True)
         ops_of_path = PathOps(
-            row=np.array([row[Worker(*place)] for place in path.select("dp_rank", "pp_rank").iter_rows()], np.int64),
-            kind=path["kind"].cast(pl.String).to_list(),
-            start=end - own,
-            duration=own,
-            ratio=own / np.maximum(ops.median[kinds], 1e-6),
+            row=row,
+            kind=[str(KINDS[kind]) for kind in ops.kind[path.op].tolist()],
+            start=path.start,
+            duration=path.duration,
+            ratio=path.duration / np.maximum(ops.median[ops.kind[path.op]], SHORTEST_PEER_S),
         )
-        return critical_path(number, ops_of_path, [self._name(worker) for worker in workers], colours)
+        names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
+        return critical_path(number, ops_of_path, names, colours)
 
     def _map(self) -> WorkerMap:
         report = self.report

@@ -39,6 +39,11 @@ SHORTEST_PEER_S = 1e-6
 OVERVIEW_STEPS = 50
 
 
+def stream_of(kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The stream of ops of these kinds, as a position in `STREAM_NAMES`."""
+    return _STREAM_OF_KIND[kinds]
+
+
 class Replay(StrEnum):
     """Which times: the recording, its replay without launch delays, the ideal."""
 

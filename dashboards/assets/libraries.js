@@ -5,7 +5,6 @@
 
   const COMPONENTS = {
     dash_ag_grid: ["AgGrid"],
-    dash_mantine_components: ["MantineProvider", "MultiSelect", "SegmentedControl", "Select", "Slider", "TextInput"],
   };
   const addresses = JSON.parse(document.documentElement.dataset.libraries);
 

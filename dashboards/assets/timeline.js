@@ -1,12 +1,13 @@
 // The timeline in the browser: asks the server for the ops of a step, lets a person move about in them, and keeps the
 // address equal to what is shown. timeline_draw.js paints, timeline_panel.js says
-// it in words, timeline_input.js hears pointer and keys, timeline_spans.js knows the data.
+// it in words, timeline_input.js hears pointer and keys, timeline_spans.js knows the data, timeline_path.js the critical
+// path.
 (function () {
   "use strict";
 
   const SHORTEST = 1e-5;
   const paint = () => window.tracekitTimelineDraw, panel = () => window.tracekitTimelinePanel;
-  const data = () => window.tracekitTimelineSpans;
+  const data = () => window.tracekitTimelineSpans, path = () => window.tracekitTimelinePath;
   const element = (id) => document.getElementById(id);
   let timeline = null;
 
@@ -80,7 +81,7 @@
         if (problem) throw new Error(problem);
         const layout = data().unpack(await (await this.ask("layout", { op: "" })).arrayBuffer());
         if (asked !== this.asked) return;
-        this.spans = this.coming = null;
+        this.spans = this.coming = this.path = null;
         this.marks = [];
         this.scene = {
           ...layout, workers: layout.dp_rank.length, block: paint().rows(layout.lines),
@@ -96,6 +97,7 @@
         this.resize();
         this.scrollTo(this.state.at || this.slowestHidden());
         await this.fetchSpans();
+        await path().load(this);
         this.settle();
         if (this.state.op) await this.reopen(this.state.op);
       });
@@ -169,6 +171,8 @@
         const began = performance.now();
         const view = { from: this.from, to: this.to, width: this.width, height: this.height, top: this.scroll.scrollTop };
         paint().draw(this.canvas.getContext("2d"), this.scene, view, this.spans, this.marks);
+        const room = { labels: paint().LABELS, top: paint().AXIS, foot: paint().foot(this.scene) };
+        if (this.path) path().draw(this.canvas.getContext("2d"), this.scene, view, this.path, room);
         paint().overview(this.small.getContext("2d"), this.scene, this.width + paint().LABELS, this.tall, view);
         this.frame_ms = performance.now() - began;
         if (this.spans) element("timeline-host").dataset.painted = String(this.spans.start.length);
@@ -248,7 +252,13 @@
       const differs = ([name, value]) => String(this.state[name] ?? "") !== String(value ?? "");
       const changed = Object.entries(values).filter(differs);
       if (!changed.length) return;
-      Object.assign(this.state, Object.fromEntries(changed), { at: null });
+      Object.assign(this.state, Object.fromEntries(changed));
+      if (changed.every(([name]) => name === "critical")) {
+        window.tracekit.remember({ critical: this.state.critical });
+        this.guarded(() => path().load(this));
+        return;
+      }
+      this.state.at = null;
       if (changed.some(([name]) => name === "step")) {
         Object.assign(this.state, { from: null, to: null });
         const link = element("timeline-perfetto");

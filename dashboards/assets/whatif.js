@@ -37,6 +37,14 @@
     return text;
   }
 
+  // The field says that it is wrong also to who cannot see the words below it.
+  function doubt(wrong) {
+    const field = document.getElementById("whatif-select");
+    field.setAttribute("aria-invalid", String(Boolean(wrong)));
+    field.setAttribute("aria-describedby", "whatif-wrong");
+    return window.dash_clientside.no_update;
+  }
+
   // ---- the state of the page
 
   const property = (id, name) => window.dash_component_api.getLayout(id).props[name];
@@ -86,5 +94,5 @@
     if (event.key === "Enter" && !event.isComposing && event.target.matches("#whatif-select, #whatif-factor")) run();
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write: write } });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write: write, doubt: doubt } });
 })();

@@ -15,10 +15,10 @@
   }
 
   function advance(position, last) {
-    if (position >= last) {
+    if (Number(position) >= last) {
       stop();
     } else {
-      dash_clientside.set_props("workers-step", { value: position + 1 });
+      dash_clientside.set_props("workers-step", { value: Number(position) + 1 });
     }
   }
 

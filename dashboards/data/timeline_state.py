@@ -56,6 +56,13 @@ class Order(StrEnum):
     SLOWEST = "slowest"
 
 
+class CriticalPath(StrEnum):
+    """Whether the critical path is drawn over the ops."""
+
+    NO = "no"
+    YES = "yes"
+
+
 @dataclass(frozen=True, slots=True)
 class OpName:
     """Which op of a step: also how an address names it."""
@@ -85,6 +92,7 @@ class TimelineState:
     to_ms: float | None = None
     at: Worker | None = None
     op: OpName | None = None
+    critical: CriticalPath = CriticalPath.NO
 
     def lines(self, ops: StepOps) -> tuple[Line, ...]:
         """The tracks of every worker."""
@@ -149,6 +157,7 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         from_ms=reader.read("from", _milliseconds, None, "milliseconds"),
         to_ms=reader.read("to", _milliseconds, None, "milliseconds"),
         at=reader.read("at", _worker, None, "DP,PP such as 3,1"),
+        critical=reader.choice("critical", CriticalPath, CriticalPath.NO),
         op=reader.read("op", _op_name, None, "DP,PP,KIND,SEQ such as 3,1,forward-compute,0"),
     )
     return Read(*_settled(state, reader, dp_rank, pp_rank))

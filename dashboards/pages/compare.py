@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import dash_mantine_components as dmc
 import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
@@ -28,8 +27,6 @@ from tracekit.dashboards.data.queries import OP_TRACE, Results, Stored
 from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
-    attributes,
-    form,
     guarded,
     href,
     note,
@@ -37,12 +34,13 @@ from tracekit.dashboards.ui.components import (
     problem,
 )
 from tracekit.dashboards.ui.context import results
+from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError
 from tracekit.text import short
 
-#: Suggestions and options listed.
-MOST_SUGGESTED, MOST_OPTIONS = 6, 50
+#: Suggestions listed, and names that the field offers; any other can be written.
+MOST_SUGGESTED, MOST_OFFERED = 6, 200
 _JOB, _SPLIT = "job", "split"
 
 
@@ -84,56 +82,37 @@ def _chooser(stored: Stored, view: Comparison) -> Component:
     report = stored.report
     assert report is not None
     names = [str(name) for name in results().jobs().filter(pl.col("slowdown").is_not_null())["name"]]
-    if view.other is not None and view.other not in names:
-        names.append(view.other)
     steps = report["by_step"]
     by_job = [
-        dmc.Select(
-            id="compare-with",
-            label="Job before",
-            data=[{"value": name, "label": short(name)} for name in names],
-            value=view.other,
-            searchable=True,
-            limit=MOST_OPTIONS,
-            placeholder="Choose a job",
-            nothingFoundMessage="No job of that name",
-            w=360,
+        text_field(
+            "compare-with",
+            "Job before",
+            view.other or "",
+            placeholder="Name of a job",
+            wait_s=True,
+            style="wide",
+            known=names[:MOST_OFFERED],
         ),
         html.Div([html.Div("Job after", className="field-label"), html.B(short(stored.name))], className="after-job"),
     ]
-    by_step = dmc.TextInput(
-        id="compare-split",
-        label="First step after the change",
-        value=view.split or "",
+    by_step = text_field(
+        "compare-split",
+        "First step after the change",
+        view.split or "",
         placeholder=f"{steps[0]['step'] + 1}-{steps[-1]['step']}",
-        debounce=500,
-        w=260,
+        wait_s=0.5,
     )
-    mode = html.Div(
-        [
-            html.Div("Compare with", className="field-label"),
-            dmc.SegmentedControl(
-                id="compare-mode",
-                data=[
-                    {"value": _JOB, "label": "Another job"},
-                    {"value": _SPLIT, "label": "This job before a step"},
-                ],
-                value=view.mode,
-                **attributes(aria_label="What this job is compared with"),
-            ),
-        ]
-    )
+    modes = {_JOB: "Another job", _SPLIT: "This job before a step"}
+    mode = choice("compare-mode", "Compare with", modes, view.mode)
     return panel(
         "Compare",
-        form(
-            html.Div(
-                [
-                    mode,
-                    html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=view.mode != _JOB),
-                    html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=view.mode != _SPLIT),
-                ],
-                className="compare-fields",
-            )
+        html.Div(
+            [
+                mode,
+                html.Div(by_job, id="compare-by-job", className="compare-fields", hidden=view.mode != _JOB),
+                html.Div(by_step, id="compare-by-step", className="compare-fields", hidden=view.mode != _SPLIT),
+            ],
+            className="compare-fields",
         ),
     )
 

@@ -22,7 +22,17 @@ from tracekit.analysis.attribution.compare import (
 )
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
-from tracekit.dashboards.ui.components import badge, figure_panel, figure_parts, href, inline_csv, note, panel, term
+from tracekit.dashboards.ui.components import (
+    badge,
+    figure_panel,
+    figure_parts,
+    href,
+    inline_csv,
+    note,
+    panel,
+    scrolled,
+    term,
+)
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import Tone, sure
 from tracekit.text import cost, seconds, short
@@ -46,7 +56,7 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
         "Did it help?",
         html.Div([html.P(found.sentence, className="verdict"), outcome], className="verdict-line"),
         *(html.P(text, className="warning") for text in found.notes),
-        html.Div(_figures(before, after), className="table-scroll"),
+        scrolled(_figures(before, after), "Figures before and after"),
         html.Div(extra, className="below"),
         note(
             "Intervals: 95 %, Welch's t over the steps as a sample; where a step resembles the one before it, as many"
@@ -291,4 +301,4 @@ def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -
         ],
         className="plain",
     )
-    return panel("Workers that changed most", html.Div(table, className="table-scroll"))
+    return panel("Workers that changed most", scrolled(table, "Workers that changed most"))

@@ -12,7 +12,7 @@ from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
 from tracekit.dashboards.pages.fleet_parts import job_card
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.charts import share_bars
-from tracekit.dashboards.ui.components import as_table, grid, href, note, panel, plain_table, term
+from tracekit.dashboards.ui.components import as_table, grid, href, note, panel, plain_table, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.shell import page
@@ -207,7 +207,7 @@ def _not_analysed(jobs: pl.DataFrame) -> Component:
         pl.col("name").map_elements(short, return_dtype=pl.String).alias("job"),
         pl.col("problem").fill_null("stored without an analysis").alias("why"),
     )
-    return panel("Not analysed, and why", html.Div(plain_table(table), className="table-scroll"))
+    return panel("Not analysed, and why", scrolled(plain_table(table), "Jobs not analysed"))
 
 
 @answers(Output("fleet-grid", "rowData"), Input("all-jobs-summary", "n_clicks"))

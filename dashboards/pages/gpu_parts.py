@@ -13,8 +13,9 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import rank_times
-from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, trust_lines
-from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table
+from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card, do_first
+from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, trust_row
+from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import op_headline
 from tracekit.text import seconds, short
@@ -26,27 +27,39 @@ def gpu_content(stored: Stored) -> list[Component]:
     assert report is not None
     tables = [by_label(labels, shares) for labels, shares in report["by_label"].items() if labels != "rank"]
     return [
-        _verdict(report),
-        html.Div(
-            [html.Div(_ranks(report), className="half"), html.Div(_about(stored, report), className="half")],
-            className="row",
-        ),
+        html.Div([_hero(report), _ranks(report)], className="first-screen"),
         _breakdown(report),
         html.Div(
             [html.Div(_waits(report), className="half"), html.Div(_kernels(report), className="half")], className="row"
         ),
         critical_path(report, report["recording_time_s"]["recorded"], "Critical path of the recording"),
         *tables,
+        _about(stored, report),
     ]
 
 
-def _verdict(report: dict[str, Any]) -> Component:
+def _hero(report: dict[str, Any]) -> Component:
+    """Who, why, what to do first, what that saves, and whether to believe it."""
     culprit = report["verdict"]["culprit"] or {"causes": []}
-    causes = [
-        html.Li(f"{one['cause']}: {one['evidence']} (saves {seconds(one['saved_s'])})") for one in culprit["causes"]
-    ]
-    said = html.P(op_headline(report).sentence, className="verdict")
-    return panel("Verdict", said, *([html.Ul(causes)] if causes else []), *trust_lines(report))
+    rows: list[AnswerRow] = [("Who", _who(culprit), None)]
+    # Reports of older stores have no words for what a cause does, nor for what to do.
+    for number, one in enumerate(culprit["causes"]):
+        effect = f"{one['effect']}: " if "effect" in one else ""
+        rows.append(("Also" if number else "Why", f"{effect}{one['evidence']} ({one['cause']})", None))
+    rows.append(trust_row(report))
+    trusted = report["trust"]["trustworthy"]
+    leading: dict[str, Any] = next(iter(culprit["causes"]), {})
+    action = None
+    if trusted and "action" in leading:
+        recorded = seconds(report["recording_time_s"]["recorded"])
+        action = do_first(leading["action"], f"gives back {seconds(leading['saved_s'])} of the {recorded} recorded")
+    return answer_card(op_headline(report), action, rows, report["trust"])
+
+
+def _who(culprit: dict[str, Any]) -> str | None:
+    if "rank" not in culprit:
+        return None
+    return f"rank {culprit['rank']}" + (f" on {short(culprit['host'])}" if culprit["host"] else "")
 
 
 def _ranks(report: dict[str, Any]) -> Component:
@@ -67,7 +80,7 @@ def _breakdown(report: dict[str, Any]) -> Component:
         **{title: [seconds(row[key]) for row in rows] for title, key in _COLUMNS.items()},
     }
     table = pl.DataFrame({"rank": [f"{row['rank']}" for row in rows], **times})
-    return panel("By rank", html.Div(plain_table(table), className="table-scroll"), *_rest(report["by_rank"]))
+    return panel("By rank", scrolled(plain_table(table), "By rank"), *_rest(report["by_rank"]))
 
 
 _COLUMNS = {
@@ -103,7 +116,7 @@ def _waits(report: dict[str, Any]) -> Component:
             "of the group": [short(row["group"]) for row in rows],
         }
     )
-    body = html.Div(plain_table(table), className="table-scroll") if rows else note("Nobody waits for anybody.")
+    body = scrolled(plain_table(table), "Who waits for whom") if rows else note("Nobody waits for anybody.")
     return panel("Who waits for whom", body, *_rest(every))
 
 
@@ -121,7 +134,7 @@ def _kernels(report: dict[str, Any]) -> Component:
             "share": [f"{row['seconds'] / total:.1%}" for row in rows],
         }
     )
-    return panel("Kernels, over all ranks", html.Div(plain_table(table), className="table-scroll"))
+    return panel("Kernels, over all ranks", scrolled(plain_table(table), "Kernels"))
 
 
 def _about(stored: Stored, report: dict[str, Any]) -> Component:

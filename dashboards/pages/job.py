@@ -15,7 +15,7 @@ from tracekit.dashboards.pages.gpu_parts import gpu_content
 from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures
 from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
-from tracekit.dashboards.ui.components import as_table, href, note, panel, term
+from tracekit.dashboards.ui.components import as_table, attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, sure
 from tracekit.dashboards.ui.shell import job_page
@@ -127,7 +127,12 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     head = html.Thead(html.Tr([html.Th(shown, className=style) for shown, style in heads]))
     said = [*report.get("assumptions", []), "A fix without a confidence is for no named cause: any job could try it"]
     table = html.Table([head, html.Tbody(rows)], className="plain")
-    return [html.Div(table, className="table-wide", tabIndex=0, role="region"), note(f"{'. '.join(said)}.")]
+    return [
+        html.Div(
+            table, className="table-wide", tabIndex=0, role="region", **attributes(aria_label="All fixes, priced")
+        ),
+        note(f"{'. '.join(said)}."),
+    ]
 
 
 def _title(fix: dict[str, Any]) -> list[Any]:

@@ -5,6 +5,7 @@ In: a report. Out: components. Sentences come from the report's `answer` and `ve
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import dcc, html
@@ -14,26 +15,45 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.ui.sentences import Tone, first_action, headline, why_no_advice
-from tracekit.text import seconds
+from tracekit.dashboards.ui.sentences import Headline, Tone, first_action, headline, why_no_advice
+from tracekit.text import seconds, short
+
+#: A label, its sentence, and the link to where its figures can be seen.
+AnswerRow = tuple[str, str | None, Component | None]
 
 
 def hero(report: dict[str, Any], name: str) -> Component:
     """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
-    verdict = headline(report)
-    rows = [row for row in _rows(report, name) if row[1]]
-    answer = html.Dl(
-        [part for label, words, way in rows for part in (html.Dt(label), html.Dd([words, way]))],
-        className="answer",
-    )
-    parts: list[Any] = [html.P(verdict.sentence, className="verdict"), _action(report, name), answer]
-    parts += _coverage(report)
-    if not report["trust"]["trustworthy"]:
-        reasons = "; ".join(report["trust"]["reasons"])
+    return answer_card(headline(report), _action(report, name), _rows(report, name), report["trust"], _coverage(report))
+
+
+def answer_card(
+    verdict: Headline,
+    action: Component | None,
+    rows: Sequence[AnswerRow],
+    trust: Mapping[str, Any],
+    more: Sequence[Component] = (),
+) -> Component:
+    """The first card of a job of any shape; rows without words are left out."""
+    answer = [part for label, words, way in rows if words for part in (html.Dt(label), html.Dd([words, way]))]
+    parts: list[Any] = [
+        html.P(verdict.sentence, className="verdict"),
+        action,
+        html.Dl(answer, className="answer"),
+        *more,
+    ]
+    if not trust["trustworthy"]:
+        reasons = "; ".join(map(short, trust["reasons"]))
         parts.append(html.P(["Do not trust S and what follows from it: ", reasons], className="warning"))
     return html.Section(
         parts, className=f"panel hero {tone_class(verdict.tone)}", **attributes(aria_label="The answer")
     )
+
+
+def do_first(what: str, *then: Component | str | None) -> Component:
+    """The line that tells what to do, and what that gives back."""
+    first = html.P([html.Span("Do this first: ", className="label"), html.B(what)])
+    return html.Div([first, html.P(list(then))], className="action")
 
 
 def _action(report: dict[str, Any], name: str) -> Component:
@@ -41,13 +61,7 @@ def _action(report: dict[str, Any], name: str) -> Component:
     action = first_action(report)
     if action is None:
         return html.Div(html.P(f"No advice: {why_no_advice(report)}."), className="action")
-    return html.Div(
-        [
-            html.P([html.Span("Do this first: ", className="label"), html.B(action[0])]),
-            html.P([action[1], _way("change it", "/whatif", job=name)]),
-        ],
-        className="action",
-    )
+    return do_first(action[0], action[1], _way("change it", "/whatif", job=name))
 
 
 def tone_class(tone: Tone) -> str:
@@ -55,7 +69,7 @@ def tone_class(tone: Tone) -> str:
     return {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
 
 
-def _rows(report: dict[str, Any], name: str) -> list[tuple[str, str | None, Component | None]]:
+def _rows(report: dict[str, Any], name: str) -> list[AnswerRow]:
     """Label, sentence, and the link to where its figures can be seen. Reports of older stores lack some sentences."""
     answer, worker = report.get("answer") or {}, culprit(report)
     slowest = max(report["by_step"], key=lambda row: row["slowdown"])["step"]
@@ -63,7 +77,11 @@ def _rows(report: dict[str, Any], name: str) -> list[tuple[str, str | None, Comp
     others = answer.get("others") or []
     return [
         ("Who", answer.get("who"), _way("worker map", "/workers", job=name, worker=worker)),
-        ("Why", answer.get("why"), _way("slowest step", "/timeline", job=name, step=slowest, worker=worker)),
+        (
+            "Why",
+            answer.get("why"),
+            _way("critical path of the slowest step", "/timeline", job=name, step=slowest, critical="yes"),
+        ),
         ("Costs", answer.get("cost"), _way("steps", "/time", job=name)),
         ("Check before", answer.get("check"), None),
         ("Also", f"{len(others)} more: {'; '.join(others)}" if others else None, None),

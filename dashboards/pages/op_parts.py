@@ -13,7 +13,8 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import step_times
-from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, term
+from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card
+from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import op_headline
 from tracekit.text import seconds, short
@@ -28,39 +29,21 @@ def op_content(stored: Stored) -> list[Component]:
     assert report is not None
     tables = [by_label(labels, shares) for labels, shares in report["by_label"].items()]
     return [
-        _verdict(report),
         html.Div(
-            [html.Div(_step_times(report), className="half"), html.Div(_about(stored, report), className="half")],
-            className="row",
+            [answer_card(op_headline(report), None, [trust_row(report)], report["trust"]), _step_times(report)],
+            className="first-screen",
         ),
         critical_path(report, report["step_time_s"]["recorded"], "Critical path of the recorded step"),
         *tables,
+        _about(stored, report),
     ]
 
 
-def _verdict(report: dict[str, Any]) -> Component:
-    return panel("Verdict", html.P(op_headline(report).sentence, className="verdict"), *trust_lines(report))
-
-
-def trust_lines(report: dict[str, Any]) -> list[Component]:
-    """Why not to trust the numbers, if so, and how well the replay fits the recording."""
+def trust_row(report: dict[str, Any]) -> AnswerRow:
+    """How well the replay fits the recording."""
     trust = report["trust"]
-    lines: list[Component] = []
-    if not trust["trustworthy"]:
-        why = "; ".join(map(short, trust["reasons"]))
-        lines.append(html.P(f"Do not trust S and what follows from it: {why}", className="warning"))
-    lines.append(
-        html.P(
-            [
-                term("replay error"),
-                f" {_share(trust['replay_error'])}, ",
-                term("launch delays"),
-                f" add {_share(trust['discrepancy'])}",
-            ],
-            className="note",
-        )
-    )
-    return lines
+    words = f"replay error {_share(trust['replay_error'])}, launch delays add {_share(trust['discrepancy'])}"
+    return "Trust", f"{'yes' if trust['trustworthy'] else 'NO'}: {words}", None
 
 
 def _share(value: float | None) -> str:
@@ -104,7 +87,7 @@ def critical_path(report: dict[str, Any], recorded: float, title: str) -> Compon
             "share": [f"{value / recorded:.1%}" for _, value in parts],
         }
     )
-    return panel(title, html.Div(plain_table(table), className="table-scroll"))
+    return panel(title, scrolled(plain_table(table), title))
 
 
 def by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
@@ -120,7 +103,7 @@ def by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
     )
     more = len(shares) - MOST_ROWS
     rest = [note(f"{more:,} more: `tracekit whatif --by {labels} --json` lists all.")] if more > 0 else []
-    return panel(f"S by {short(labels)}", html.Div(plain_table(table), className="table-scroll"), *rest)
+    return panel(f"S by {short(labels)}", scrolled(plain_table(table), f"S by {short(labels)}"), *rest)
 
 
 def _value(value: Any) -> str:

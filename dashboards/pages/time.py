@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import dash_mantine_components as dmc
 import polars as pl
 from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
@@ -13,10 +12,8 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
-    attributes,
     figure_panel,
     figure_parts,
-    form,
     guarded,
     href,
     note,
@@ -24,6 +21,7 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.forms import choice
 from tracekit.dashboards.ui.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.time import step_slowdown, step_times, step_workers
@@ -127,15 +125,9 @@ def _slowest(job: str, by_step: pl.DataFrame, moments: list[str]) -> Component:
 
 
 def _worker_panel(stored: Stored, rows: str) -> Component:
-    choice = dmc.SegmentedControl(
-        id="time-rows",
-        data=[{"value": value, "label": label} for value, label in ROWS.items()],
-        value=rows,
-        size="xs",
-        **attributes(aria_label="Workers shown"),
-    )
+    shown = choice("time-rows", "Workers shown", ROWS, rows)
     box = dcc.Loading(html.Div(_worker_parts(stored.name, rows), id="time-workers-box"), delay_show=300)
-    return panel([term("exact S_w", "Exact S_w"), " of the workers in each step"], box, extra=form(choice))
+    return panel([term("exact S_w", "Exact S_w"), " of the workers in each step"], box, extra=shown)
 
 
 def _worker_parts(job: str, rows: str) -> list[Component]:

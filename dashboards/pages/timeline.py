@@ -11,15 +11,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import dash_mantine_components as dmc
 import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.timeline_state import Order, Read, Shown, Streams, TimelineState, read_state
-from tracekit.dashboards.ui.components import attributes, form, href, panel, term
+from tracekit.dashboards.data.timeline_state import CriticalPath, Order, Read, Shown, Streams, TimelineState, read_state
+from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.timeline import CLASSES, legend, palette
 from tracekit.text import seconds
@@ -40,7 +40,7 @@ def build(stored: Stored, **texts: str) -> list[Component]:
         *said,
         panel(
             ["Recorded against ", term("ideal"), ", op by op"],
-            form(_controls(read.state, steps)),
+            _controls(read.state, steps),
             _legend(),
             _canvas(stored, read.state),
             extra=_buttons(stored, read.state),
@@ -79,27 +79,18 @@ def address(state: TimelineState) -> dict[str, Any]:
         "to": state.to_ms,
         "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
         "op": None if state.op is None else str(state.op),
+        "critical": str(state.critical) if state.critical is CriticalPath.YES else None,
     }
 
 
 def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
-    options = [
-        {"value": str(step), "label": f"{step}: {seconds(recorded)}, S {slowdown:.2f}"}
+    options = {
+        str(step): f"{step}: {seconds(recorded)}, S {slowdown:.2f}"
         for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
-    ]
+    }
     step = html.Div(
         [
-            dmc.Select(
-                id="timeline-step",
-                label=term("step", "Step"),
-                data=options,
-                value=str(state.step),
-                searchable=True,
-                allowDeselect=False,
-                limit=200,
-                w=172,
-                size="xs",
-            ),
+            menu("timeline-step", "Step", options, str(state.step)),
             html.Button(
                 "←", id="timeline-previous", title="The step before", **attributes(aria_label="The step before")
             ),
@@ -119,6 +110,12 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
             _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
             _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
             _choice("timeline-order", "Workers", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+            _choice(
+                "timeline-critical",
+                "Critical path",
+                state.critical,
+                {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"},
+            ),
             _filter("timeline-worker", "Worker", state.workers, "3,1"),
             _filter("timeline-dp_rank", "DP ranks", state.dp_ranks, "0-3 7"),
             _filter("timeline-stage", "Stages", state.stages, "0-3"),
@@ -128,15 +125,11 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
 
 
 def _choice(name: str, label: str, value: str, options: dict[Any, str]) -> Component:
-    data = [{"value": str(option), "label": text} for option, text in options.items()]
-    control = dmc.SegmentedControl(id=name, value=str(value), data=data, size="xs", **attributes(aria_label=label))
-    return html.Div([html.Div(label, className="control-label"), control])
+    return choice(name, label, {str(option): text for option, text in options.items()}, str(value))
 
 
 def _filter(name: str, label: str, value: str, example: str) -> Component:
-    return dmc.TextInput(
-        id=name, label=label, value=value, placeholder=f"e.g. {example}", debounce=500, w=94, size="xs"
-    )
+    return text_field(name, label, value, placeholder=f"e.g. {example}", wait_s=0.5, style="narrow")
 
 
 def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
@@ -195,6 +188,7 @@ def _canvas(stored: Stored, state: TimelineState) -> Component:
                 id="timeline-details",
                 **attributes(aria_label="The op pointed at", aria_live="polite"),
             ),
+            html.P(id="timeline-path-words", **attributes(aria_live="polite")),
             html.P(_KEYS, id="timeline-keys", className="note"),
         ],
         className="timeline",
@@ -222,14 +216,15 @@ clientside_callback(
     Input("timeline-config", "data"),
 )
 clientside_callback(
-    """function (step, view, streams, order, worker, dp_rank, stage) {
+    """function (step, view, streams, order, critical, worker, dp_rank, stage) {
         window.tracekitTimeline.change({
-            step: step, view: view, streams: streams, order: order, worker: worker, dp_rank: dp_rank, stage: stage,
+            step: step, view: view, streams: streams, order: order, critical: critical === "yes" ? critical : null,
+            worker: worker, dp_rank: dp_rank, stage: stage,
         });
     }""",
     *(
         Input(f"timeline-{name}", "value")
-        for name in ("step", "view", "streams", "order", "worker", "dp_rank", "stage")
+        for name in ("step", "view", "streams", "order", "critical", "worker", "dp_rank", "stage")
     ),
     prevent_initial_call=True,
 )
@@ -243,7 +238,7 @@ clientside_callback(
     Input("timeline-previous", "n_clicks"),
     Input("timeline-next", "n_clicks"),
     State("timeline-step", "value"),
-    State("timeline-step", "data"),
+    State("timeline-step", "options"),
     prevent_initial_call=True,
 )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import dash_mantine_components as dmc
 from dash import ClientsideFunction, Input, Output, State, clientside_callback, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
@@ -30,8 +29,9 @@ from tracekit.dashboards.data.whatif_query import (
 )
 from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, ask_button, fixes_panel, kept_panel
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, form, panel, told
+from tracekit.dashboards.ui.components import attributes, panel, told
 from tracekit.dashboards.ui.context import replays, results
+from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError, StoreError, TracekitError
 
@@ -161,27 +161,21 @@ def _drawn(seen: Seen) -> Drawn:
 def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
-        dmc.TextInput(
-            id="whatif-select",
-            label="Ops",
-            value=view.select or "",
-            error=seen.wrong,
-            placeholder="worker=1,2 and step=100-105",
-            className="grow",
-        ),
         html.Div(
             [
-                html.Div("What happens to them", className="field-label"),
-                dmc.SegmentedControl(
-                    id="whatif-action",
-                    data=[{"value": str(ask), "label": label} for ask, label in _ACTIONS.items()],
-                    value=_action(view),
-                    **attributes(aria_label="What happens to the selected ops"),
-                ),
-            ]
+                text_field("whatif-select", "Ops", view.select or "", placeholder="worker=1,2 and step=100-105"),
+                html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
+            ],
+            className="grow",
+        ),
+        choice(
+            "whatif-action",
+            "What happens to them",
+            {str(ask): label for ask, label in _ACTIONS.items()},
+            _action(view),
         ),
         html.Div(
-            dmc.TextInput(id="whatif-factor", label="Factor", value=view.factor or "0.5", w=90),
+            text_field("whatif-factor", "Factor", view.factor or "0.5", style="narrow"),
             id="whatif-factor-field",
             hidden=_action(view) != QueryAction.SCALE,
         ),
@@ -192,7 +186,8 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
         html.Div(
             [html.Span("Questions for this job", className="label"), *chips], className="suggestions", role="group"
         ),
-        form(html.Div(question, className="question"), _controls(report, Choice.of(view.select or ""))),
+        html.Div(question, className="question"),
+        _controls(report, Choice.of(view.select or "")),
     )
 
 
@@ -205,7 +200,7 @@ def _texts(choice: Choice) -> tuple[str, ...]:
     return choice.stages, choice.dp_ranks, choice.workers, choice.steps, choice.microbatches, choice.slowest
 
 
-def _controls(report: dict[str, Any], choice: Choice) -> Component:
+def _controls(report: dict[str, Any], chosen: Choice) -> Component:
     """Fields that write the selection."""
     steps, dp_ranks = report["by_step"], report["by_dp_rank"]
     stages = len(report["by_pp_rank"])
@@ -217,26 +212,20 @@ def _controls(report: dict[str, Any], choice: Choice) -> Component:
         "microbatches": "0,3-5",
         "slowest": "3",
     }
-    values = _texts(choice)
+    values = _texts(chosen)
     fields = [
-        dmc.TextInput(id=f"whatif-{name}", label=label, value=value, placeholder=examples[name])
+        text_field(f"whatif-{name}", label, value, placeholder=examples[name])
         for (name, label), value in zip(_CONTROLS.items(), values, strict=True)
     ]
-    kinds = dmc.MultiSelect(
-        id="whatif-kinds",
-        label="Op kinds",
-        data=sorted({row["kind"] for row in report["by_kind"]} | set(choice.kinds)),
-        value=list(choice.kinds),
-        placeholder="all kinds" if not choice.kinds else "",
-        clearable=True,
-        searchable=True,
-    )
+    known = sorted({row["kind"] for row in report["by_kind"]} | set(chosen.kinds))
+    kinds = choice("whatif-kinds", "Op kinds (none: all)", dict(zip(known, known, strict=True)), list(chosen.kinds))
     return html.Details(
         [
             html.Summary(
                 "Choose ops by hand: this writes the line above; and, or, not, but and brackets combine more there"
             ),
-            html.Div([html.Div(kinds, className="whatif-kinds"), *fields], className="choices"),
+            kinds,
+            html.Div(fields, className="choices"),
         ],
         open=True,
         className="by-hand",
@@ -265,7 +254,7 @@ def _not_shown(error: Exception) -> list[Any]:
 @answers(
     Output("whatif-answer", "children"),
     Output("whatif-kept", "children"),
-    Output("whatif-select", "error"),
+    Output("whatif-wrong", "children"),
     Output("whatif-drawn", "data"),
     Output("whatif-poll", "disabled"),
     Input("whatif-state", "data"),
@@ -303,10 +292,10 @@ def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: s
     query = state["select"] or ""
     if " ".join((select or "").split()) != query:
         raise PreventUpdate
-    choice = Choice.of(query)
-    if not set(choice.kinds) <= {row["kind"] for row in _report(state["job"])["by_kind"]}:
-        choice = Choice()  # the list of kinds cannot show it
-    wanted = (list(choice.kinds), *_texts(choice))
+    chosen = Choice.of(query)
+    if not set(chosen.kinds) <= {row["kind"] for row in _report(state["job"])["by_kind"]}:
+        chosen = Choice()  # the list of kinds cannot show it
+    wanted = (list(chosen.kinds), *_texts(chosen))
     shown = (list(kinds or []), *(text or "" for text in texts))
     changed = [no_update if new == old else new for new, old in zip(wanted, shown, strict=True)]
     if all(new is no_update for new in changed):
@@ -321,6 +310,11 @@ clientside_callback(
     *(Input(f"whatif-{name}", "value") for name in _CONTROLS),
     State("whatif-select", "value"),
     prevent_initial_call=True,
+)
+
+clientside_callback(
+    ClientsideFunction("whatif", "doubt"),
+    Input("whatif-wrong", "children"),
 )
 
 clientside_callback(

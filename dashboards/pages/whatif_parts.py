@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, question_of
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
-from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, term
+from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, scrolled, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import sure
 from tracekit.text import seconds
@@ -224,7 +224,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
     return panel(
         "Scenarios side by side",
         *said,
-        html.Div(_lines(report, rows, kept=len(seen.kept)), className="table-scroll scenarios"),
+        scrolled(_lines(report, rows, kept=len(seen.kept)), "Scenarios", style="scenarios"),
         *figure,
     )
 

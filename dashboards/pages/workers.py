@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict
 
-import dash_mantine_components as dmc
 import numpy as np
 import plotly.graph_objects as go
 from dash import (
@@ -28,8 +27,10 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.worker_view import WorkerView, address, choose_worker, read_view
 from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, figure_parts, form, guarded, href, note, panel, term
+from tracekit.dashboards.ui.components import attributes, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.drawn import drawing
+from tracekit.dashboards.ui.forms import scale, text_field
 from tracekit.dashboards.ui.sentences import advice_words, believed, diagnosis_words, listed, space_words
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.workers import colour_top, worker_heatmap
@@ -123,13 +124,7 @@ def _missing(report: dict[str, Any]) -> list[Component]:
 
 
 def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
-    go_to = dmc.TextInput(
-        id="workers-go",
-        debounce=True,
-        placeholder="Show worker 1,2",
-        w=170,
-        **attributes(aria_label="Show this worker: DP rank, comma, stage"),
-    )
+    go_to = text_field("workers-go", "Show worker", "", placeholder="DP rank, stage: 1,2", wait_s=True, style="beside")
     parts = figure_parts(
         draw(found, view),
         label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks down, stages across",
@@ -141,30 +136,25 @@ def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
         [term("exact S_w", "Exact S_w"), " of each ", term("worker"), ": DP ranks down, stages across"],
         _scrubber(stored, found, view),
         *parts,
-        extra=form(go_to),
+        extra=go_to,
     )
 
 
 def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     """Plays the map step by step. The strip above the slider shows S of each step; position 0 is all steps."""
     count = len(found.steps)
-    slider = dmc.Slider(
-        id="workers-step",
-        min=0,
-        max=count,
-        step=1,
-        value=0 if view.position is None else view.position + 1,
-        updatemode="drag",
-        label=None,
-        color="gray",
-        size="sm",
-        thumbLabel="Step shown on the map; the leftmost position is all steps",
-        marks=[{"value": 0, "label": "all"}, {"value": count, "label": str(found.steps[-1])}],
+    slider = scale(
+        "workers-step",
+        "Step shown on the map; the leftmost position is all steps",
+        count,
+        0 if view.position is None else view.position + 1,
     )
+    marks = [html.Span("all"), html.Span(str(found.steps[-1]))]
+    ends = html.Div(marks, className="ends", **attributes(aria_hidden="true"))
     return html.Div(
         [
             html.Button("Play", id="workers-play", **attributes(aria_label="Play the map step by step")),
-            html.Div([_strip(stored, count), form(slider)], className="scrub-track"),
+            html.Div([_strip(stored, count), slider, ends], className="scrub-track"),
             html.Div(_readout(stored, found, view), id="workers-readout", className="scrub-readout"),
         ],
         className="scrubber",
@@ -196,9 +186,9 @@ def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
 
 
 class Point(TypedDict):
-    """A cell of the map: DP rank and stage first. Plotly's typed array is an object in JSON."""
+    """A cell of the map: DP rank and stage first."""
 
-    customdata: dict[str, Any]
+    customdata: list[int]
 
 
 class Clicked(TypedDict):
@@ -227,7 +217,7 @@ class Shown(TypedDict):
 )
 @guarded
 def change(
-    position: int, clicked: Clicked | None, typed: str | None, _workers: Any, _hosts: Any, job: str, shown: Shown
+    position: int | str, clicked: Clicked | None, typed: str | None, _workers: Any, _hosts: Any, job: str, shown: Shown
 ) -> Any:
     """Follow the slider, a click on the map, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.
@@ -241,7 +231,7 @@ def change(
     view = _followed(found, replace(before, said=()), position, clicked, typed)
     if view.said:
         return _said(view)
-    set_props("workers-map", {"figure": draw(found, view)})
+    set_props("workers-map", {"figure": drawing(draw(found, view))})
     set_props("workers-list", {"children": slowest(found, view.position, _cell(found, view))})
     set_props("workers-readout", {"children": _readout(stored, found, view)})
     if ctx.triggered_id != "workers-step":
@@ -252,15 +242,16 @@ def change(
 
 
 def _followed(
-    found: WorkerMap, view: WorkerView, position: int, clicked: Clicked | None, typed: str | None
+    found: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
 ) -> WorkerView:
     """The view after what was done."""
     match ctx.triggered_id:
         case "workers-step":
-            return replace(view, position=None if position < 1 else min(int(position), len(found.steps)) - 1)
+            number = int(position) if str(position).isdecimal() else 0  # a range field tells digits
+            return replace(view, position=min(number, len(found.steps)) - 1 if number else None)
         case "workers-map" if clicked and clicked["points"]:
             who = clicked["points"][0]["customdata"]
-            return choose_worker(found, f"{who.get('0')},{who.get('1')}", view)
+            return choose_worker(found, ",".join(map(str, who[:2])), view)
         case "workers-go" if typed:
             return choose_worker(found, typed, view)
         case {"type": "pick-worker", "value": str(value)}:

@@ -13,7 +13,6 @@ from typing import Any, ParamSpec
 from urllib.parse import quote, urlencode
 
 import dash_ag_grid as dag
-import dash_mantine_components as dmc
 import plotly.graph_objects as go
 import polars as pl
 from dash import dcc, html
@@ -21,6 +20,7 @@ from dash.development.base_component import Component
 
 from tracekit.dashboards.data.csv import safe_csv
 from tracekit.dashboards.ui.context import prefixed, viewer
+from tracekit.dashboards.ui.drawn import Chart, drawing
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.errors import NotStoredError, TracekitError
@@ -67,11 +67,6 @@ def panel(title: Children, *children: Any, id: str | None = None, extra: Childre
     body = html.Div(list(children), **named(id))
     head = html.Div([html.H2(title), html.Div(extra, className="panel-extra")], className="panel-head")
     return html.Section([head, body], className="panel")
-
-
-def form(*fields: Component) -> Component:
-    """Controls of Mantine, which need a theme around them; their library is loaded where one is seen."""
-    return dmc.MantineProvider(html.Div(list(fields), className="form"), forceColorScheme=viewer().theme.name)
 
 
 def note(text: Children) -> Component:
@@ -131,17 +126,7 @@ def figure_parts(
     most: int = MOST_ROWS,
 ) -> list[Component]:
     """The figure and its table, of at most `most` rows, without a frame around them."""
-    graph = dcc.Graph(
-        figure=drawn,
-        responsive=True,
-        style={"height": f"{drawn.layout.height}px"},
-        config={
-            "displaylogo": False,
-            "modeBarButtons": [["toImage", "resetScale2d"]],
-            "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "tracekit"},
-        },
-        **named(id),
-    )
+    graph = Chart(drawing(drawn), **named(id))
     return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
 
 
@@ -153,10 +138,16 @@ def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_RO
         [
             html.Summary(["Data table", more]),
             html.Div(links, className="table-links"),
-            html.Div(plain_table(table.head(most)), className="table-scroll"),
+            scrolled(plain_table(table.head(most)), "The figure as numbers"),
         ],
         className="as-table",
     )
+
+
+def scrolled(table: Component, label: str, *, style: str = "") -> Component:
+    """A table that scrolls within its frame where it is large, also by the keyboard. `label`: what it lists."""
+    frame = attributes(aria_label=label)
+    return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
 def inline_csv(table: pl.DataFrame) -> str:

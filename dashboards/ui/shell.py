@@ -50,6 +50,9 @@ TABS = (
     Tab("Hang", "/hang"),
 )
 
+#: What there is of a job that is no pipeline.
+OP_TABS = tuple(tab for tab in TABS if tab.path in ("/job", "/hang"))
+
 
 def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
     """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
@@ -128,7 +131,7 @@ def job_head(stored: Stored, active: str) -> Component:
         html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
         if tab.path == active
         else dcc.Link(tab.title, href=href(tab.path, job=stored.name), className="job-tab")
-        for tab in TABS
+        for tab in (TABS if stored.op_report is None else OP_TABS)
     ]
     return html.Div(
         [

@@ -39,7 +39,6 @@ _DOCUMENT = """<!DOCTYPE html>
 #: Component libraries that only some pages need, and their bundles (assets/libraries.js).
 _LATE_LIBRARIES = {
     "dash_ag_grid": "dash_ag_grid.min.js",
-    "dash_mantine_components": "dash_mantine_components.js",
 }
 
 

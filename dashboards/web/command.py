@@ -21,7 +21,7 @@ from tracekit.errors import SelectionError
 from tracekit.text import printable
 
 _PATH = click.Path(path_type=Path)
-_EXTRAS = ("dash", "dash_ag_grid", "dash_mantine_components", "gunicorn", "plotly")
+_EXTRAS = ("dash", "dash_ag_grid", "gunicorn", "plotly")
 
 
 @click.command("dashboard")

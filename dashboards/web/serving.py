@@ -65,8 +65,8 @@ def harden(app: Dash, access: Access) -> None:
     server.add_url_rule("/healthz", "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", _metrics)
-    server.add_url_rule("/api/", "api", _no_api, defaults={"path": ""})
-    server.add_url_rule("/api/<path:path>", "api", _no_api)
+    for address in ("/api", "/api/", "/api/<path:path>"):
+        server.add_url_rule(address, "api", _no_api)
     downloads.register(server)
     search.register(server)
     if access.auth is not None:
@@ -81,10 +81,12 @@ def _refusal(access: Access) -> Response | None:
     flask.g.client = client_address(request, proxied=access.proxied)
     if request.method not in _LOOKING and not (request.method == "POST" and request.path in _POSTED_TO):
         return refused(405, "the dashboard only reads")
+    if request.method == "POST" and request.headers.get("Sec-Fetch-Site") == "cross-site":
+        return refused(403, "another site asked for this")
     return access.refusal(request)
 
 
-def _no_api(path: str) -> tuple[dict[str, str], int]:
+def _no_api(path: str = "") -> tuple[dict[str, str], int]:
     """Programs ask the files and metrics; what looks like another interface says so in their language."""
     return {"error": f"no such address: /api/{path:.100}; programs can ask /metrics and /download/TABLE.csv"}, 404
 
@@ -152,8 +154,8 @@ def _restrict(app: Dash, access: Access, response: flask.Response) -> flask.Resp
         headers["Cache-Control"] = _KEPT if "m" in flask.request.args else "no-cache"
     headers.setdefault("Cache-Control", "no-store")
     if response.mimetype == "text/html":
-        # Dash's own inline scripts are allowed by their hashes. Mantine and AG Grid set styles from scripts; Plotly
-        # makes its PNG as a blob.
+        # Dash's own inline scripts are allowed by their hashes. AG Grid sets styles from scripts; charts
+        # are images of themselves while they are saved.
         headers["Content-Security-Policy"] = (
             f"default-src 'self'; script-src 'self' {' '.join(app.csp_hashes())}; style-src 'self' 'unsafe-inline';"
             " img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none';"

@@ -28,8 +28,9 @@ from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.web.downloads import refusal
 from tracekit.errors import NotStoredError, SelectionError, TracekitError
-from tracekit.model import KINDS
-from tracekit.spans import Ints, Replay, StepOps, Window, count, overview, slowest, spans
+from tracekit.model import KINDS, Worker
+from tracekit.path_spans import PathSpans, path_spans
+from tracekit.spans import STREAM_NAMES, Ints, Replay, StepOps, Window, count, overview, slowest, spans, stream_of
 from tracekit.text import seconds
 
 #: Up to this many spans the browser gets all of them at once; above, what its window can show.
@@ -37,6 +38,8 @@ WHOLE_SPANS = 200_000
 OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
 MOST_COLUMNS, MOST_WORKERS = 16_384, 1_024
 SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
+#: Workers that the words about a critical path name.
+NAMED_ON_PATH = 3
 
 
 class _Shown:
@@ -71,6 +74,7 @@ def serve_timeline(app: Dash) -> None:
         ("check", _check),
         ("layout", _layout),
         ("spans", _spans),
+        ("path", _path),
         ("op", _op),
         ("slowest", _slowest),
         ("slowest.csv", _slowest_csv),
@@ -200,6 +204,40 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
     return _binary(header, {name: getattr(found, name) for name in names})
 
 
+def _path(texts: Mapping[str, str]) -> flask.Response:
+    """The critical path of the first replay shown: where its ops are among the workers and lines of the view."""
+    shown = _Shown(texts)
+    ops, replay = shown.ops, shown.lines[0].replay
+    path = path_spans(results().replay(shown.stored.name), ops, replay)
+    row = np.full(ops.workers, -1, np.int32)
+    row[shown.workers] = np.arange(len(shown.workers), dtype=np.int32)
+    line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
+    line = np.array([line_of.get(name, -1) for name in STREAM_NAMES], np.int32)[stream_of(ops.kind[path.op])]
+    worker = np.where(line < 0, -1, row[path.worker])
+    header = {"words": _path_words(shown, path, replay)}
+    arrays = {"worker": worker, "line": line, "start": path.start, "duration": path.duration.astype(np.float32)}
+    return _binary(header, arrays)
+
+
+def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
+    """Of whom the step consists."""
+    spent = np.bincount(path.worker, weights=path.duration, minlength=shown.ops.workers)
+    whole = max(shown.ops.end(replay), 1e-12)
+    first = [at for at in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[at] > 0]
+    named = [f"{_worker_name(shown, at)} {spent[at] / whole:.0%}" for at in first]
+    more = int((spent > 0).sum()) - len(first)
+    others = [f"{more:,} other workers {(spent.sum() - spent[first].sum()) / whole:.0%}"] if more else []
+    delays = f"launch delays {max(1 - spent.sum() / whole, 0):.0%}"
+    return f"Critical path, {replay}: {', '.join([*named, *others, delays])} of {seconds(whole)}."
+
+
+def _worker_name(shown: _Shown, at: int) -> str:
+    """A worker by its rank where the trace tells, else by its coordinates."""
+    worker = Worker(int(shown.ops.dp_rank[at]), int(shown.ops.pp_rank[at]))
+    rank, _ = _facts_of(shown, worker)
+    return f"worker {worker}" if rank == "-" else f"rank {rank}"
+
+
 def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
     """A whole number of that range, or a SelectionError."""
     text = texts.get(name, "")
@@ -221,7 +259,7 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
 def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
     """The rows of the side panel: what, and its value."""
     ops, at = shown.ops, np.array([op])
-    facts = _facts_of(shown, name)
+    facts = _facts_of(shown, name.worker)
     ratio = float(ops.ratios(at, Replay.RECORDED)[0])
     rows = [
         ["worker", f"dp {name.worker.dp_rank}, stage {name.worker.pp_rank}"],
@@ -259,11 +297,9 @@ def said_ratio(ratio: float) -> str:
     return f"{ratio:.2f} x" if ratio < 1000 else "over 1,000 x"
 
 
-def _facts_of(shown: _Shown, name: OpName) -> tuple[str, str]:
-    """Rank and host of the worker of an op."""
-    row = shown.by_worker.filter(
-        (pl.col("dp_rank") == name.worker.dp_rank) & (pl.col("pp_rank") == name.worker.pp_rank)
-    )
+def _facts_of(shown: _Shown, worker: Worker) -> tuple[str, str]:
+    """Rank and host of a worker."""
+    row = shown.by_worker.filter((pl.col("dp_rank") == worker.dp_rank) & (pl.col("pp_rank") == worker.pp_rank))
     if row.is_empty():
         return "-", "-"
     rank, host = row["rank"][0], row["host"][0]

@@ -10,25 +10,20 @@ from playwright.sync_api import TimeoutError as NoAnswer
 
 #: The mouse comes again so often where a figure does not answer.
 MOST_MOVES = 30
-_LISTENS = """(id) => {
-    const events = document.querySelector(`#${id} .js-plotly-plot`)._ev;
-    return events && events.listenerCount("plotly_click") > 0;
-}"""
 
 
 def click_figure(page: Page, figure: str, across: float, down: float) -> None:
-    """Click at these shares of the width and height of the plot, once Dash listens to it."""
+    """Click at these shares of the width and height of the plot."""
     page.locator(f"#{figure}").scroll_into_view_if_needed()
-    page.wait_for_function(_LISTENS, arg=figure)
-    hover = page.locator(f"#{figure} .hoverlayer .hovertext")
+    tip = page.locator(f"#{figure} .chart-tip")
     for _ in range(MOST_MOVES):  # a figure that is drawn anew, or moves as the page settles, forgets where the mouse is
-        area = page.locator(f"#{figure} .nsewdrag").bounding_box()
+        area = page.locator(f"#{figure} .area").bounding_box()
         assert area is not None
         at = area["x"] + area["width"] * across, area["y"] + area["height"] * down
         page.mouse.move(at[0] - 1, at[1])
         page.mouse.move(*at)
         with contextlib.suppress(NoAnswer):
-            hover.first.wait_for(timeout=1_000)
+            tip.wait_for(timeout=1_000)
             break
     page.mouse.click(*at)
 

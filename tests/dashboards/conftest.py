@@ -39,7 +39,7 @@ class Serving:
 def sample_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with every sample trace, analysed."""
     store = tmp_path_factory.mktemp("store") / "jobs.duckdb"
-    ran = run("import", *sorted(SAMPLES.glob("*.parquet")), "--store", store)
+    ran = run("import", SAMPLES / "gpu_slow_input", *sorted(SAMPLES.glob("*.parquet")), "--store", store)
     assert ran.code == 0, ran.message
     return store
 

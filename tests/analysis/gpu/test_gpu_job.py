@@ -9,6 +9,7 @@ from tests.analysis.gpu.jobs import load_ranks, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
 from tracekit.analysis.gpu.culprit import GpuCause, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.gpu_job import load_gpu
 
@@ -236,3 +237,7 @@ def test_clocks_of_a_simulated_job_are_found(tmp_path):
     ahead = load_gpu(tmp_path).clocks.ahead / US
     want = np.array(recording.ahead_us)
     assert ahead - ahead.mean() == pytest.approx(want - want.mean(), abs=2.0)
+
+
+def test_every_cause_says_what_it_does_and_what_to_do() -> None:
+    assert set(EFFECTS) == set(ACTIONS) == set(GpuCause)

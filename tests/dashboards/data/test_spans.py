@@ -31,6 +31,7 @@ from tracekit.dashboards.ui.context import EXTENSION
 from tracekit.dashboards.web.app import make_app
 from tracekit.errors import SelectionError
 from tracekit.model import KINDS, OpKind
+from tracekit.path_spans import path_spans
 from tracekit.spans import (
     OVERVIEW_STEPS,
     Line,
@@ -54,6 +55,19 @@ ALL = np.arange(4)
 @pytest.fixture(scope="module")
 def ops() -> StepOps:
     return step_ops(JobReplay.from_trace(slow_trace()).only_steps([1]))
+
+
+def test_the_critical_path_is_the_step_worked_out_by_hand(ops: StepOps) -> None:
+    """Down to stage 1 and back, twice through the slow stage 0 of DP rank 1; what the step takes is all on it."""
+    path = path_spans(JobReplay.from_trace(slow_trace()), ops, Replay.RECORDED)
+    np.testing.assert_allclose(path.duration, [0.5, 2, 0.25, 1, 2, 0.25, 4, 0.25, 4, 0.5, 0.25, 0.5])
+    np.testing.assert_allclose(path.start, np.cumsum([0, *path.duration[:-1]]))
+    computes = np.isin(ops.kind[path.op], [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code])
+    on = path.worker[computes]
+    assert list(zip(ops.dp_rank[on], ops.pp_rank[on], strict=True)) == [(1, 0), (1, 1), (1, 1), (1, 0), (1, 0)]
+    for which, step_s in ((Replay.ORIGINAL, SLOW_STEP_S), (Replay.IDEAL, IDEAL_STEP_S)):
+        found = path_spans(JobReplay.from_trace(slow_trace()), ops, which)
+        assert found.duration.sum() == pytest.approx(step_s)
 
 
 def test_a_step_is_ordered_by_worker_and_ends_when_its_replays_do(ops: StepOps) -> None:
@@ -298,4 +312,4 @@ def test_a_page_is_read_ahead_when_its_document_is_asked_for(
     for job in ("slow-worker", "healthy"):
         assert found.stored(job).name == job
         assert len(found.worker_steps(job).steps)
-    assert found.jobs().height == 7
+    assert found.jobs().height == 8

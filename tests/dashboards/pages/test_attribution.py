@@ -17,14 +17,14 @@ from tracekit.text import seconds
 
 Visit = Callable[..., Page]
 
-READ_BARS = """(id) => Object.fromEntries(document.querySelector(`#${id} .js-plotly-plot`)._fullData
+READ_BARS = """(id) => Object.fromEntries(document.querySelector(`#${id}`).figure.data
     .map((bar) => [bar.name, [Array.from(bar.x), Array.from(bar.y)]]))"""
 
 
 def open_bars(visit: Visit, address: str, **more: Any) -> Page:
     page = visit(address, **more)
     for id_ in ("attribution-kind", "attribution-pp_rank", "attribution-dp_rank"):
-        page.wait_for_selector(f"#{id_} .barlayer .point")
+        page.wait_for_selector(f"#{id_} .bar")
     return page
 
 

@@ -105,6 +105,6 @@ def test_the_page_is_drawn_and_names_are_text(
     visit: Callable[..., Page], serve: Callable[[Path], Serving], hung: Path
 ) -> None:
     page = visit("/hang", base=serve(hung).url)
-    page.wait_for_selector("#hang-graph .annotation-text:has-text('rank 6')")
+    page.wait_for_selector("#hang-graph text:has-text('rank 6')")
     assert page.locator("#page .panel .note").first.inner_text().startswith(NAME)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

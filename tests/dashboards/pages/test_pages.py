@@ -41,7 +41,7 @@ def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit) -> None:
     names = page.locator(".ag-cell[col-id=shown]").all_inner_texts()
     assert names[0] == "slow-worker"
     assert {"healthy", "collected-healthy"} == set(names[-2:])
-    assert len(names) == 7
+    assert len(names) == 8
 
 
 def test_a_row_of_the_fleet_opens_its_job_by_keyboard(visit: Visit) -> None:

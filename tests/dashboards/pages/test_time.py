@@ -17,22 +17,22 @@ from tracekit.dashboards.data.queries import Results
 
 Visit = Callable[..., Page]
 
-READ_LINES = """(id) => document.querySelector(`#${id} .js-plotly-plot`)._fullData
+READ_LINES = """(id) => document.querySelector(`#${id}`).figure.data
     .map((line) => [line.name, Array.from(line.y)])"""
-READ_MAP = """() => Array.from(document.querySelector("#time-workers .js-plotly-plot")._fullData[0].z,
+READ_MAP = """() => Array.from(document.querySelector("#time-workers").figure.data[0].z,
     (row) => Array.from(row))"""
 
 
 #: The first row is that of worker (0,0), not of the slowest.
 IN_ORDER = """(first) => Math.abs(
-    document.querySelector("#time-workers .js-plotly-plot")?._fullData?.[0].z[0][0] - first) < 1e-6"""
+    document.querySelector("#time-workers")?.figure?.data[0].z[0][0] - first) < 1e-6"""
 
 
 def open_time(visit: Visit, address: str, **more: Any) -> Page:
     page = visit(address, **more)
     for id_ in ("time-slowdown", "time-times"):
-        page.wait_for_selector(f"#{id_} .scatterlayer .js-line")
-    page.wait_for_selector("#time-workers .heatmaplayer image")
+        page.wait_for_selector(f"#{id_} .line")
+    page.wait_for_selector("#time-workers .area")
     return page
 
 
@@ -101,5 +101,5 @@ def test_the_moment_of_a_step_is_beside_its_number(visit: Visit, serving: Servin
     start = Results(serving.store).step_starts("slow-worker")[100]
     assert start is not None
     page = open_time(visit, "/time?job=slow-worker")
-    first = page.evaluate("document.querySelector('#time-times .js-plotly-plot')._fullData[0].customdata[0]")
+    first = page.evaluate("document.querySelector('#time-times').figure.data[0].customdata[0]")
     assert first == [100, datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")]

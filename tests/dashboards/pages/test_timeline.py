@@ -13,8 +13,9 @@ from urllib.request import urlopen
 import numpy as np
 import polars as pl
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
+from tests.dashboards.clicks import address
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.data.test_spans import early
 from tracekit.chrome import STREAMS
@@ -221,6 +222,40 @@ def test_controls_change_what_is_drawn_and_the_address(visit: Visit) -> None:
     assert "step=106" in link
     page.fill("#timeline-worker", "9,9")
     page.wait_for_function("() => document.getElementById('timeline-status').innerText.includes('no worker matches')")
+
+
+#: How many pixels of the canvas have the colour of the critical path.
+ON_PATH = """() => {
+  const t = tracekitTimeline.current(), { canvas } = t, [r, g, b] = [1, 3, 5].map((at) =>
+    parseInt(t.scene.colours.outline.slice(at, at + 2), 16));
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let at = 0; at < data.length; at += 4) found += data[at] === r && data[at + 1] === g && data[at + 2] === b;
+  return found;
+}"""
+
+
+def test_the_critical_path_is_drawn_over_the_ops_and_says_of_whom_the_step_consists(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker&critical=yes")
+    painted(page)
+    expect(page.locator("#timeline-path-words")).to_contain_text("Critical path, recorded: rank 9 7")
+    page.wait_for_function(f"() => ({ON_PATH})() > 500")
+    page.locator("#timeline-critical").get_by_text("Hide").click()
+    page.wait_for_function(f"() => ({ON_PATH})() === 0")
+    expect(page.locator("#timeline-path-words")).to_be_empty()
+    assert "critical" not in address(page)
+
+
+def test_the_path_knows_what_the_filters_hide(serving: Serving) -> None:
+    every, one = (
+        unpacked(fetched(serving, "path", job="slow-worker", step=105, **more)[1])
+        for more in ({}, {"worker": "1,2", "streams": "compute"})
+    )
+    assert (every["worker"] >= 0).sum() > (one["worker"] >= 0).sum() > 0
+    assert set(one["worker"]) == {-1, 0}
+    assert every["words"] == one["words"]
 
 
 #: Paints the timeline again and notes where it writes and where the last track of the last worker ends.

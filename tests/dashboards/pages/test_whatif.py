@@ -74,9 +74,7 @@ def test_the_controls_write_the_selection_and_the_answer_is_that_of_fix(visit: V
 
 def test_several_workers_stages_kinds_and_microbatches_can_be_chosen_by_hand(visit: Visit, serving: Serving) -> None:
     page = visit(address())
-    page.click("#whatif-kinds")
-    page.get_by_role("option", name="backward-compute").click()
-    page.keyboard.press("Escape")
+    page.get_by_label("backward-compute", exact=True).check()
     page.fill("#whatif-stages", "1-2")
     page.fill("#whatif-dp-ranks", "0, 1")
     page.fill("#whatif-workers", "1, 2 0,1")
@@ -176,8 +174,8 @@ def test_kept_scenarios_survive_in_another_browser_and_can_be_removed(visit: Vis
 
 def test_bars_stand_for_the_kept_scenarios_between_original_and_ideal(visit: Visit) -> None:
     page = visit(address(kept="idealise:worker=1,2;idealise:communication"))
-    page.wait_for_selector("#whatif-bars .point >> nth=3")
-    labels = page.locator("#whatif-bars .ytick text").all_text_contents()
+    page.wait_for_selector("#whatif-bars .bar >> nth=3")
+    labels = page.locator("#whatif-bars .down").all_text_contents()
     assert set(labels) == {"as it ran (original)", "1  worker=1,2 ideal", "2  communication ideal", "all ideal"}
     csv = page.locator("#whatif-kept a", has_text="CSV").get_attribute("href")
     assert csv is not None

@@ -19,16 +19,16 @@ Visit = Callable[..., Page]
 JOB = "slow-worker"
 #: What is drawn, whether the figure came with the page or later.
 READ_MAP = """() => {
-    const heat = document.querySelector("#workers-map .js-plotly-plot")._fullData[0];
+    const heat = document.querySelector("#workers-map").figure.data[0];
     return Array.from(heat.z, (row) => Array.from(row));
 }"""
-READ_OUTLINES = """() => document.querySelector("#workers-map .js-plotly-plot")._fullLayout.shapes
+READ_OUTLINES = """() => document.querySelector("#workers-map").figure.layout.shapes
     .map((box) => [box.x0, box.y0, box.line.color, box.line.width])"""
 
 
 def open_map(visit: Visit, address: str, **more: Any) -> Page:
     page = visit(address, **more)
-    page.wait_for_selector("#workers-map .heatmaplayer image")
+    page.wait_for_selector("#workers-map .area")
     return page
 
 
@@ -75,7 +75,7 @@ def test_a_click_on_a_cell_shows_that_worker_and_the_address_brings_it_back(visi
 def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(visit: Visit, serving: Serving) -> None:
     found = Results(serving.store).worker_steps(JOB)
     page = open_map(visit, f"/workers?job={JOB}")
-    slider = page.locator("#workers-step [role=slider]")
+    slider = page.locator("#workers-step")
     slider.focus()
     for position, step in ((1, 100), (2, 101), (3, 102)):
         page.keyboard.press("ArrowRight")
@@ -114,9 +114,9 @@ def test_a_host_marks_its_workers_until_it_is_chosen_again(visit: Visit) -> None
     page = open_map(visit, f"/workers?job={JOB}")
     page.click("#workers-hosts button:has-text('host-0000')")
     wait_for_state(page, job=JOB, host="host-0000")
-    expect(page.locator("#workers-map .scatterlayer .point")).to_have_count(8)
+    expect(page.locator("#workers-map .marker")).to_have_count(8)
     page.click("#workers-hosts button:has-text('host-0000')")
-    expect(page.locator("#workers-map .scatterlayer .point")).to_have_count(0)
+    expect(page.locator("#workers-map .marker")).to_have_count(0)
     wait_for_state(page, job=JOB)
 
 

@@ -17,7 +17,7 @@ Visit = Callable[..., Page]
 
 STATE = {"job": "slow-worker", "select": "stage=1", "action": "idealise", "factor": None, "kept": "", "remarks": []}
 DRAWN = {"answer": "", "kept": ""}
-CLICKED = {"points": [{"customdata": {"0": 1, "1": 2, "2": 9}}]}
+CLICKED = {"points": [{"customdata": [1, 2]}]}
 SHOWN = {"step": None, "worker": None, "host": None}
 #: A right value for each value that a callback of the pages takes from the browser.
 RIGHT: dict[str, Any] = {
@@ -41,7 +41,20 @@ RIGHT: dict[str, Any] = {
     "compare-split.value": "105",
     "compare-job.data": "slow-worker",
 }
-WRONG = (None, True, 7, -1.5, "x" * 20, [], {}, [[None]], {"points": [{}]}, {**STATE, "kept": 3}, {**STATE, "job": []})
+WRONG = (
+    None,
+    True,
+    7,
+    -1.5,
+    "x" * 20,
+    [],
+    {},
+    [[None]],
+    {"points": [{}]},
+    {"points": [{"customdata": []}]},
+    {**STATE, "kept": 3},
+    {**STATE, "job": []},
+)
 
 
 def callbacks(store: Path) -> dict[str, dict[str, Any]]:

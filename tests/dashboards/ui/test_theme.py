@@ -38,10 +38,8 @@ def colour(paper: str) -> str:
 
 def shown(page: Page) -> tuple[str, str]:
     """The paper of the page, and that of its figures, which the server colours."""
-    page.wait_for_selector("#attribution-kind .main-svg")
-    return page.evaluate(PAPER), page.evaluate(
-        "document.querySelector('#attribution-kind .js-plotly-plot').layout.font.color"
-    )
+    page.wait_for_selector("#attribution-kind svg")
+    return page.evaluate(PAPER), page.evaluate("document.querySelector('#attribution-kind').figure.layout.font.color")
 
 
 def paper(page: Page) -> str:

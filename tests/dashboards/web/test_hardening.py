@@ -99,9 +99,16 @@ def test_options_about_names_are_read_or_refused() -> None:
 def test_what_looks_like_an_interface_answers_json_and_404(sample_store: Path) -> None:
     client = make_app(sample_store).server.test_client()
     for address in ("/api", "/api/", "/api/jobs", "/api/v1/jobs/slow-worker"):
-        answer = client.get(address, follow_redirects=True)
+        answer = client.get(address)
         assert (answer.status_code, answer.mimetype) == (404, "application/json")
         assert "no such address" in answer.get_json()["error"]
+
+
+def test_no_other_site_can_post_in_the_name_of_a_visitor(sample_store: Path) -> None:
+    client = make_app(sample_store).server.test_client()
+    for address in ("/_dash-update-component", "/login", "/logout"):
+        assert client.post(address, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+        assert client.post(address, headers={"Sec-Fetch-Site": "same-origin"}).status_code != 403
 
 
 def test_every_answer_has_owasps_headers(sample_store: Path) -> None:

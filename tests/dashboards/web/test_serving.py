@@ -130,7 +130,7 @@ class TestWhoMayLook:
                 assert get(url + path, Authorization=f"Basic {right}")[0] == 200
                 assert get(url + path, Authorization=f"Basic {right}")[0] == 200
             assert get(f"{url}/healthz")[0] == 200
-            assert get(f"{url}/readyz")[:2] == (200, "ok, 7 jobs\n")
+            assert get(f"{url}/readyz")[:2] == (200, "ok, 8 jobs\n")
 
     def test_a_header_counts_only_from_the_proxy_that_is_trusted(self, sample_store: Path) -> None:
         for network, header, status in (

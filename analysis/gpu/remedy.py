@@ -1,0 +1,33 @@
+"""What to do first about each cause of a late rank, and what it does to the job: the words that every output shows.
+
+In: a cause. Out: sentences. They say what to check or change and promise no figure: the saving stands beside the
+cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tracekit.analysis.gpu.culprit import GpuCause
+
+#: A cause as a person would say it, after "rank 2".
+EFFECTS: Final[Mapping[GpuCause, str]] = {
+    GpuCause.SLOW_GPU: "runs the same kernels slower than its peers",
+    GpuCause.UNEVEN_WORK: "runs kernels that its peers do not",
+    GpuCause.HOST_BOUND: "launches its kernels late: its host thread is busy",
+    GpuCause.LATE_INPUT: "waits for its data loader",
+    GpuCause.GC: "pauses while Python collects garbage",
+    GpuCause.SYNC_CALLS: "waits for its GPU in calls that its peers do not make",
+    GpuCause.SLOW_LINK: "transfers slower than its peers once all ranks are there",
+}
+#: What to do first, an imperative without a full stop.
+ACTIONS: Final[Mapping[GpuCause, str]] = {
+    GpuCause.SLOW_GPU: "Check clocks, temperature and power limit of this GPU, then replace it",
+    GpuCause.UNEVEN_WORK: "Give this rank the same work as its peers",
+    GpuCause.HOST_BOUND: "Find out what else runs on this rank's CPU cores, and pin its threads",
+    GpuCause.LATE_INPUT: "Give this rank's data loader more workers or prefetching, and check its storage",
+    GpuCause.GC: "Collect garbage on all ranks at the same steps: call gc.disable(), then gc.collect() every N steps",
+    GpuCause.SYNC_CALLS: "Remove the calls that wait for the GPU (.item(), .cpu(), printing of tensors)",
+    GpuCause.SLOW_LINK: "Check this rank's network card, cable and switch port",
+}

@@ -1,0 +1,103 @@
+// Numbers of a Plotly figure, where they lie on a chart, and how they are written: no element is made here.
+(function () {
+  "use strict";
+
+  const TYPES = {
+    i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array, i4: Int32Array, u4: Uint32Array,
+    f4: Float32Array, f8: Float64Array,
+  };
+  const STEPS = [1, 2, 2.5, 5, 10];
+
+  // ---- reading
+
+  // Plotly for Python packs numeric arrays; rows of rows where they have a shape. Numbers that are none become null.
+  function unpack(value) {
+    if (Array.isArray(value)) return value.map(unpack);
+    if (value === null || typeof value !== "object") return value;
+    if (!("bdata" in value)) return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, unpack(one)]));
+    const bytes = Uint8Array.from(atob(value.bdata), (letter) => letter.charCodeAt(0));
+    const flat = Array.from(new TYPES[value.dtype](bytes.buffer), (number) => (Number.isFinite(number) ? number : null));
+    const shape = value.shape ? String(value.shape).split(",").map(Number) : [flat.length];
+    return shape.slice(1).reduceRight(fold, flat);
+  }
+
+  function fold(flat, size) {
+    return Array.from({ length: flat.length / size }, (_, row) => flat.slice(row * size, (row + 1) * size));
+  }
+
+  // ---- writing
+
+  // The formats that the figures use, in the language of d3: `.3f`, `.4g`, `.0%`, with `,` and `+` before them.
+  function format(value, spec) {
+    if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
+    const [, sign, digits, kind] = /^(\+?),?(?:\.(\d+))?([fg%]?)$/.exec(spec || "") || [];
+    const before = sign && value > 0 ? "+" : "", places = digits === undefined ? 6 : Number(digits);
+    if (kind === "%") return `${before}${(100 * value).toFixed(places)}%`;
+    if (kind === "f") return before + value.toFixed(places);
+    return before + String(Number(value.toPrecision(Math.max(places, 1))));
+  }
+
+  // `%{customdata[0]}` and the like in a template, from the names in `point`; <extra> is Plotly's box beside the words.
+  function words(template, point) {
+    return template
+      .replace(/<extra>.*<\/extra>/, "")
+      .replace(/%\{(\w+)(?:\[(\d+)\])?(?::([^}]+))?\}/g, function (_, name, index, spec) {
+        const value = point[name];
+        return format(index === undefined || !Array.isArray(value) ? value : value[Number(index)], spec);
+      });
+  }
+
+  const lines = (text) => text.split(/<br ?\/?>/).map((line) => line.replace(/<\/?b>/g, "").replace(/&lt;/g, "<")
+    .replace(/&gt;/g, ">").replace(/&quot;/g, '"').replace(/&#x27;/g, "'").replace(/&amp;/g, "&"));
+
+  // ---- axes
+
+  const finite = (values) => values.filter((value) => typeof value === "number" && Number.isFinite(value));
+
+  function bounds(values) {
+    let low = Infinity, high = -Infinity;
+    for (const value of finite(values)) {
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+    return low > high ? [0, 1] : [low, high];
+  }
+
+  // An axis without its place in pixels. `names`: what stands on it, where these are no numbers; `reach`: the ends of
+  // what is drawn. Around them is air, but none beyond the 0 that bars stand on, and none around maps.
+  function axis(spec, names, { ends, exact, grounded }) {
+    if (names) {
+      const range = [-0.5, names.length - 0.5];
+      return { spec, names, range: spec.autorange === "reversed" ? range.reverse() : range };
+    }
+    if (spec.range) return { spec, names, range: [...spec.range] };
+    let [low, high] = ends;
+    const air = exact ? 0 : 0.05 * (high - low || Math.abs(high) || 1), stands = (end) => grounded && end === 0;
+    if (spec.rangemode === "tozero") [low, high] = [Math.min(0, low), Math.max(0, high)];
+    low = stands(low) || (spec.rangemode === "tozero" && low === 0) ? low : low - air;
+    high = stands(high) ? high : high + air;
+    return { spec, names, range: spec.autorange === "reversed" ? [high, low] : [low, high] };
+  }
+
+  // Positions of ticks and their texts; at most about `most` of them.
+  function ticks({ spec, names, range }, most) {
+    const [low, high] = [Math.min(...range), Math.max(...range)];
+    const inside = ([at]) => at >= low && at <= high;
+    if (spec.tickvals) return thinned(spec.tickvals.map((at, number) => [at, spec.ticktext[number]]).filter(inside), most);
+    if (names) return thinned(names.map((name, at) => [at, String(name)]).filter(inside), Math.min(most, spec.nticks || most));
+    const power = 10 ** Math.floor(Math.log10((high - low) / Math.max(most, 1)));
+    const step = power * STEPS.find((one) => (high - low) / (one * power) <= most);
+    const first = Math.ceil(low / step - 1e-9), count = Math.floor(high / step + 1e-9) - first + 1;
+    return Array.from({ length: count }, (_, number) => {
+      const at = Number(((first + number) * step).toPrecision(12));
+      return [at, format(at, spec.tickformat || "")];
+    });
+  }
+
+  function thinned(all, most) {
+    const every = Math.max(1, Math.ceil(all.length / Math.max(most, 1)));
+    return all.filter((_, number) => number % every === 0);
+  }
+
+  window.tracekitChart = { unpack, format, words, lines, axis, bounds, ticks };
+})();

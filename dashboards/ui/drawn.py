@@ -1,0 +1,72 @@
+"""Components that our own assets draw in the browser: figures without Plotly's own 1.5 MB, and lists of HTML.
+
+In: for a chart a Plotly figure, as notebooks show it, made of bars, lines, points and heat maps. Out: what Dash sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import plotly.graph_objects as go
+from dash.development.base_component import Component
+
+
+class _Drawn(Component):
+    """A component of `assets/`: its properties are in `_properties`."""
+
+    _namespace = "tracekit"
+    _type = "_Drawn"
+    _properties: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **values: Any) -> None:
+        self._children_props: list[str] = []
+        self._base_nodes: list[str] = []
+        self._prop_names = self.available_properties = list(self._properties)
+        self._valid_wildcard_attributes: list[str] = []
+        self.available_wildcard_properties: list[str] = []
+        super().__init__(**values)
+
+
+class Chart(_Drawn):
+    """A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked."""
+
+    _namespace = "tracekit_chart"
+    _type = "Chart"
+    _properties = ("id", "figure", "clickData")
+
+    def __init__(self, figure: Mapping[str, Any], **named: Any) -> None:
+        super().__init__(figure=figure, **named)
+
+
+class Menu(_Drawn):
+    """One of many (assets/forms.js): a select of HTML. `options`: what each is called, by its value."""
+
+    _namespace = "tracekit_forms"
+    _type = "Menu"
+    _properties = ("id", "options", "value")
+
+    def __init__(self, options: Mapping[str, str], value: str, **named: Any) -> None:
+        super().__init__(options=_items(options), value=value, **named)
+
+
+class Choice(_Drawn):
+    """One of a few, all in sight, or any of them where `value` is a list (assets/forms.js). `options`: as of `Menu`."""
+
+    _namespace = "tracekit_forms"
+    _type = "Choice"
+    _properties = ("id", "options", "value")
+
+    def __init__(self, options: Mapping[str, str], value: str | Sequence[str], **named: Any) -> None:
+        super().__init__(options=_items(options), value=value, **named)
+
+
+def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"value": value, "label": label} for value, label in options.items()]
+
+
+def drawing(figure: go.Figure) -> dict[str, Any]:
+    """What the browser needs of a figure: its traces and layout, less the template, which the assets know by heart."""
+    sent: dict[str, Any] = figure.to_plotly_json()
+    sent["layout"].pop("template", None)
+    return sent
