@@ -74,7 +74,7 @@ class _Lag:
     def place(self) -> tuple[Any, ...]:
         """The same in all steps and on all ranks."""
         gpu, track, name, _, count = self.op.key
-        return gpu, track, name, count, self.moment - self.op.at
+        return gpu, track, name, count
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Moments:
         return Moments(self.documents, self.ops, self.ahead, after, self.order, later)
 
     def _lags_of_peers(self) -> Iterator[list[_Lag]]:
-        """What each rank took for the same thing in the same step: a kernel, a call, or a thread's work before one."""
+        """What each rank took for the same thing in the same step: a kernel, or the work of a thread before a call."""
         alike: defaultdict[tuple[Any, ...], list[_Op]] = defaultdict(list)
         for op in self.ops:
             if op.step >= 0 and not op.communicates:
@@ -176,13 +176,12 @@ class Moments:
         for ops in alike.values():
             if len({op.rank for op in ops}) < len(ops):
                 continue
-            for end in (True,) if ops[0].gpu else (False, True):
-                moments = [(op, op.at + end) for op in ops]
-                yield [
-                    _Lag(op, moment, number, self.after[moment][number][1])
-                    for op, moment in moments
-                    if (number := self._own(op, moment)) is not None
-                ]
+            lags = []
+            for op in ops:
+                moment = op.at + 1 if op.gpu else op.at
+                if (number := self._own(op, moment)) is not None:
+                    lags.append(_Lag(op, moment, number, self.after[moment][number][1]))
+            yield lags
 
     def write(self, folder: Path, times: Sequence[float]) -> None:
         """Files as the profiler would have written them."""
