@@ -1,4 +1,4 @@
-"""The same job in another dialect of torch.profiler is the same job: same matches, same rank, same cause, same price."""
+"""A job in another dialect of torch.profiler is the same job: same matches, same rank, same cause, same price."""
 
 from __future__ import annotations
 
