@@ -96,6 +96,7 @@ class Moments:
     ahead: Mapping[int, float]
     after: list[list[tuple[int, float]]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
+    later: Mapping[int, float] = field(default_factory=dict)  #: each rank begins so much later than recorded
 
     @classmethod
     def read(cls, folder: Path) -> Moments:
@@ -133,7 +134,8 @@ class Moments:
         times = [0.0] * len(self.after)
         for at in self.order:
             before = self.after[at]
-            first = max(times[one] + lag for one, lag in before) if before else self._recorded(at)
+            begin = self._recorded(at) + self.later.get(self.ops[at // 2].rank, 0.0)
+            first = max(times[one] + lag for one, lag in before) if before else begin
             times[at] = first + more.get(at, 0.0)
         return times
 
@@ -142,7 +144,7 @@ class Moments:
         return max(times) - min(times)
 
     def exchangeable(self, seed: int) -> Moments:
-        """The same job with what the ranks took for the same thing dealt among them.
+        """The same job with what the ranks took for the same thing dealt among them; all begin at the same time.
 
         What a rank takes longer for the same thing in step after step is no noise: it is taken out first.
         """
@@ -161,7 +163,9 @@ class Moments:
             draw.shuffle(own)
             for lag, us in zip(lags, own, strict=True):
                 after[lag.moment][lag.number] = (after[lag.moment][lag.number][0], us)
-        return Moments(self.documents, self.ops, self.ahead, after, self.order)
+        begins = [min(op.start for op in self.ops if op.rank == rank) for rank in range(len(self.documents))]
+        later = {rank: median(begins) - begin for rank, begin in enumerate(begins)}
+        return Moments(self.documents, self.ops, self.ahead, after, self.order, later)
 
     def _lags_of_peers(self) -> Iterator[list[_Lag]]:
         """What each rank took for the same thing in the same step: a kernel, or the work of a thread before a call."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import re
 import runpy
 import shutil
@@ -196,3 +197,18 @@ def test_a_damaged_file_among_others_is_left_out_of_nothing(tmp_path):
     content = json.loads(run("whatif", tmp_path / "job", "--json").out)
     assert len(content["by_rank"]) == 4
     assert any("rank1_trace.json.gz" in reason for reason in content["trust"]["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("name", "write_it"), [("snapshot.pickle", pickle.dumps), ("snapshot.json", lambda one: json.dumps(one).encode())]
+)
+def test_a_memory_snapshot_says_what_it_is_and_what_to_do_alone_and_in_a_folder(tmp_path, name, write_it):
+    path = tmp_path / name
+    path.write_bytes(write_it({"segments": [{"address": 1, "blocks": []}], "device_traces": [[]]}))
+    for given in (path, tmp_path):
+        ran = run("whatif", given)
+        assert ran.code == 2
+        assert "a memory snapshot of torch.cuda.memory" in ran.err
+        assert "record a trace with torch.profiler.profile" in ran.err
+        assert run("import", given, "--store", tmp_path / "jobs.store").code == 2
+    assert not (tmp_path / "jobs.store").exists()

@@ -17,6 +17,7 @@ from tracekit.analysis.gpu.culprit import exposed_communication_s, find_culprit
 from tracekit.analysis.gpu.matching import Matches, match_collectives
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.steps import with_steps
 from tracekit.analysis.gpu.trust import unexplained
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.analysis.graph.fold import FoldedGraph
@@ -51,7 +52,7 @@ class GpuJob:
     @cached_property
     def op_trace(self) -> GpuOpTrace:
         """The recording as ops of GPUs and hosts."""
-        return gpu_op_trace(self.recording, self.matches, self.clocks)
+        return gpu_op_trace(with_steps(self.recording, self.matches), self.matches, self.clocks)
 
     @cached_property
     def ops(self) -> OpJob:

@@ -34,6 +34,7 @@ _PART = {
     GpuCause.GC: "python-gc",
     GpuCause.SYNC_CALLS: "host",
     GpuCause.SLOW_LINK: "network",
+    GpuCause.LATE_START: "host",
 }
 #: Kernels of no class that are listed.
 _MOST_UNKNOWN = 20

@@ -5,6 +5,7 @@ In: a replay of a GPU op trace and the waits. Out: a `Culprit`, or None where no
 A rank is named when these agree: others wait for it; with what it does at the pace of its peers, the recording is
 shorter; that is more than the recording's own noise explains (`noise.py`); and no other rank would give back half as
 much. Two limits are choices: SMALLEST_SHARE is what is worth somebody's time, _NEXT what is one culprit and not two.
+Where nobody is slower at anything recorded, a rank can still have come late into the recording.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.noise import stands_out
+from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.gpu_recording import KernelClass
@@ -24,6 +25,8 @@ from tracekit.gpu_recording import KernelClass
 #: A rank that would give back less of the recording than this is not named; of two ranks, where no third says which of
 #: them is usual, twice as much.
 SMALLEST_SHARE = 0.005
+#: A rank that came late costs that once, and mends nothing if it is looked after: it is named where that is this share.
+_LATE_SHARE = 0.05
 #: No other rank may give back more than this share of what the named one does.
 _NEXT = 0.5
 #: No more ranks than these are replayed at the pace of the others.
@@ -43,6 +46,7 @@ class GpuCause(StrEnum):
     GC = "gc"  #: Python collects garbage
     SYNC_CALLS = "sync-calls"  #: its host waits for the GPU more often than its peers
     SLOW_LINK = "slow-link"  #: its transfers take longer once all are there
+    LATE_START = "late-start"  #: its recording begins after those of its peers, which wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +77,45 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
     """The rank that stands out. `ops`: of the op trace."""
     if len(waits.ranks) < 2 or not waits.sole_delay.sum() > 0:
         return None
-    recorded_s = pace.recorded_s
-    saved = saved_by_rank(pace, waits)
+    saved, covered = saved_by_rank(pace, waits), _covered(ops)
     rank = max(saved, key=lambda one: saved[one])
+    least = SMALLEST_SHARE * pace.recorded_s * (2 if len(waits.ranks) == 2 else 1)
+    others_wait = waits.sole_delay[waits.ranks.index(rank)] > 0
+    alone = all(seconds <= _NEXT * saved[rank] for one, seconds in saved.items() if one != rank)
+    if saved[rank] >= least and others_wait and alone and _beyond_noise(pace, ops, rank, covered) >= least:
+        return _culprit(waits, rank, saved[rank], _causes(pace, ops, rank, pace.recorded_s, covered))
+    return _late_start(pace, ops, waits)
+
+
+def _beyond_noise(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, covered: Mapping[GpuCause, Sequence[str]]) -> float:
+    """What of a rank's price is due to causes that noise does not explain, seconds.
+
+    Each cause for itself: a rank whose kernels are surely slower, by next to nothing, proves nothing about its host.
+    """
+    causes = [ops["kind"].is_in(list(kinds)).to_numpy() for kinds in covered.values()]
+    proven = causes_that_stand_out(pace, rank, causes)
+    if not proven:
+        return 0.0
+    chosen = np.logical_or.reduce(proven)
+    freed = _freed(pace, rank) if chosen[(ops["kind"] == "synchronise").to_numpy()].any() else None
+    return pace.recorded_s - float((freed or pace).times([pace.costs(rank, chosen)])[0])
+
+
+def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
+    """The rank whose first recorded event comes late, and with it the collectives that others wait in."""
+    windows = ops.filter(kind="window").sort("rank")["duration"].to_numpy()
+    at = int(windows.argmax())
+    usual = float(np.median(np.delete(windows, at)))
+    saved_s = pace.recorded_s - pace.time_with_window(waits.ranks[at], usual)
+    if saved_s < _LATE_SHARE * pace.recorded_s or not waits.sole_delay[at] > 0 or not stands_out_once(windows, at):
+        return None
+    evidence = f"its first recorded event is {(windows[at] - usual) * 1e3:.1f} ms after those of its peers"
+    return _culprit(waits, waits.ranks[at], saved_s, (CauseFound(GpuCause.LATE_START, saved_s, evidence),))
+
+
+def _culprit(waits: Waits, rank: int, saved_s: float, causes: tuple[CauseFound, ...]) -> Culprit:
     at = waits.ranks.index(rank)
-    others = [seconds for one, seconds in saved.items() if one != rank]
-    least = SMALLEST_SHARE * recorded_s * (2 if len(waits.ranks) == 2 else 1)
-    if saved[rank] < least or max(others) > _NEXT * saved[rank] or not waits.sole_delay[at] > 0:
-        return None
-    covered = _covered(ops)
-    if not stands_out(pace, rank, [ops["kind"].is_in(list(kinds)).to_numpy() for kinds in covered.values()]):
-        return None
-    return Culprit(
-        rank=rank,
-        saved_s=saved[rank],
-        sole_delay_s=float(waits.sole_delay[at]),
-        waited_s=float(waits.waited_for[:, at].sum()),
-        causes=_causes(pace, ops, rank, recorded_s, covered),
-    )
+    return Culprit(rank, saved_s, float(waits.sole_delay[at]), float(waits.waited_for[:, at].sum()), causes)
 
 
 def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
@@ -106,7 +131,7 @@ def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:
     times = pace.times([pace.costs(rank) for rank in ranks]).tolist()
     for number, rank in enumerate(ranks):
         if (freed := _freed(pace, rank)) is not None:
-            times[number] = freed.times([pace.costs(rank)])[0]
+            times[number] = float(freed.times([pace.costs(rank)])[0])
     return {rank: pace.recorded_s - time for rank, time in zip(ranks, times, strict=True)}
 
 

@@ -28,8 +28,10 @@ UNMATCHED = -1
 #: What both sides of a transfer are called while they are matched.
 _TRANSFER = "transfer"
 _P2P = re.compile(r"^_?(i?send|i?recv)$", re.IGNORECASE)
-#: Collectives that may send a different amount from each rank.
-_UNEVEN = re.compile(r"all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced", re.IGNORECASE)
+#: How many elements a rank's part of a collective has, null where ranks may send different amounts.
+ELEMENTS_OF_ALL = pl.when(
+    ~pl.col("collective").str.contains("(?i)all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced")
+).then("elements")
 #: Collectives that end on some ranks before all have begun.
 _ROOTED = re.compile(
     r"broadcast|(?<!all)(?<!all_)reduce(?!_?scatter)|(?<!all)(?<!all_)gather|(?<!reduce)(?<!reduce_)scatter"
@@ -153,39 +155,69 @@ def _matched(
     kernels = [one.sort("start") for one in kernels]
     if len(ranks) < 2:
         rows, shifts = np.empty((0, len(ranks)), np.int64), [0] * len(ranks)
-    elif (key := _identifier(every)) is not None:
-        rows, shifts = _by_identifier(kernels, key), [0] * len(ranks)
     else:
-        rows, shifts = _by_alignment(kernels)
+        rows, shifts = _by_identifier(kernels, every) or _by_alignment(kernels)
     unmatched = {
         rank: one.height - len(rows) for rank, one in zip(ranks, kernels, strict=True) if one.height > len(rows)
     }
     return rows, GroupMatches(name, ranks, len(rows), unmatched, dict(zip(ranks, shifts, strict=True)))
 
 
-def _identifier(kernels: pl.DataFrame) -> list[str] | None:
-    """The columns that identify an instance, where all kernels have them. Transfers have none that both sides share."""
-    if (kernels["collective"] == _TRANSFER).any():
+def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tuple[Ints, list[int]] | None:
+    """What has the same identifier on all ranks; None where no identifier tells instances apart.
+
+    A collective can be several kernels: they count up. Kernels at the beginning of a window, whose calls came before
+    it, state nothing: where all that do are as far apart, those are matched by their place.
+    """
+    key = _identifier(kernels, every)
+    if key is None:
         return None
-    return next(
-        (key for key in (["comms_id"], ["sequence"]) if all(kernels[name].null_count() == 0 for name in key)), None
-    )
-
-
-def _by_identifier(kernels: Sequence[pl.DataFrame], key: list[str]) -> Ints:
-    """A collective can be several kernels: they count up."""
     joined: pl.DataFrame | None = None
     for number, one in enumerate(kernels):
-        side = one.select(*key, part=pl.int_range(pl.len()).over(key), **{f"row{number}": pl.col("row")})
-        joined = side if joined is None else joined.join(side, on=[*key, "part"], how="inner", maintain_order="left")
-    assert joined is not None
-    rows: Ints = joined.select(pl.col("^row.*$")).to_numpy()
-    return rows
+        side = one.with_row_index("place").filter(pl.col(key).is_not_null())
+        side = side.select(
+            key, pl.int_range(pl.len()).over(key).alias("part"),
+            pl.col("row").alias(f"row{number}"), pl.col("place").cast(pl.Int64).alias(f"place{number}"),
+        )  # fmt: skip
+        joined = side if joined is None else joined.join(side, on=[key, "part"], how="inner", maintain_order="left")
+    if joined is None or not joined.height:
+        return None
+    places = joined.select(pl.col("^place.*$")).to_numpy()
+    reference = max(range(len(kernels)), key=lambda number: kernels[number].height)
+    shifts = places[:, [reference]] - places
+    if (shifts == shifts[0]).all():
+        return _shifted(kernels, reference, shifts[0].tolist())
+    return joined.select(pl.col("^row.*$")).to_numpy(), [0] * len(kernels)
+
+
+def _identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> str | None:
+    """The column that identifies instances: every rank states it, for most kernels one of their own.
+
+    Transfers have none that both sides share.
+    """
+    if (every["collective"] == _TRANSFER).any():
+        return None
+    return next(
+        (key for key in ("comms_id", "sequence")
+         if all(0 < one[key].drop_nulls().len() <= 2 * one[key].drop_nulls().n_unique() for one in kernels)),
+        None,
+    )  # fmt: skip
 
 
 def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
     """Each rank shifted against the one with most kernels; what is alike on all ranks is an instance."""
     reference = max(range(len(kernels)), key=lambda number: kernels[number].height)
+    kinds = _kinds(kernels)
+    times = [one.select("start", "end").to_numpy() for one in kernels]
+    shifts = [
+        0 if number == reference else _best_shift(kinds[number], kinds[reference], times[number], times[reference])
+        for number in range(len(kernels))
+    ]
+    return _shifted(kernels, reference, shifts)
+
+
+def _kinds(kernels: Sequence[pl.DataFrame]) -> list[Ints]:
+    """A number for each kernel of each rank, equal where they look alike."""
     table = pl.concat([one.with_columns(side=pl.lit(number)) for number, one in enumerate(kernels)])
     # Only what a kernel itself says counts here: of what its launch says, other ranks may not have recorded it.
     says = pl.col("stated")
@@ -194,26 +226,22 @@ def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
         kind=pl.struct(
             "short",
             pl.when(says).then("collective").alias("collective"),
-            pl.when(says & ~pl.col("collective").str.contains(_UNEVEN.pattern.join(["(?i)", ""])))
-            .then("elements")
-            .alias("n"),
+            pl.when(says).then(ELEMENTS_OF_ALL).alias("n"),
             pl.when(says).then("dtype").alias("dtype"),
         ).rank("dense"),
     )
-    kinds = [alike.filter(side=number)["kind"].to_numpy().astype(np.int64) for number in range(len(kernels))]
-    rows = [one["row"].to_numpy() for one in kernels]
-    times = [one.select("start", "end").to_numpy() for one in kernels]
-    shifts = [
-        0 if number == reference else _best_shift(kinds[number], kinds[reference], times[number], times[reference])
-        for number in range(len(kernels))
-    ]
-    count = len(kinds[reference])
+    return [alike.filter(side=number)["kind"].to_numpy().astype(np.int64) for number in range(len(kernels))]
+
+
+def _shifted(kernels: Sequence[pl.DataFrame], reference: int, shifts: list[int]) -> tuple[Ints, list[int]]:
+    """Rows that meet, [instances, ranks], where each rank's kernels begin so many places behind the reference's."""
+    kinds, count = _kinds(kernels), kernels[reference].height
     met = np.full((count, len(kernels)), UNMATCHED, np.int64)
     for number, shift in enumerate(shifts):
         at = np.arange(len(kinds[number])) + shift
         inside = (at >= 0) & (at < count)
         inside[inside] &= kinds[number][inside] == kinds[reference][at[inside]]
-        met[at[inside], number] = rows[number][inside]
+        met[at[inside], number] = kernels[number]["row"].to_numpy()[inside]
     return met[(met >= 0).all(axis=1)], shifts
 
 

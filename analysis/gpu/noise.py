@@ -1,6 +1,6 @@
 """Whether a rank is slower than its peers by more than the recording's own noise explains.
 
-In: a replay of a GPU op trace and a rank. Out: whether it stands out. Compared is by how much ranks are behind the pace
+In: a replay of a GPU op trace and a rank. Out: what it stands out by. Compared is by how much ranks are behind the pace
 of their peers, step by step, at those ops that are on the critical path of this rank: noise elsewhere makes no
 recording longer. Two tests, for two ways to stand out:
 
@@ -31,15 +31,24 @@ LARGEST_CHANCE = 0.05
 _PARTS = 24
 
 
-def stands_out(pace: PaceOfPeers, rank: int, causes: Sequence[npt.NDArray[np.bool_]]) -> bool:
-    """Whether either test says so. `causes`: the ops that each of them covers, [ops]."""
+def causes_that_stand_out(
+    pace: PaceOfPeers, rank: int, causes: Sequence[npt.NDArray[np.bool_]]
+) -> list[npt.NDArray[np.bool_]]:
+    """Those of the causes for which either test says so. `causes`: the ops that each of them covers, [ops]."""
     ranks = pace.graph.ops.mesh.ranks
     at, steps = int(np.searchsorted(ranks, rank)), len(pace.marked_steps)
-    chances = []
+    found = []
     for chosen in causes:
         behind = pace.behind(rank, chosen, -(-_PARTS // steps))
-        chances += [_in_step_after_step(behind, at), _from_all_others(behind.sum(axis=2), at)]
-    return len(ranks) * len(causes) * min(chances) <= LARGEST_CHANCE
+        chance = min(_in_step_after_step(behind, at), _from_all_others(behind.sum(axis=2), at))
+        if len(ranks) * len(causes) * chance <= LARGEST_CHANCE:
+            found.append(chosen)
+    return found
+
+
+def stands_out_once(took: Floats, at: int) -> bool:
+    """Whether what the rank `at` did once, it did later than all others, seconds, [ranks]."""
+    return len(took) * _from_all_others(took[:, None], at) <= LARGEST_CHANCE
 
 
 def _in_step_after_step(behind: Floats, at: int) -> float:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
-from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 from tracekit.gpu_recording import Activity, CallRole, GpuRecording, KernelClass
@@ -72,9 +72,13 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         copied=pl.when(pl.col("copied") >= 0).then(pl.col("copied") + before_gpu),
     )
     ops = pl.concat([window, host, gpu], how="diagonal")
+    peer, from_end = _peers(ops, recording.step_spans)
+    ops = ops.with_columns(peer=peer)
+    # Of what was cut off by the beginning of windows, what every rank has.
+    on_all = pl.col("rank").n_unique().over("peer", "profiler_step") == len(recording.ranks)
+    host_in_no_step = pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()
     ops = ops.with_columns(
-        peer=_peers(ops),
-        comparable=~pl.col("role").eq("window") & ~(pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()),
+        comparable=~pl.col("role").eq("window") & ~host_in_no_step & (on_all | ~pl.Series(from_end)),
     )
     if recording.hosts:
         ops = ops.with_columns(
@@ -343,28 +347,34 @@ def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Seri
     return pl.Series(found).set(pl.Series(found < 0), None)
 
 
-def _peers(ops: pl.DataFrame) -> pl.Series:
+def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
     """A number for each class of comparable ops: same name, shape and position among those of its step.
 
-    Host work is comparable by what it launches. What was launched before the recording is counted from its end, for
-    ranks' windows begin at different ops.
+    Host work is comparable by what it launches. What was launched before a rank's first mark, STEP_SCHEMA, is counted
+    from the end, for ranks' windows begin at different ops; the second result says which ops were.
     """
-    same = ("role", "name", "shape", "collective", "elements")
-    what = _numbered(*(ops[name] for name in same if name in ops.columns))
+    same = ops.with_columns(ELEMENTS_OF_ALL) if "elements" in ops.columns else ops
+    what = _numbered(*(same[name] for name in ("role", "name", "shape", "collective", "elements") if name in same))
     early = ops["profiler_step"].is_null().to_numpy()
-    step = ops["profiler_step"].fill_null(-1).to_numpy()
-    place = _numbered(pl.Series(what), ops["rank"], pl.Series(step))
+    step = ops["profiler_step"].fill_null(-1).cast(pl.Int64).to_numpy()
+    first_mark = marked.group_by("rank").agg(pl.col("step").min().cast(pl.Int64))
+    mark = ops.select("rank").join(first_mark, on="rank", how="left", maintain_order="left")["step"]
+    from_end = early | (step < mark.fill_null(-1).to_numpy())
+    kind = _numbered(pl.Series(what), pl.Series(step))
+    place = _numbered(pl.Series(kind), ops["rank"])
     order = np.lexsort((ops["start"].to_numpy(), place))
     first = np.concatenate([[True], np.diff(place[order]) != 0])
     counts = np.diff(np.append(np.flatnonzero(first), len(order)))
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order)) - np.repeat(np.flatnonzero(first), counts)
-    position[order] -= np.where(early[order], np.repeat(counts, counts), 0)
+    most = np.zeros(int(kind.max(initial=0)) + 1, np.int64)
+    np.maximum.at(most, kind[order[first]], counts)
+    position += np.where(from_end, most[kind] - counts[place], 0)
     peer = _numbered(pl.Series(what), pl.Series(position), pl.Series(early))
     launches = np.full(ops.height, -1, np.int64)
     launched = np.flatnonzero(ops["launched_by"].is_not_null().to_numpy())[::-1]
     launches[ops["launched_by"].cast(pl.Int64).gather(launched).to_numpy()] = peer[launched]
-    return pl.Series(_numbered(pl.Series(np.where(launches >= 0, launches, peer)), ops["role"]))
+    return pl.Series(_numbered(pl.Series(np.where(launches >= 0, launches, peer)), ops["role"])), from_end
 
 
 def _numbered(*columns: pl.Series) -> Ints:

@@ -180,6 +180,12 @@ class PaceOfPeers:
         own = tuple(self.own[block.op] for block in graph.blocks)
         return Durations(own, tuple(delay[block.op] for block in graph.blocks), own, 0, 0)
 
+    def time_with_window(self, rank: int, begin_s: float) -> float:
+        """How long the recording takes where the window of a rank begins so long after the recording, seconds."""
+        cost = self.own.copy()
+        cost[self._of_kind("window") & (self.graph.ops.rank == rank)] = begin_s
+        return float(self.times([cost])[0])
+
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, launch delays kept, seconds, [costs]."""
         times: Floats = self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)

@@ -20,6 +20,7 @@ EFFECTS: Final[Mapping[GpuCause, str]] = {
     GpuCause.GC: "pauses while Python collects garbage",
     GpuCause.SYNC_CALLS: "waits for its GPU in calls that its peers do not make",
     GpuCause.SLOW_LINK: "transfers slower than its peers once all ranks are there",
+    GpuCause.LATE_START: "begins later in the recording than its peers, which wait for it",
 }
 #: What to do first, an imperative without a full stop.
 ACTIONS: Final[Mapping[GpuCause, str]] = {
@@ -30,4 +31,5 @@ ACTIONS: Final[Mapping[GpuCause, str]] = {
     GpuCause.GC: "Collect garbage on all ranks at the same steps: call gc.disable(), then gc.collect() every N steps",
     GpuCause.SYNC_CALLS: "Remove the calls that wait for the GPU (.item(), .cpu(), printing of tensors)",
     GpuCause.SLOW_LINK: "Check this rank's network card, cable and switch port",
+    GpuCause.LATE_START: "Record more steps: the profiler may only have started later on this rank",
 }

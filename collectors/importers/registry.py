@@ -15,6 +15,7 @@ from tracekit.chrome import MARK
 from tracekit.collectors.importers import ndtimeline
 from tracekit.collectors.importers.exported_timeline import ExportedImporter
 from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
+from tracekit.collectors.importers.kineto.other_recordings import other_recording
 from tracekit.collectors.importers.nccl_inspector import InspectorImporter
 from tracekit.collectors.importers.published import read_layout_file, read_published
 from tracekit.collectors.merge.merge import merge_attempt
@@ -163,6 +164,8 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
     for importer in IMPORTERS.values():
         if _recognises(importer, path):
             return _read(importer, path, layout, unit)
+    if (instead := other_recording(path)) is not None:
+        raise FormatError(f"{path}: {instead}")
     if path.is_dir():
         raise FormatError(
             f"{path}: a folder of no format that is known; one of `tracekit collect --segments` has a run.json, one of"

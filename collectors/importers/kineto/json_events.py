@@ -21,6 +21,7 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from tracekit.collectors.importers.kineto._events import scan_events
+from tracekit.collectors.importers.kineto.other_recordings import what_it_is
 from tracekit.errors import FormatError
 
 BLOCK_BYTES = 2 << 20
@@ -252,9 +253,7 @@ class EventStream:
                 return head[found.end() :]
             if len(head) > LARGEST_HEAD_BYTES or head.lstrip()[:1] != b"{":
                 break
-        raise FormatError(
-            f"{self.path}: {_what_it_is(head)}; expected a trace of torch.profiler (JSON, may be gzipped)"
-        )
+        raise FormatError(f"{self.path}: {_instead(head)}")
 
 
 class _CutError(Exception):
@@ -309,11 +308,8 @@ def _without_infinities(text: bytes) -> bytes:
     return _NOT_FINITE.sub(rb"\1null", text)
 
 
-def _what_it_is(head: bytes) -> str:
+def _instead(head: bytes) -> str:
     """What a file that is no trace looks like."""
-    start = head[:4096]
     if not head.strip():
-        return "empty"
-    if start.startswith(b"\x80") or b'"device_traces"' in start or b'"segments"' in start:
-        return "a memory snapshot, not a trace; record one with torch.profiler.profile"
-    return "no JSON with traceEvents"
+        return "empty; expected a trace of torch.profiler"
+    return what_it_is(head) or "no JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"

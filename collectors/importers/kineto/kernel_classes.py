@@ -20,12 +20,12 @@ from tracekit.gpu_recording import KernelClass
 PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
     KernelClass.MEMORY: (r"^mem(cpy|set)\b",),
     KernelClass.COMMUNICATION: (
-        r"nccl|rccl|msccl|nvshmem|symm_?mem|multimem_",
+        r"nccl|rccl|msccl|nvshmem|rocshmem|symm_?mem|multimem_|userbuffers",
         # All-reduce of serving engines: vLLM, SGLang, TensorRT-LLM, FlashInfer, AITER.
         r"cross_device_reduce|custom_?all_?reduce|(one|two)_?shot_?all_?reduce|all_?reduce_(fusion_)?kernel",
         r"allreduce_fusion|lamport|moe_?all_?to_?all|quick_?reduce",
         # Expert dispatch and combine: DeepEP and its relatives, PPLX.
-        r"deep_?ep|\b(internode(_ll)?|intranode)::|notify_dispatch|cached_notify|all_to_all::|a2a_(dispatch|combine)",
+        r"deep_?ep|\b(internode(_ll)?|intranode)::|notify_dispatch|cached_notify|all_to_all::|a2a_?(dispatch|combine)",
     ),
     KernelClass.ATTENTION: (r"flash_?(fwd|bwd|attn|attention|mla|infer)|fmha|attention|attn|_mla_|sdpa|paged_kv",),
     KernelClass.OPTIMIZER: (r"multi_tensor_apply|adam|lamb_|sgd|adagrad|fused_?optim|muon|newton_?schulz",),

@@ -79,8 +79,11 @@ def _rank(one: RankColumns) -> int | None:
         found.append(("distributedInfo", info["rank"]))
     if len(seen := _ranks_of_collectives(one)) == 1:
         found.append(("the arguments of its collectives", seen.pop()))
-    if named := _RANK_IN_NAME.findall(PurePath(one.file).name):
+    path = PurePath(one.file)
+    if named := _RANK_IN_NAME.findall(path.name):
         found.append(("its name", int(named[-1])))
+    elif folder := _RANK_IN_NAME.fullmatch(path.parent.name):
+        found.append(("its folder's name", int(folder[1])))
     for source, rank in found[1:]:
         if rank != found[0][1]:
             raise FormatError(

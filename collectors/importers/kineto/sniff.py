@@ -6,6 +6,7 @@ In: a path. Out: whether it is one, or holds some. Imports next to nothing, for 
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from pathlib import Path
 
@@ -25,20 +26,24 @@ def looks_like_kineto(path: Path) -> bool:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces in a folder and all below it, by name."""
+    """The traces in a folder and all below it, by name: 2.json before 10.json."""
     found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
-    return sorted(path for path in found if _is_trace(path))
+    return sorted((path for path in found if _is_trace(path)), key=_by_number)
+
+
+def _by_number(path: Path) -> list[tuple[str, int]]:
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 
 
 def _is_trace(path: Path) -> bool:
     try:
-        head = _head(path)
+        head = first_bytes(path)
     except OSError:
         return False
     return any(mark in head for mark in _MARKS) and MARK.encode() not in head
 
 
-def _head(path: Path) -> bytes:
+def first_bytes(path: Path) -> bytes:
     """The first bytes of a file, unpacked; none where it is damaged there."""
     if not path.is_file():
         return b""

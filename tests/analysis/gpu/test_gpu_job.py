@@ -241,3 +241,31 @@ def test_clocks_of_a_simulated_job_are_found(tmp_path):
 
 def test_every_cause_says_what_it_does_and_what_to_do() -> None:
     assert set(EFFECTS) == set(ACTIONS) == set(GpuCause)
+
+
+def late_into_the_recording(folder, ranks, late_us):
+    """Of a job whose last rank launches the first of two all-reduces so much later; hosts wait for its end."""
+    events = {}
+    for rank in range(ranks):
+        late = late_us if rank == ranks - 1 else 3.0 * rank
+        first, second = 1000.0 + late_us, 3000.0 + late_us
+        events[rank] = [
+            launch(late, 1), all_reduce(20 + late, first - 20 - late, ranks=range(ranks), correlation=1),
+            event("cuda_runtime", "cudaDeviceSynchronize", late + 8, first - late, correlation=3),
+            launch(first + 100, 2),
+            all_reduce(second - 100 + rank, 100 - rank, ranks=range(ranks), correlation=2),
+        ]  # fmt: skip
+    return load_ranks(folder, events).whatif().culprit
+
+
+def test_a_rank_that_comes_late_into_the_recording_is_named_and_nothing_else_is_blamed(tmp_path):
+    culprit = late_into_the_recording(tmp_path, 4, 900.0)
+    assert culprit.rank == 3
+    assert [one.cause for one in culprit.causes] == [GpuCause.LATE_START]
+    assert culprit.saved_s / US == pytest.approx(900 - 3, abs=10)
+
+
+@pytest.mark.parametrize(("ranks", "late_us"), [(2, 900.0), (4, 100.0)])
+def test_of_two_ranks_or_by_little_coming_late_names_nobody(tmp_path, ranks, late_us):
+    """Nobody says that it is unusual; 100 us are less than a twentieth of the recording."""
+    assert late_into_the_recording(tmp_path, ranks, late_us) is None

@@ -182,8 +182,9 @@ GPU = [kernel(GEMM, 0, 5)]
 BAD = {
     "empty": ({"t.json": b""}, "empty; expected a trace of torch.profiler"),
     "none": ({}, "holds no traces of torch.profiler"),
-    "memory snapshot": ({"t.json": b'{"segments": [], "device_traces": []}'}, "a memory snapshot, not a trace"),
-    "pickled snapshot": ({"t.json": b"\x80\x04\x95"}, "a memory snapshot, not a trace"),
+    "memory snapshot": ({"t.json": b'{"segments": [], "device_traces": []}'}, "a memory snapshot of torch"),
+    "pickled snapshot": ({"t.json": b"\x80\x04\x95\x8c\x08segments"}, "a memory snapshot of torch.cuda.memory"),
+    "execution trace": ({"t.json": {"schema": "1.1", "nodes": []}}, "an execution trace of torch.profiler.Exec"),
     "only CPU": ({"t.json": document([event("cpu_op", "aten::mm", 0, 5)])}, "recorded on the CPU only; record with"),
     "another tool": (
         {"t.json": {"traceEvents": [{"ph": "X", "name": "a", "cat": "v8", "ts": 0, "dur": 1, "pid": 1, "tid": 1}]}},
@@ -237,6 +238,21 @@ def test_files_of_different_steps_are_no_recording(tmp_path):
 def test_missing_ranks_are_said(tmp_path):
     recording = read_kineto([write(tmp_path / "rank0.json", document(GPU, 0, world=4))])
     assert recording.notes == ("3 of 4 ranks were not recorded (1, 2, 3): nobody waits for them here",)
+
+
+def test_folders_named_by_rank_say_it_where_files_do_not(tmp_path):
+    for rank in (0, 1):
+        write(
+            tmp_path / f"rank_{1 - rank}" / f"host_{rank}.pt.trace.json",
+            document([kernel(str(rank), 0, 5)], None, None),
+        )
+    assert read_kineto([tmp_path]).gpu_ops.select("rank", "name").rows() == [(0, "1"), (1, "0")]
+
+
+def test_numbers_in_names_count_as_numbers(tmp_path):
+    for number in range(11):
+        write(tmp_path / f"{number}.json", document([kernel(str(number), 0, 5)], None, None))
+    assert read_kineto([tmp_path]).gpu_ops["name"].to_list() == list(map(str, range(11)))
 
 
 def test_files_that_say_no_rank_are_numbered_and_the_report_says_so(tmp_path):

@@ -1,0 +1,136 @@
+"""Which step of the training loop calls belong to where the profiler marked none.
+
+In: a recording and its matches. Out: the same recording with steps. Comparing ranks takes steps: the same kernel at the
+same place of the same step is equal work. Marks can be missing in two ways:
+
+- *On some ranks*, whose window began or ended inside a step. A step between two that such a rank marks, or before or
+  behind all of them, fills what lies between.
+- *On all ranks*. The collectives that all ranks take part in are anchors: between the same two, ranks do the same work.
+  Where the kernels launched between anchors repeat, one period is taken as a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.gpu_recording import GpuRecording
+
+#: Sections between anchors repeat where this share of them looks like the one a period before.
+_ALIKE = 0.9
+
+
+class _Span(NamedTuple):
+    """A step of a rank; seconds, the begin left out."""
+
+    rank: int
+    step: int
+    begin: float
+    end: float
+
+
+def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
+    """The recording with a step for calls, and for what they launched, that have none; its marks stay as they are."""
+    missing = _unmarked(recording, matches) if recording.step_spans.height else _repeated(recording, matches)
+    if not missing:
+        return recording
+    calls = recording.calls
+    step = calls["step"].fill_null(-1).to_numpy().copy()
+    rank, start = calls["rank"].to_numpy(), calls["start"].to_numpy()
+    for one in recording.ranks:
+        spans = sorted((span for span in missing if span.rank == one), key=lambda span: span.begin)
+        mine = np.flatnonzero((rank == one) & (step < 0))
+        # A step begins behind the call that launched its anchor: others can bear the same whole microsecond.
+        at = np.searchsorted([span.begin for span in spans], start[mine], side="left") - 1
+        inside = (at >= 0) & (start[mine] <= np.array([*(span.end for span in spans), -np.inf])[at])
+        step[mine] = np.where(inside, np.array([*(span.step for span in spans), -1])[at], -1)
+    of_launch = np.append(step, -1)[recording.gpu_ops["launch"].fill_null(-1).to_numpy()]
+    return replace(
+        recording,
+        calls=calls.with_columns(step=_or_null(step)),
+        gpu_ops=recording.gpu_ops.with_columns(step=pl.coalesce("step", _or_null(of_launch))),
+    )
+
+
+def _or_null(step: Ints) -> pl.Series:
+    return pl.Series("step", step, dtype=pl.Int32).set(pl.Series(step < 0), None)
+
+
+def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
+    """Spans of steps that a rank does not mark; only where their place leaves no doubt.
+
+    What lies before the first mark of all ranks, and behind the last, is a step where it launches half as many
+    collectives as one.
+    """
+    spans = {
+        (rank, step): (start, start + duration) for rank, step, start, duration in recording.step_spans.iter_rows()
+    }
+    known = sorted({step for _, step in spans})
+    launched = dict(zip(recording.ranks, _launch_times(recording, matches), strict=True))
+    usual = np.median([_count(launched[rank], *span) for (rank, _), span in spans.items()])
+    earlier, later = known[0] - 1, known[-1] + 1
+    around = zip([earlier, earlier, *known], [earlier, *known, later], [*known, later, later], strict=True)
+    found = []
+    for rank, (before, step, behind) in product(recording.ranks, around):
+        begin = -np.inf if before == earlier else spans.get((rank, before), (None, None))[1]
+        end = np.inf if behind == later else spans.get((rank, behind), (None, None))[0]
+        if (rank, step) in spans or begin is None or end is None:
+            continue
+        if step in known or 2 * _count(launched[rank], begin, end) >= usual > 0:
+            found.append(_Span(rank, step, begin, end))
+    return found
+
+
+def _count(times: Floats, begin: float, end: float) -> int:
+    """How many times lie in a span."""
+    return int(((times > begin) & (times <= end)).sum())
+
+
+def _repeated(recording: GpuRecording, matches: Matches) -> list[_Span]:
+    """Spans from anchor to anchor; none where there are no anchors, or ranks differ in their order."""
+    launched = _launch_times(recording, matches)
+    if not launched.shape[1] or (np.diff(launched, axis=1) < 0).any():
+        return []
+    first = launched[:, :: _period(_sections(recording, launched[0]))]
+    return [
+        _Span(rank, number, begin, end)
+        for rank, begins in zip(recording.ranks, first.tolist(), strict=True)
+        for number, (begin, end) in enumerate(zip(begins, [*begins[1:], np.inf], strict=True))
+    ]
+
+
+def _launch_times(recording: GpuRecording, matches: Matches) -> Floats:
+    """When the calls that launched the collectives of all ranks began, in the order of the first, [ranks, anchors]."""
+    launch = recording.gpu_ops["launch"].fill_null(-1).to_numpy()[matches.row]
+    called = np.append(recording.calls["start"].to_numpy(), np.nan)[launch]
+    times = np.full((len(recording.ranks), matches.matched), np.nan)
+    times[np.searchsorted(recording.ranks, matches.rank), matches.instance] = called
+    times = times[:, np.isfinite(times).all(axis=0)]
+    return times[:, np.argsort(times[0], kind="stable")]
+
+
+def _sections(recording: GpuRecording, anchors: Floats) -> Ints:
+    """A number for what the first rank launches from each anchor to the next, [anchors - 1]: equal for equal names."""
+    ops = recording.gpu_ops.filter(pl.col("launch").is_not_null() & pl.col("rank").eq(recording.ranks[0]))
+    called = recording.calls["start"].gather(ops["launch"]).to_numpy()
+    ops = ops.select("name", called=called, section=np.searchsorted(anchors, called, side="left") - 1)
+    names = (
+        ops.filter(pl.col("section").is_between(0, len(anchors) - 2))
+        .sort("section", "called")
+        .group_by("section", maintain_order=True)
+        .agg(pl.col("name").str.join("\n"))
+    )
+    return names["name"].rank("dense").cast(pl.Int64).to_numpy()
+
+
+def _period(sections: Ints) -> int:
+    """After how many sections they repeat; more than there are where they do not."""
+    alike = (shift for shift in range(1, len(sections) // 2 + 1)
+             if (sections[shift:] == sections[:-shift]).mean() >= _ALIKE)  # fmt: skip
+    return next(alike, len(sections) + 1)
