@@ -104,14 +104,15 @@ def _readyz() -> flask.Response:
 
 
 def _metrics() -> flask.Response:
-    from tracekit.live.metrics import CONTENT_TYPE, exposition
+    from tracekit.live.exposition import CONTENT_TYPE, exposition
+    from tracekit.live.metrics import StoreMetrics
 
     states = _states(results().path)
     try:
         states()
     except TracekitError as error:
         return flask.Response(f"{error}\n", 503, mimetype="text/plain")
-    return flask.Response(exposition(states, flask.request.url_root), content_type=CONTENT_TYPE)
+    return flask.Response(exposition(StoreMetrics(states, flask.request.url_root).collect()), content_type=CONTENT_TYPE)
 
 
 @lru_cache(maxsize=1)

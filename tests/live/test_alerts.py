@@ -22,7 +22,8 @@ from tests.collectors.conftest import environment, torchrun
 from tests.handmade import command, run
 from tests.live.alert_tools import PATIENCE_S, alertmanager, prometheus, promtool
 from tests.live.test_notify import Receiver, receiving
-from tracekit.live.metrics import exposition, remembered
+from tracekit.live.exposition import exposition
+from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.store import Store
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "live.md").read_text()
@@ -68,7 +69,9 @@ def test_grafana_rules_and_document_speak_of_metrics_that_there_are(rules: Path,
 
     store = Store(tmp_path / "jobs.store")
     store.append(window(0, analysed=True))
-    samples = re.findall(r"^(tracekit_\w+)(?:\{(.*)\})? ", exposition(remembered(store)).decode(), re.MULTILINE)
+    samples = re.findall(
+        r"^(tracekit_\w+)(?:\{(.*)\})? ", exposition(StoreMetrics(remembered(store)).collect()).decode(), re.MULTILINE
+    )
     labels: dict[str, set[str]] = {}
     for name, listed in samples:
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', listed))

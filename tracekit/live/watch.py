@@ -22,6 +22,8 @@ from tracekit.store import Incident, Store
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
     from tracekit.live.notify import Notifier
 
 #: How often the recording and the store are looked at, seconds.
@@ -128,19 +130,25 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 @contextmanager
 def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[int]:
     """Answer at /metrics meanwhile; the port. Raises SelectionError where nobody can listen there."""
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import start_http_server
 
+    from tracekit.live.exposition import CONTENT_TYPE, exposition
     from tracekit.live.metrics import StoreMetrics, remembered
     from tracekit.live.watch_metrics import WatchMetrics
 
-    registry = CollectorRegistry()
-    registry.register(StoreMetrics(remembered(store), page))
-    registry.register(WatchMetrics(watch.run, watch.notifier))
+    collectors = (StoreMetrics(remembered(store), page), WatchMetrics(watch.run, watch.notifier))
+
+    def answer(_: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        body = exposition(family for collector in collectors for family in collector.collect())
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE)])
+        return [body]
+
     try:
-        server, thread = start_http_server(port, host, registry)
+        server, thread = start_http_server(port, host)
     except (OSError, OverflowError) as error:
         raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --metrics-port") from None
     assert isinstance(server, WSGIServer)
+    server.set_app(answer)
     try:
         yield int(server.server_port)
     finally:
