@@ -7,6 +7,8 @@ from tracekit.dashboards.pages import (
     compare,
     fleet,
     hang,
+    hosts,
+    incidents,
     job,
     not_found_404,
     time,
@@ -15,4 +17,17 @@ from tracekit.dashboards.pages import (
     workers,
 )
 
-__all__ = ["attribution", "compare", "fleet", "hang", "job", "not_found_404", "time", "timeline", "whatif", "workers"]
+__all__ = [
+    "attribution",
+    "compare",
+    "fleet",
+    "hang",
+    "hosts",
+    "incidents",
+    "job",
+    "not_found_404",
+    "time",
+    "timeline",
+    "whatif",
+    "workers",
+]

@@ -19,7 +19,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
-from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.context import choose_window, results, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
 from tracekit.figures.theme import DARK
 from tracekit.text import short
@@ -77,12 +77,20 @@ def read_ahead() -> None:
 
 
 def job_page(
-    module: str, path: str, title: str, build: Layout, reads: Reads | None = None, build_ops: Layout | None = None
+    module: str,
+    path: str,
+    title: str,
+    build: Layout,
+    reads: Reads | None = None,
+    build_ops: Layout | None = None,
+    *,
+    of_windows: bool = False,
 ) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
     `reads`: what it needs beside the job's report, in an address that names the job. `build_ops`: the same for op
-    traces, by default a word that the page is about pipelines.
+    traces, by default a word that the page is about pipelines. `of_windows`: `window=` chooses the window; the other
+    pages show the newest.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -90,8 +98,10 @@ def job_page(
             return [found.jobs]
         return [partial(found.stored, texts["job"]), *(() if reads is None else reads(found, texts))]
 
-    def layout(job: str | None = None, **state: str) -> list[Component]:
+    def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
+        if window is not None and of_windows:
+            choose_window(name, window)
         stored = results().stored(name)
         said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
         if stored.op_report is not None:
@@ -166,6 +176,11 @@ def frame() -> Component:
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
     head = [
         dcc.Link([html.B("tracekit"), " jobs"], href=href("/"), className="brand"),
+        html.Nav(
+            [dcc.Link("Incidents", href=href("/incidents")), dcc.Link("Hosts", href=href("/hosts"))],
+            className="places",
+            **attributes(aria_label="Pages of all jobs"),
+        ),
         html.Div([find, zone, theme, keys, *_log_out()], className="switches"),
     ]
     return html.Div(

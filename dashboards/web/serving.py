@@ -65,6 +65,7 @@ def harden(app: Dash, access: Access) -> None:
     server.add_url_rule("/healthz", "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", _metrics)
+    server.add_url_rule("/state", "state", _state)
     server.add_url_rule("/api/", "api", _no_api, defaults={"path": ""})
     server.add_url_rule("/api/<path:path>", "api", _no_api)
     downloads.register(server)
@@ -101,6 +102,14 @@ def _readyz() -> flask.Response:
     except TracekitError:
         return flask.Response("the store cannot be read\n", 503, mimetype="text/plain")
     return flask.Response(f"ok, {count} jobs\n", mimetype="text/plain")
+
+
+def _state() -> flask.Response:
+    """What tells one state of the store from the next: pages ask it to notice that there is something new."""
+    try:
+        return flask.Response(results().state(), mimetype="text/plain")
+    except TracekitError as error:
+        return flask.Response(f"{error}\n", 503, mimetype="text/plain")
 
 
 def _metrics() -> flask.Response:

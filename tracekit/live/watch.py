@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
 from tracekit.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.live.incident_words import advice, lasted
 from tracekit.live.news import News, StoreNews
 from tracekit.live.run import LiveRun
-from tracekit.store import Incident, Store
+from tracekit.store import Store
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
@@ -97,22 +97,6 @@ def window_line(window: dict[str, Any]) -> str:
         return f"{title}: {printable(window['problem'] or 'not analysed')}"
     doubt = "" if window["trustworthy"] else " (cannot be trusted)"
     return f"{title}: S = {window['slowdown']:.3f}, {window['verdict']}{doubt}: {window['headline']}"
-
-
-def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Who, what to look at first, and what it saves, as far as there is something to say."""
-    cause = incident.cause
-    for title, text in (("Who", cause.who), ("Check", cause.check), ("Fix", cause.fix)):
-        if text:
-            yield title, text
-
-
-def lasted(incident: Incident) -> str:
-    """How long an incident lasted, or has lasted until now."""
-    ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
-    minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
 @contextmanager
