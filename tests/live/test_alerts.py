@@ -159,7 +159,11 @@ def wait_for(receiver: Receiver, found: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def of_rank_1(status: str) -> Callable[[dict[str, Any]], Any]:
-    """The alert of Alertmanager that says that rank 1 is slow."""
+    """The alert of Alertmanager that says that rank 1 is slow.
+
+    On a machine so busy that three windows pass before Prometheus evaluates its rules once, `TracekitStraggling` begins
+    together with `TracekitIncident` and inhibits it: either tells the person.
+    """
 
     def find(message: dict[str, Any]) -> Any:
         return next(
@@ -167,7 +171,7 @@ def of_rank_1(status: str) -> Callable[[dict[str, Any]], Any]:
                 alert
                 for alert in message["alerts"]
                 if alert["status"] == status
-                and alert["labels"]["alertname"] == "TracekitIncident"
+                and alert["labels"]["alertname"] in ("TracekitIncident", "TracekitStraggling")
                 and alert["labels"]["part"] == "compute"
                 and alert["annotations"]["who"].startswith("rank 1 on ")
             ),

@@ -51,6 +51,7 @@ class Watch:
                 ended = self.run.ended()  # before the last look, so that nothing comes behind it
                 self.run.poll()
             self._tell(news)
+            self._tell_of_notifier()
             if not ended:
                 stop.wait(POLL_S)
         if self.run is not None and ended:
@@ -58,6 +59,13 @@ class Watch:
             self._tell(news)
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
+            self._tell_of_notifier()
+            for line in self.notifier.losses():
+                self.tell(line)
+
+    def _tell_of_notifier(self) -> None:
+        for line in () if self.notifier is None else self.notifier.changes():
+            self.tell(line)
 
     def _tell(self, news: StoreNews) -> None:
         try:
