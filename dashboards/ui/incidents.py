@@ -38,10 +38,10 @@ def _row(incident: Incident) -> Component:
     return html.Tr(
         [
             html.Td([f"{incident.incident_id} ", state]),
-            html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job))),
+            html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
             html.Td(what),
             html.Td(viewer().moment(incident.opened_at.timestamp())),
-            html.Td(lasted(incident)),
+            html.Td(lasted(incident), className="number"),
         ]
     )
 
