@@ -5,7 +5,7 @@
 
   const POLL_MS = 3000, PLAY_MS = 1200;
   const REFRESHED = ["/", "/job", "/incidents", "/hosts"];
-  let state = null, playing = null;
+  let asked = null, playing = null;
 
   const path = () => (document.getElementById("page") || { dataset: {} }).dataset.page;
   const chosen = () => new URLSearchParams(window.location.search).has("window");
@@ -26,8 +26,11 @@
       try {
         const answer = await window.fetch(window.tracekit.at("/state"), { cache: "no-store" });
         const found = answer.ok ? await answer.text() : null;
-        if (found !== null && state !== null && found !== state && wanted()) ask();
-        if (found !== null) state = found;
+        const drawn = document.getElementById("page").dataset.state; // the store as it was when the page was made
+        if (found !== null && drawn && found !== drawn && found !== asked && wanted()) {
+          asked = found;
+          ask();
+        }
       } catch (error) {
         // the server is away: the age of what is shown tells
       }

@@ -6,6 +6,7 @@ In: a page's function from the state in the URL to its content. Out: that page i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
@@ -21,6 +22,7 @@ from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import choose_window, results, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
+from tracekit.errors import StoreError
 from tracekit.figures.theme import DARK
 from tracekit.text import short
 
@@ -60,10 +62,15 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
+        seen = {}
+        with suppress(StoreError):  # the content says so
+            seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
         content = guarded(build)(**texts)
         trouble = html.Div(id=TROUBLE, role="alert")
         return html.Main(
-            [*(content if isinstance(content, list) else [content]), trouble], id="page", **attributes(data_page=path)
+            [*(content if isinstance(content, list) else [content]), trouble],
+            id="page",
+            **attributes(data_page=path, **seen),
         )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
