@@ -1,5 +1,6 @@
-"""Kills `tracekit import` at random moments; looks at what is left of the store."""
+"""Kills `tracekit import`, and what appends windows, at random moments; looks at what is left of the store."""
 
+import multiprocessing
 import random
 import signal
 import subprocess
@@ -7,14 +8,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import table
+from tracekit.job import Job
 from tracekit.model import Layout
-from tracekit.store import Store
+from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
 
 KILLS = 200
+#: What appends windows is killed within this time.
+LONGEST_WRITE_S = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
@@ -39,7 +44,72 @@ def section() -> str:
         " full: it was the old or the new one each time, and once another import had run, nothing of the killed one"
         " was left.\n\n"
         + table(["the import left", "times"], [[outcome, str(found[outcome])] for outcome in sorted(found)])
+        + f"\n\n{_killed_windows()}"
     )
+
+
+def _killed_windows() -> str:
+    """Kill -9 of what appends windows, each of which it reports once the store has it."""
+    seed = random.SystemRandom().randrange(2**32)
+    chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
+    processes = multiprocessing.get_context("forkserver")  # DuckDB, which this process uses, does not survive a fork
+    processes.set_forkserver_preload(["benchmarks.killed"])
+    reported = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "live.store"
+        trace = synthesize(SynthSpec(layout=Layout(dp=4, pp=2), steps=5, name="live"))
+        trace.write_parquet(path.with_name("window.parquet"))
+        for _ in range(KILLS):
+            stored, report = processes.Pipe(duplex=False)
+            writer = processes.Process(target=_append, args=(path, report))
+            writer.start()
+            report.close()
+            stored.recv()  # it has begun
+            time.sleep(chosen.uniform(0, LONGEST_WRITE_S))
+            writer.kill()
+            writer.join()
+            reported = max([reported, *_received(stored)])
+            if path.exists():
+                _check_windows(Store(path), reported, trace.ops.height)
+        with Store(path).writing():
+            pass
+        assert not _left(path)
+        stored_in_all = len(Store(path).windows("live"))
+    return (
+        f"{KILLS} times kill -9 of a process that appends window after window with their reports, at random moments"
+        f" (seed {seed}): {reported:,} windows were reported as stored, {stored_in_all:,} are there; 0 lost, 0 half."
+    )
+
+
+def _append(path: Path, report: Connection) -> None:
+    from tracekit.trace import read_parquet
+
+    trace = read_parquet(path.with_name("window.parquet"))
+    findings = Job(trace).findings()
+    report.send(0)
+    while True:
+        report.send(1 + Store(path).append(Incoming(trace, "live", "benchmark", findings)))
+
+
+def _received(stored: Connection) -> list[int]:
+    """What a killed process had reported; its last report may be half of one."""
+    counts = []
+    try:
+        while stored.poll():
+            counts.append(stored.recv())
+    except (EOFError, OSError):
+        pass
+    return counts
+
+
+def _check_windows(store: Store, reported: int, ops: int) -> None:
+    """Every window that was reported is there, and the newest, as the catalogue names them, can be read whole."""
+    windows = store.windows("live") if reported or store.jobs() else ()
+    assert [one.number for one in windows] == list(range(len(windows)))
+    assert len(windows) >= reported, (len(windows), reported)
+    for window in windows[-3:]:
+        assert store.load("live", window.number).ops.height == ops
+        assert store.report("live", window.number) is not None
 
 
 def _import(path: Path, name: str) -> "subprocess.Popen[bytes]":

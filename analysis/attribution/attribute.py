@@ -20,18 +20,19 @@ from tracekit.analysis.attribution.exact_attribution import (
     add_back_lanes,
     representative_lanes,
 )
+from tracekit.analysis.attribution.one_changed import step_times_each_changed
 from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
-from tracekit.analysis.whatif.selection import Selection, dp_rank, kind, labelled, stage, worker
+from tracekit.analysis.whatif.selection import Selection, kind, labelled, stage, worker
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
 from tracekit.trace import traced_dp_ranks
 
 #: M_W idealises this share of the workers, at least one.
 SLOWEST_WORKERS_SHARE = 0.03
-#: What takes a replay for every DP rank (its launch delays, idealising it) is asked up to this many op-replays.
+#: What changes one DP rank after the other (its launch delays, idealising it) is asked up to this many op-replays.
 COSTLIEST_BY_DP_RANK = 200_000_000
 
 Progress = Callable[[str], None]
@@ -62,12 +63,9 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     with_delays = replay.step_times(RECORDED)
     delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
     delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
-    removed_by_dp_rank = delayed_by_dp_rank = None
-    if len(graph.dp_ranks) * graph.ops <= COSTLIEST_BY_DP_RANK:
-        chosen_ranks = [dp_rank(rank) for rank in graph.dp_ranks]
-        delayed_by_dp_rank = np.stack([replay.step_times(_delayed(chosen)) for chosen in chosen_ranks], axis=1)
-        tell("DP ranks fixed")
-        removed_by_dp_rank = np.stack([replay.step_times(Scenario.removal(chosen)) for chosen in chosen_ranks], axis=1)
+    delayed_by_dp_rank = step_times_each_changed(replay, _delayed, COSTLIEST_BY_DP_RANK)
+    tell("DP ranks fixed")
+    removed_by_dp_rank = step_times_each_changed(replay, Scenario.removal, COSTLIEST_BY_DP_RANK)
     tell("critical path")
     critical = {
         name: _critical_times(replay, scenario)

@@ -123,6 +123,36 @@ def replay_meeting_timelines(
     return timelines
 
 
+def path_lengths(template: CompiledGraph, costs: Costs, joins: int, source: int, lanes: tuple[int, int]) -> Floats:
+    """The longest path from `source` to each of `joins` collectives and to the lane's end, seconds, [joins + 1, lanes].
+
+    Paths stay in their lane and pass no other collective; -inf where there is none. `source`: the number of a
+    collective, from whose start on paths count and before which nothing may run (`without_starts`), or `joins` for the
+    start of the step. `lanes`: the first, and the one after the last.
+    """
+    first, last = lanes
+    costs, count = _contiguous(costs), last - first
+    each, here = np.arange(first, last + 1), np.arange(count)  # every lane for itself, as if it were a step
+    joined, ends = np.full((joins, count), -np.inf), np.full(last, -np.inf)
+    live, lengths = np.empty((template.slots, count)), np.full((joins + 1, count), -np.inf)
+    for groups in _round_bounds(template):
+        _replay(template, costs, groups, each, here, joined, live, ends, _NO_TIMELINE)
+        met = template.join[groups[1] : groups[2]]
+        met = met[met >= 0]
+        lengths[met] = joined[met]
+        joined[met] = np.where(met == source, 0.0, -np.inf)[:, None]
+    lengths[joins] = ends[first:]
+    return lengths
+
+
+def without_starts(template: CompiledGraph, costs: Costs, lanes: int) -> Costs:
+    """The same costs where ops that wait for nothing never run. `lanes`: of the block."""
+    never = np.full((1, lanes), -np.inf)
+    delay = np.concatenate([costs.delay, never]) if len(costs.delay) else never
+    delay_row = np.where(np.diff(template.first_wait) == 0, len(delay) - 1, costs.delay_row)
+    return replace(costs, delay=delay, delay_row=delay_row)
+
+
 _NO_TIMELINE = Timeline(NO_MATRIX, NO_MATRIX)
 _NOT_JOINED = np.empty((0, 0))
 

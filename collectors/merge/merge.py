@@ -331,13 +331,16 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     `members` is the same number on all ranks of a group, whatever each calls it.
     """
     rows = []
-    known: dict[tuple[int, ...], _Members] = {}
+    known: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    seen: dict[int, tuple[Any, ...]] = {}  # by identity: ranks that wrote the same group share it
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
-            members = tuple(group["ranks"])
-            if members not in known:
-                known[members] = _Members.of(len(known), members, placement)
-            rows.append((rank, number, str(group["description"] or group["name"]), *astuple(known[members])))
+            if id(group) not in seen:
+                members = tuple(group["ranks"])
+                if members not in known:
+                    known[members] = astuple(_Members.of(len(known), members, placement))
+                seen[id(group)] = (str(group["description"] or group["name"]), *known[members])
+            rows.append((rank, number, *seen[id(group)]))
     schema = {
         "rank": pl.Int32,
         "peer": pl.Int32,

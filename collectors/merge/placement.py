@@ -95,6 +95,31 @@ class _Found:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    """A device mesh: the names and sizes of its dimensions, and its ranks, row-major."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    members: tuple[int, ...]
+
+    @classmethod
+    def of(cls, fact: Mapping[str, Any]) -> _Mesh:
+        """The mesh that a rank wrote."""
+        shape, members = _flatten(fact["ranks"])
+        return cls(tuple(fact["names"] or ()), tuple(shape), tuple(members))
+
+    def places_all(self, world_size: int) -> bool:
+        """Whether it holds all ranks, in dimensions of known names."""
+        known = len(self.names) == len(self.shape) and all(name in DIMENSION_WORDS for name in self.names)
+        return known and bool(self.names) and len(self.members) == world_size
+
+    @property
+    def shown(self) -> str:
+        """Its dimensions, for a message."""
+        return " x ".join(f"{name} {size}" for name, size in zip(self.names, self.shape, strict=True))
+
+
 def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None) -> Placement:
     """Find the layout of a job from what its ranks wrote. Raises LayoutError where they contradict each other."""
     ranks = sorted(facts, key=lambda one: one.rank)
@@ -160,46 +185,38 @@ def _largest(places: Mapping[int, Place]) -> dict[str, int]:
 
 def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
     """Places from the device mesh that holds all ranks and whose dimensions all have known names."""
-    chosen: dict[str, list[int]] = {}
+    seen: dict[int, _Mesh] = {}  # by identity: ranks that wrote the same mesh share it
+    builders: dict[_Mesh, list[int]] = {}
     for one in ranks:
-        for mesh in one.meshes:
-            shape, members = _flatten(mesh["ranks"])
-            words = [DIMENSION_WORDS.get(name) for name in mesh["names"]]
-            if len(members) != world_size or not words or None in words or len(words) != len(shape):
-                continue
-            chosen.setdefault(repr((mesh["names"], mesh["ranks"])), []).append(one.rank)
-            break
-    if not chosen:
+        for fact in one.meshes:
+            mesh = seen[id(fact)] if id(fact) in seen else seen.setdefault(id(fact), _Mesh.of(fact))
+            if mesh.places_all(world_size):
+                builders.setdefault(mesh, []).append(one.rank)
+                break
+    if not builders:
         return None
-    if len(chosen) > 1:
-        usual = max(chosen, key=lambda key: len(chosen[key]))
-        odd = sorted(rank for key, members in chosen.items() if key != usual for rank in members)
+    usual = max(builders, key=lambda mesh: len(builders[mesh]))
+    if len(builders) > 1:
+        odd = sorted(rank for mesh, members in builders.items() if mesh != usual for rank in members)
         raise LayoutError(
-            f"ranks {_list(odd)} built a device mesh other than {usual}, which the rest built; start them with the same"
-            f" parallel sizes, or {STATE_THEM}"
+            f"ranks {_list(odd)} built a device mesh other than {usual.shown}, which the rest built; start them with"
+            f" the same parallel sizes, or {STATE_THEM}"
         )
-    names, nested = next(
-        (mesh["names"], mesh["ranks"])
-        for one in ranks
-        for mesh in one.meshes
-        if repr((mesh["names"], mesh["ranks"])) in chosen
-    )
-    shape, members = _flatten(nested)
     places = {}
-    for position, rank in enumerate(members):
+    for position, rank in enumerate(usual.members):
         coordinate = dict.fromkeys(WORDS, 0)
         rest = position
         stride = dict.fromkeys(WORDS, 1)
-        for name, size in zip(reversed(names), reversed(shape), strict=True):
+        for name, size in zip(reversed(usual.names), reversed(usual.shape), strict=True):
             word = DIMENSION_WORDS[name]
             coordinate[word] += rest % size * stride[word]
             stride[word] *= size
             rest //= size
         places[rank] = Place(**coordinate)
     sizes = dict.fromkeys(WORDS, 1)
-    for name, size in zip(names, shape, strict=True):
+    for name, size in zip(usual.names, usual.shape, strict=True):
         sizes[DIMENSION_WORDS[name]] *= size
-    return _Found(places, f"device mesh ({', '.join(names)})", sizes)
+    return _Found(places, f"device mesh ({', '.join(usual.names)})", sizes)
 
 
 def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:

@@ -7,7 +7,6 @@ yet, however long the run. A rank that writes garbage is left out from there, wi
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from tracekit.collectors.run_directory.segments import (
     RECORD_DTYPE,
     AttemptRecording,
+    FactParser,
     RankRecording,
     check_process,
     names_of,
@@ -73,16 +73,11 @@ class FollowedRank:
     _line: bytes = b""
     _last: int = 0
 
-    def add_facts(self, content: bytes, path: Path) -> None:
+    def add_facts(self, content: bytes, path: Path, parser: FactParser) -> None:
         """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
         *lines, self._line = (self._line + content).split(b"\n")
         for line in lines:
-            try:
-                fact = json.loads(line)
-                kind, value = str(fact["kind"]), fact["value"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise FormatError(f"{path}: damaged line {line[:60]!r}") from None
-            self._add_fact(kind, value, path)
+            self._add_fact(*parser.parse(line, path), path)
 
     def _add_fact(self, kind: str, value: Any, path: Path) -> None:
         if kind == "process":
@@ -145,6 +140,7 @@ class AttemptFollower:
     first: int = -1
     ranks: dict[int, FollowedRank] = field(default_factory=dict)
     _files: dict[str, _File] = field(default_factory=dict)
+    _parser: FactParser = field(default_factory=FactParser)
 
     def __post_init__(self) -> None:
         self.first = max(self.first, self.origin)
@@ -182,7 +178,7 @@ class AttemptFollower:
             content = file.read()
         if not is_segment:
             known.read += len(content)
-            rank.add_facts(content, path)
+            rank.add_facts(content, path, self._parser)
             return
         head = HEADER.size if known.read == 0 else 0
         if len(content) < head:

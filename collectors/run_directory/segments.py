@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ _CATEGORIES = (0, *map(int, Category))
 #: Names are numbered in 16 bits, steps in 32.
 _LARGEST_NAME = (1 << 16) - 1
 _LARGEST_STEP = 1 << 31
+#: Kinds of facts that list the ranks of a group, and that each of these ranks writes in the same words.
+_WRITTEN_ALIKE = frozenset({"mesh", "group"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,9 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
             segments = by_rank.setdefault(int(match.group(1)), [])
             if not name.endswith(FACTS_SUFFIX):
                 segments.append(path / name)
-    ranks = {}
+    ranks, parser = {}, FactParser()
     for rank in sorted(by_rank):
-        recording = _read_rank(path, rank, sorted(by_rank[rank]))
+        recording = _read_rank(path, rank, sorted(by_rank[rank]), parser)
         if recording is not None:
             ranks[rank] = recording
     if not ranks:
@@ -153,9 +155,9 @@ def _file_names(path: Path) -> list[str]:
     return sorted(sizes)
 
 
-def _read_rank(directory: Path, rank: int, paths: Sequence[Path]) -> RankRecording | None:
+def _read_rank(directory: Path, rank: int, paths: Sequence[Path], parser: FactParser) -> RankRecording | None:
     facts: dict[str, list[Any]] = {}
-    for kind, value in _read_facts(directory / (rank_stem(rank) + FACTS_SUFFIX)):
+    for kind, value in _read_facts(directory / (rank_stem(rank) + FACTS_SUFFIX), parser):
         facts.setdefault(kind, []).append(value)
     if "process" not in facts:
         return None
@@ -206,7 +208,29 @@ def names_of(facts: Sequence[Any], path: Path) -> dict[int, str]:
     return names
 
 
-def _read_facts(path: Path) -> Iterator[tuple[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class FactParser:
+    """Parses facts of any ranks. What all ranks of a group write alike is one object, so that memory and whatever looks
+    at it take it once, not once per rank.
+    """
+
+    _shared: dict[bytes, tuple[str, Any]] = field(default_factory=dict)
+
+    def parse(self, line: bytes, path: Path) -> tuple[str, Any]:
+        """Kind and value of a line of `path`. Raises FormatError where it is damaged."""
+        if (shared := self._shared.get(line)) is not None:
+            return shared
+        try:
+            fact = json.loads(line)
+            kind, value = str(fact["kind"]), fact["value"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise FormatError(f"{path}: damaged line {line[:60]!r}; the facts of this rank cannot be read") from None
+        if kind in _WRITTEN_ALIKE:
+            self._shared[line] = (kind, value)
+        return kind, value
+
+
+def _read_facts(path: Path, parser: FactParser) -> Iterator[tuple[str, Any]]:
     """Kind and value of each whole line."""
     try:
         lines = path.read_bytes().split(b"\n")
@@ -215,12 +239,7 @@ def _read_facts(path: Path) -> Iterator[tuple[str, Any]]:
     except OSError as error:
         raise _unreadable(path, error) from None
     for line in lines[:-1]:
-        try:
-            fact = json.loads(line)
-            kind, value = str(fact["kind"]), fact["value"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise FormatError(f"{path}: damaged line {line[:60]!r}; the facts of this rank cannot be read") from None
-        yield kind, value
+        yield parser.parse(line, path)
 
 
 def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
@@ -286,6 +305,7 @@ def is_run_directory(path: str | os.PathLike[str]) -> bool:
 
 __all__ = [
     "AttemptRecording",
+    "FactParser",
     "ProcessId",
     "RankRecording",
     "Run",

@@ -26,12 +26,13 @@ from tracekit.errors import NotStoredError, StoreError, TracekitError
 from tracekit.job import Job
 from tracekit.op_trace import OpTrace
 from tracekit.spans import StepOps, step_ops
-from tracekit.store import Store, StoredHang, TraceKind
+from tracekit.store import Incident, Store, StoredHang, TraceKind
 from tracekit.text import short
 from tracekit.worker_map import WorkerMap
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.store.catalogue import Catalogue
 
 #: Results kept in memory, and traces: these are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
@@ -92,17 +93,58 @@ class Results:
         self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
         self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
         self._pinned: list[pl.DataFrame] | None = None
+        self._chosen: tuple[str, int] | None = None
         self._lists: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._jobs: OrderedDict[tuple[Any, ...], Job] = OrderedDict()
         self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._steps: OrderedDict[tuple[Any, ...], StepOps] = OrderedDict()
+        self._of_catalogue: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def at_one_state(self) -> Results:
         """The same results, of the store as it is at the first look: for a page, which must not mix two windows."""
         pinned = copy(self)
         pinned._pinned = []  # noqa: SLF001 - a copy of this object
         return pinned
+
+    def of_window(self, name: str, number: int) -> Results:
+        """The same results, but of window `number` of the job `name`, not of its newest."""
+        chosen = copy(self)
+        chosen._chosen = (name, number)  # noqa: SLF001 - a copy of this object
+        return chosen
+
+    def history(self, name: str, most: int) -> pl.DataFrame:
+        """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
+        return self._of_store(("history", name, most), lambda catalogue: catalogue.live.history(name, most))
+
+    def live_jobs(self) -> pl.DataFrame:
+        """One row per job, and whether windows of it still come (`LiveTables.live_jobs`)."""
+        return self._of_store(("live jobs",), lambda catalogue: catalogue.live.live_jobs())
+
+    def incidents(self, name: str | None = None) -> tuple[Incident, ...]:
+        """The incidents of one job or of all, newest first."""
+        return self._of_store(("incidents", name), lambda catalogue: catalogue.live.incidents(name))
+
+    def host_jobs(self) -> pl.DataFrame:
+        """Which jobs ran on each host, and in which it was the culprit (`LiveTables.host_jobs`)."""
+        return self._of_store(("host jobs",), lambda catalogue: catalogue.live.host_jobs())
+
+    def gpu_jobs(self) -> pl.DataFrame:
+        """In which jobs each GPU was the culprit (`LiveTables.gpu_jobs`)."""
+        return self._of_store(("GPU jobs",), lambda catalogue: catalogue.live.gpu_jobs())
+
+    def state(self) -> str:
+        """What tells one state of the store from the next, as text."""
+        return "-".join(map(str, self._identity()))
+
+    def _of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
+        """What `read` gives of the catalogue as it is now; once per state of the store."""
+
+        def ask() -> _Result:
+            with self._store.reading() as catalogue:
+                return read(catalogue)
+
+        return self._once((self._identity(), *what), TABLES_KEPT, self._of_catalogue, ask)
 
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: its sizes, its figures (null where not analysed), its causes."""
@@ -194,7 +236,10 @@ class Results:
             return step_ops(replay.only_steps([step]))
 
     def _row(self, name: str) -> dict[str, Any]:
-        """What the list of jobs has of one."""
+        """What the list of jobs has of one, with the figures of the window that was chosen."""
+        if self._chosen is not None and self._chosen[0] == name:
+            number = self._chosen[1]
+            return self._of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
         rows = self.jobs().filter(pl.col("name") == name)
         if rows.is_empty():
             raise self._missing(name)

@@ -7,6 +7,8 @@ from tracekit.dashboards.pages import (
     compare,
     fleet,
     hang,
+    hosts,
+    incidents,
     job,
     not_found_404,
     study,
@@ -17,5 +19,17 @@ from tracekit.dashboards.pages import (
 )
 
 __all__ = [
-    "attribution", "compare", "fleet", "hang", "job", "not_found_404", "study", "time", "timeline", "whatif", "workers",
-]  # fmt: skip
+    "attribution",
+    "compare",
+    "fleet",
+    "hang",
+    "hosts",
+    "incidents",
+    "job",
+    "not_found_404",
+    "study",
+    "time",
+    "timeline",
+    "whatif",
+    "workers",
+]

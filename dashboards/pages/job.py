@@ -13,10 +13,11 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_content
 from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures
+from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, note, panel, term
-from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.context import chosen_window, viewer
 from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, sure
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import cost, seconds, short
@@ -27,10 +28,12 @@ def build(stored: Stored, **_: str) -> list[Component]:
     report = stored.report
     assert report is not None
     return [
+        *window_bar(stored),
         html.Div([hero(report, stored.name), pictures(report, stored.name)], className="first-screen"),
         panel("Why: the evidence", _causes(report, stored.name)),
         _waterfall(report, stored.name),
         panel("All fixes, priced", *_fixes(report)),
+        *history(stored),
         _about(stored, report),
     ]
 
@@ -161,7 +164,9 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         rows["Layout known by"] = short(source)
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
     links = [
-        html.A(f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name), download="")
+        html.A(
+            f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name, window=chosen_window()), download=""
+        )
         for table in ("causes", "fixes", "by_worker", "by_step")
     ]
     return panel(
@@ -174,7 +179,8 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
 def build_ops(stored: Stored) -> list[Component]:
     """The page of an op trace: of GPUs, or of any other job."""
     of_gpus = stored.op_report is not None and "recording_time_s" in stored.op_report
-    return gpu_content(stored) if of_gpus else op_content(stored)
+    content = gpu_content(stored) if of_gpus else op_content(stored)
+    return [*window_bar(stored), *content, *history(stored)]
 
 
 job_page(
@@ -184,4 +190,5 @@ job_page(
     build,
     lambda found, texts: [partial(found.worker_map, texts["job"])],
     build_ops=build_ops,
+    of_windows=True,
 )

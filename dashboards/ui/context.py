@@ -14,10 +14,13 @@ import flask
 from tracekit.dashboards.data.fleet_study import FleetStudy
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
+from tracekit.errors import SelectionError
 from tracekit.figures.theme import LIGHT, THEMES, Theme
 from tracekit.units import EARLIEST_S
 
 EXTENSION = "tracekit"
+#: Numbers of windows are 32-bit integers.
+LONGEST_NUMBER = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,20 @@ def results() -> Results:
         flask.g.results = service.results.at_one_state()
     found: Results = flask.g.results
     return found
+
+
+def choose_window(job: str, window: str) -> None:
+    """Let `results` be of that window of the job, for the rest of the request. Raises SelectionError for no number."""
+    if not (window.isascii() and window.isdecimal() and len(window) < LONGEST_NUMBER):
+        raise SelectionError(f"window {window!r:.40} is no number of a window; the page without it shows the newest")
+    flask.g.results = results().of_window(job, int(window))
+    flask.g.window = int(window)
+
+
+def chosen_window() -> int | None:
+    """The window that the request is about; None: the newest."""
+    chosen: int | None = flask.g.get("window")
+    return chosen
 
 
 def replays() -> Replays:

@@ -6,6 +6,7 @@ In: a page's function from the state in the URL to its content. Out: that page i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
@@ -19,8 +20,9 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
-from tracekit.dashboards.ui.context import results, study, viewer
+from tracekit.dashboards.ui.context import choose_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
+from tracekit.errors import StoreError
 from tracekit.figures.theme import DARK
 from tracekit.text import short
 
@@ -63,10 +65,15 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
+        seen = {}
+        with suppress(StoreError):  # the content says so
+            seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
         content = guarded(build)(**texts)
         trouble = html.Div(id=TROUBLE, role="alert")
         return html.Main(
-            [*(content if isinstance(content, list) else [content]), trouble], id="page", **attributes(data_page=path)
+            [*(content if isinstance(content, list) else [content]), trouble],
+            id="page",
+            **attributes(data_page=path, **seen),
         )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
@@ -80,12 +87,20 @@ def read_ahead() -> None:
 
 
 def job_page(
-    module: str, path: str, title: str, build: Layout, reads: Reads | None = None, build_ops: Layout | None = None
+    module: str,
+    path: str,
+    title: str,
+    build: Layout,
+    reads: Reads | None = None,
+    build_ops: Layout | None = None,
+    *,
+    of_windows: bool = False,
 ) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
     `reads`: what it needs beside the job's report, in an address that names the job. `build_ops`: the same for op
-    traces, by default a word that the page is about pipelines.
+    traces, by default a word that the page is about pipelines. `of_windows`: `window=` chooses the window; the other
+    pages show the newest.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -93,8 +108,10 @@ def job_page(
             return [found.jobs]
         return [partial(found.stored, texts["job"]), *(() if reads is None else reads(found, texts))]
 
-    def layout(job: str | None = None, **state: str) -> list[Component]:
+    def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
+        if window is not None and of_windows:
+            choose_window(name, window)
         stored = results().stored(name)
         said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
         if stored.op_report is not None:
@@ -167,10 +184,15 @@ def frame() -> Component:
     )
     find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
-    fleet = [] if study() is None else [dcc.Link("Fleet", href=href("/fleet"), className="button")]
+    fleet = [] if study() is None else [dcc.Link("Fleet", href=href("/fleet"))]
     head = [
         dcc.Link([html.B("tracekit"), " jobs"], href=href("/"), className="brand"),
-        html.Div([*fleet, find, zone, theme, keys, *_log_out()], className="switches"),
+        html.Nav(
+            [dcc.Link("Incidents", href=href("/incidents")), dcc.Link("Hosts", href=href("/hosts")), *fleet],
+            className="places",
+            **attributes(aria_label="Pages of all jobs"),
+        ),
+        html.Div([find, zone, theme, keys, *_log_out()], className="switches"),
     ]
     return html.Div(
         [

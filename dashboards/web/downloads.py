@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.dashboards.data.csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.ui.context import results
+from tracekit.dashboards.ui.context import choose_window, results
 from tracekit.errors import NotStoredError, SelectionError, StoreError, TracekitError
 from tracekit.report_json import JSON_TABLES
 from tracekit.report_tables import DIAGNOSIS_TABLES
@@ -51,7 +51,10 @@ def _table(name: str, job: str | None) -> pl.DataFrame:
         return results().jobs().drop("job_id", "number", "analysed", "metadata", "tracekit").with_columns(lists)
     if name not in (*TABLES, _PER_STEP):
         raise SelectionError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
-    stored = results().stored(results().newest() if job is None else job)
+    job = results().newest() if job is None else job
+    if (window := flask.request.args.get("window")) is not None:
+        choose_window(job, window)
+    stored = results().stored(job)
     return _per_step(stored) if name == _PER_STEP else _flat(stored.table(name))
 
 

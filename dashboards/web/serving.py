@@ -65,6 +65,7 @@ def harden(app: Dash, access: Access) -> None:
     server.add_url_rule("/healthz", "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", _metrics)
+    server.add_url_rule("/state", "state", _state)
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
     downloads.register(server)
@@ -105,15 +106,24 @@ def _readyz() -> flask.Response:
     return flask.Response(f"ok, {count} jobs\n", mimetype="text/plain")
 
 
+def _state() -> flask.Response:
+    """What tells one state of the store from the next: pages ask it to notice that there is something new."""
+    try:
+        return flask.Response(results().state(), mimetype="text/plain")
+    except TracekitError as error:
+        return flask.Response(f"{error}\n", 503, mimetype="text/plain")
+
+
 def _metrics() -> flask.Response:
-    from tracekit.live.metrics import CONTENT_TYPE, exposition
+    from tracekit.live.exposition import CONTENT_TYPE, exposition
+    from tracekit.live.metrics import StoreMetrics
 
     states = _states(results().path)
     try:
         states()
     except TracekitError as error:
         return flask.Response(f"{error}\n", 503, mimetype="text/plain")
-    return flask.Response(exposition(states, flask.request.url_root), content_type=CONTENT_TYPE)
+    return flask.Response(exposition(StoreMetrics(states, flask.request.url_root).collect()), content_type=CONTENT_TYPE)
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,8 @@ from tests.handmade import run, slow_trace
 from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.dashboards.data.whatif_query import WhatifQuery
 from tracekit.job import Job
-from tracekit.live.metrics import exposition, remembered
+from tracekit.live.exposition import exposition
+from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.store import Incoming, Store
 from tracekit.text import seconds
 
@@ -26,7 +27,7 @@ PAGES = ("/", "/job", "/workers", "/attribution", "/time", "/whatif", "/compare"
 
 
 def metrics(store: Path, job: str) -> dict[str, float]:
-    families = text_string_to_metric_families(exposition(remembered(Store(store))).decode())
+    families = text_string_to_metric_families(exposition(StoreMetrics(remembered(Store(store))).collect()).decode())
     samples = (sample for family in families for sample in family.samples)
     return {sample.name: sample.value for sample in samples if sample.labels.get("training_job") == job}
 

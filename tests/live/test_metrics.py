@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.handmade import slow_trace
 from tests.test_incidents import LATE, SLOW
 from tests.test_store_windows import window
 from tracekit.job import Job
-from tracekit.live.metrics import MOST_INCIDENTS, JobStates, exposition, remembered
+from tracekit.live import metrics
+from tracekit.live.exposition import exposition
+from tracekit.live.metrics import MOST_INCIDENTS, JobStates, StoreMetrics, remembered
 from tracekit.store import Incident, Incoming, Store
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -26,7 +32,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def samples(states: Any, page: str = "") -> list[Any]:
-    text = exposition(states, page).decode()
+    text = exposition(StoreMetrics(states, page).collect()).decode()
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
@@ -71,7 +77,7 @@ def test_an_open_incident_has_what_a_person_needs_and_a_closed_one_nothing(store
     assert (info.labels["what"], info.labels["who"], info.labels["check"]) == (said.what, said.who, said.check)
     assert info.labels["page"] == "https://dash/job?job=live&window=0"
     store.end_watch("live")
-    assert not [one for one in samples(remembered(store)) if one.name.startswith("tracekit_incident")]
+    assert not [one for one in samples(remembered(store)) if one.name.startswith("tracekit_incident_")]
 
 
 def test_a_job_with_many_incidents_has_series_for_the_costliest(store: Store) -> None:
@@ -88,6 +94,37 @@ def test_a_job_with_many_incidents_has_series_for_the_costliest(store: Store) ->
     assert sorted(shown) == [("live", 1000 - place) for place in range(MOST_INCIDENTS, 0, -1)] + [("other", 1000)]
 
 
+def test_all_jobs_together_have_a_bounded_number_of_series(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two jobs with two incidents each, three may be told: the costliest of each job, then that of the rest."""
+    monkeypatch.setattr(metrics, "MOST_INCIDENTS_IN_ALL", 3)
+    store.append(window(0))
+    shares = {1: ("one", 0.9), 2: ("one", 0.8), 3: ("two", 0.1), 4: ("two", 0.05)}
+    many = tuple(
+        Incident(number, job, replace(SLOW, share=share), NOON, 0, 0) for number, (job, share) in shares.items()
+    )
+    found = samples(lambda: JobStates(JobStates.of(store).jobs, many))
+    assert {one.labels["incident"] for one in found if one.name == "tracekit_incident_info"} == {"1", "2", "3"}
+    assert [one.value for one in found if one.name == "tracekit_incidents_left_out"] == [1]
+
+
+def test_the_text_says_what_prometheus_own_library_writes(store: Store) -> None:
+    store.append(replace(window(0, analysed=True), name='a "job"\\ of\nmine'))
+    registry = CollectorRegistry()
+    odd = GaugeMetricFamily("tracekit_odd", "Not\nfinite", labels=["of"])
+    for value in (math.inf, -math.inf, 1e21, 5e-324):
+        odd.add_metric([str(value)], value)
+    registry.register(StoreMetrics(remembered(store), "https://dash"))
+    ours, theirs = (
+        [*text_string_to_metric_families(text.decode())]
+        for text in (
+            exposition([*registry.collect(), odd]),
+            generate_latest(registry) + generate_latest(SimpleNamespace(collect=lambda: [odd])),
+        )
+    )
+    assert ours == theirs
+    assert exposition([GaugeMetricFamily("tracekit_none", "No number", math.nan)]).endswith(b"tracekit_none NaN\n")
+
+
 def test_a_store_that_cannot_be_read_is_a_metric(store: Store) -> None:
     found = samples(remembered(store))
     assert [(one.name, one.value) for one in found] == [("tracekit_store_readable", 0)]
@@ -95,7 +132,7 @@ def test_a_store_that_cannot_be_read_is_a_metric(store: Store) -> None:
 
 def test_names_and_units_are_prometheus_own(store: Store) -> None:
     store.append(window(0, analysed=True))
-    for family in text_string_to_metric_families(exposition(remembered(store)).decode()):
+    for family in text_string_to_metric_families(exposition(StoreMetrics(remembered(store)).collect()).decode()):
         assert family.name.startswith("tracekit_")
         assert family.documentation
         assert (family.type == "counter") == all(one.name.endswith("_total") for one in family.samples)

@@ -121,6 +121,23 @@ def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits()
     assert notifier.problem.startswith("cannot be reached: ")
 
 
+def test_a_receiver_that_fails_and_answers_again_is_said_once_each() -> None:
+    """Neither the path of the address, which may be a secret, nor each attempt."""
+    with receiving(500, 503) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+        notifier = Notifier(f"{receiver.url}/secret")
+        assert [*notifier.changes()] == []
+        notifier.problem = "answers 500"
+        (said,) = notifier.changes()
+        assert [*notifier.changes()] == []
+        notifier.tell([OPENED], [])
+        receiver.wait_for(3)
+        notifier.close(PATIENCE_S)
+    where = receiver.url.removeprefix("http://").partition("/")[0]
+    assert said.startswith(f"--notify: {where} answers 500; it is asked again")
+    assert [*notifier.changes()] == [f"--notify: {where} answers again"]
+    assert [*notifier.losses()] == []
+
+
 def test_slack_gets_a_text_in_its_markup() -> None:
     text = slack_message([OPENED], [], "https://dash")["text"]
     assert text.splitlines() == [

@@ -34,6 +34,22 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert len(lines) == 6
 
 
+def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        url = receiver.url  # nobody listens there once it has ended
+    written = WrittenRun(tmp_path / "run", 4)
+    written.run(range(1, 11), slow={3: 2.0})
+    written.end()
+    ran = run("watch", tmp_path / "run", "--store", tmp_path / "jobs.store", "--window-steps", "10", "--notify", url)
+    assert ran.code == 0
+    lines = [line for line in ran.err.splitlines() if "--notify" in line]
+    where = url.removeprefix("http://").partition("/")[0]
+    assert len(lines) == 2
+    assert lines[0].startswith(f"tracekit: --notify: {where} cannot be reached: ")
+    assert lines[1].endswith(f"message did not reach {where}") or lines[1].endswith(f"messages did not reach {where}")
+    assert len(Store(tmp_path / "jobs.store").windows("run")) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

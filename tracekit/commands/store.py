@@ -52,7 +52,7 @@ def windows(job: str, store: Path | None) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
-    from tracekit.live.watch import advice, lasted
+    from tracekit.live.incident_words import advice, lasted
     from tracekit.store import Store, default_store
 
     for incident in Store(store or default_store()).incidents(job, only_open=only_open):

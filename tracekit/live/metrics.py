@@ -6,13 +6,11 @@ for each open incident: never one per worker.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import polars as pl
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,9 +18,8 @@ from tracekit.errors import TracekitError
 from tracekit.store import Incident, Store
 from tracekit.text import printable
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Open incidents of a job that have series; a job with more has many of one kind.
-MOST_INCIDENTS = 5
+#: Open incidents of a job that have series; a job with more has many of one kind. And those of all jobs together.
+MOST_INCIDENTS, MOST_INCIDENTS_IN_ALL = 5, 1000
 #: Characters of a label's value.
 LONGEST_LABEL = 400
 
@@ -104,9 +101,6 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
         yield _filled(GaugeMetricFamily(metric, says, labels=[LABEL]), names, _values(jobs, made))
     for metric, says, made in _COUNTERS:
         yield _filled(CounterMetricFamily(metric, says, labels=[LABEL]), names, _values(jobs, made))
-    recorded_at = pl.coalesce("ended_at", "added_at")
-    age = GaugeMetricFamily("tracekit_job_trace_age_seconds", "Time since its last traced step", labels=[LABEL])
-    yield _filled(age, names, _values(jobs, time.time() - recorded_at))
     verdicts = GaugeMetricFamily(
         "tracekit_job_verdict", "1: the kind of loss that costs most", labels=[LABEL, "verdict"]
     )
@@ -139,17 +133,31 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     info = InfoMetricFamily(
         "tracekit_incident", "What to tell a person of an open incident", labels=[LABEL, "incident"]
     )
-    shown: dict[str, int] = {}
-    for incident in sorted(incidents, key=lambda one: -one.cause.share):
-        shown[incident.job] = shown.get(incident.job, 0) + 1
-        if shown[incident.job] > MOST_INCIDENTS:
-            continue
+    shown = _costliest(incidents)
+    for incident in shown:
         cause, identity = incident.cause, [incident.job, str(incident.incident_id)]
         values = [*identity, cause.kind, cause.part or cause.kind]
         lost.add_metric(values, cause.share)
         windows.add_metric(values, incident.windows)
         info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
-    yield from (lost, windows, info)
+    left_out = GaugeMetricFamily(
+        "tracekit_incidents_left_out",
+        "Open incidents without series: there are costlier ones",
+        len(incidents) - len(shown),
+    )
+    yield from (lost, windows, info, left_out)
+
+
+def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
+    """The incidents that have series: the costliest of each job before the second of any."""
+    ranked: list[tuple[int, Incident]] = []
+    of_job: dict[str, int] = {}
+    for incident in sorted(incidents, key=lambda one: -one.cause.share):
+        place = of_job[incident.job] = of_job.get(incident.job, 0) + 1
+        if place <= MOST_INCIDENTS:
+            ranked.append((place, incident))
+    ranked.sort(key=lambda one: one[0])
+    return [incident for _, incident in ranked[:MOST_INCIDENTS_IN_ALL]]
 
 
 def told(incident: Incident, page: str) -> dict[str, str]:
@@ -180,13 +188,6 @@ def _label(text: str) -> str:
     return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."
 
 
-def exposition(states: Callable[[], JobStates], page: str = "") -> bytes:
-    """All figures in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(StoreMetrics(states, page))
-    return generate_latest(registry)
-
-
 def remembered(store: Store) -> Callable[[], JobStates]:
     """The state of a store, read again only once it has changed."""
     kept: list[tuple[tuple[int, ...], JobStates]] = []
@@ -204,4 +205,4 @@ def remembered(store: Store) -> Callable[[], JobStates]:
     return states
 
 
-__all__ = ["CONTENT_TYPE", "JobStates", "StoreMetrics", "exposition", "page_of", "remembered", "told"]
+__all__ = ["JobStates", "StoreMetrics", "page_of", "remembered", "told"]

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +58,8 @@ class Notifier:
         self.problem: str | None = None
         self._url, self._page = url, page
         self._slack = parts.hostname in _SLACK if slack is None else slack
+        self._receiver = parts.netloc.rpartition("@")[2]  # the rest of the address may be a secret
+        self._told: str | None = None
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracekit-notify", daemon=True)
@@ -82,6 +84,23 @@ class Notifier:
             self._waiting.put_nowait(None)
         self._thread.join(timeout_s)
         self.counts.dropped += sum(body is not None for body in list(self._waiting.queue))
+
+    def changes(self) -> Iterator[str]:
+        """A line when messages begin to fail, and one when they arrive again: since the last look, for one thread."""
+        problem = self.problem
+        if problem is not None and self._told is None:
+            yield (
+                f"--notify: {self._receiver} {problem}; it is asked again, later each time, and {MOST_WAITING} messages"
+                " wait at most"
+            )
+        elif problem is None and self._told is not None:
+            yield f"--notify: {self._receiver} answers again"
+        self._told = problem
+
+    def losses(self) -> Iterator[str]:
+        """A line of how many messages never arrived, where some did not."""
+        if lost := self.counts.failed + self.counts.dropped:
+            yield f"--notify: {lost} message{'s' if lost > 1 else ''} did not reach {self._receiver}"
 
     def _run(self) -> None:
         while (body := self._waiting.get()) is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
 from tracekit.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.live.incident_words import advice, lasted
 from tracekit.live.news import News, StoreNews
 from tracekit.live.run import LiveRun
-from tracekit.store import Incident, Store
+from tracekit.store import Store
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
     from tracekit.live.notify import Notifier
 
 #: How often the recording and the store are looked at, seconds.
@@ -49,6 +51,7 @@ class Watch:
                 ended = self.run.ended()  # before the last look, so that nothing comes behind it
                 self.run.poll()
             self._tell(news)
+            self._tell_of_notifier()
             if not ended:
                 stop.wait(POLL_S)
         if self.run is not None and ended:
@@ -56,6 +59,13 @@ class Watch:
             self._tell(news)
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
+            self._tell_of_notifier()
+            for line in self.notifier.losses():
+                self.tell(line)
+
+    def _tell_of_notifier(self) -> None:
+        for line in () if self.notifier is None else self.notifier.changes():
+            self.tell(line)
 
     def _tell(self, news: StoreNews) -> None:
         try:
@@ -97,22 +107,6 @@ def window_line(window: dict[str, Any]) -> str:
     return f"{title}: S = {window['slowdown']:.3f}, {window['verdict']}{doubt}: {window['headline']}"
 
 
-def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Who, what to look at first, and what it saves, as far as there is something to say."""
-    cause = incident.cause
-    for title, text in (("Who", cause.who), ("Check", cause.check), ("Fix", cause.fix)):
-        if text:
-            yield title, text
-
-
-def lasted(incident: Incident) -> str:
-    """How long an incident lasted, or has lasted until now."""
-    ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
-    minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
-
-
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM and SIGINT set, so that what is under way is finished."""
@@ -128,19 +122,25 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 @contextmanager
 def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[int]:
     """Answer at /metrics meanwhile; the port. Raises SelectionError where nobody can listen there."""
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import start_http_server
 
+    from tracekit.live.exposition import CONTENT_TYPE, exposition
     from tracekit.live.metrics import StoreMetrics, remembered
     from tracekit.live.watch_metrics import WatchMetrics
 
-    registry = CollectorRegistry()
-    registry.register(StoreMetrics(remembered(store), page))
-    registry.register(WatchMetrics(watch.run, watch.notifier))
+    collectors = (StoreMetrics(remembered(store), page), WatchMetrics(watch.run, watch.notifier))
+
+    def answer(_: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        body = exposition(family for collector in collectors for family in collector.collect())
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE)])
+        return [body]
+
     try:
-        server, thread = start_http_server(port, host, registry)
+        server, thread = start_http_server(port, host)
     except (OSError, OverflowError) as error:
         raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --metrics-port") from None
     assert isinstance(server, WSGIServer)
+    server.set_app(answer)
     try:
         yield int(server.server_port)
     finally:

@@ -55,7 +55,8 @@ FROM jobs
 JOIN (SELECT job_id, max(number) AS number, count(*) AS windows, sum(steps)::BIGINT AS all_steps,
              sum(ops)::BIGINT AS all_ops
       FROM windows GROUP BY job_id) AS counted USING (job_id)
-JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = counted.number
+JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = coalesce($number, counted.number)
+WHERE $name IS NULL OR jobs.name = $name
 ORDER BY newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
 """
 _WINDOWS = """
@@ -103,7 +104,19 @@ class Catalogue:
 
         `windows`, `all_steps`, `all_ops`: of all its windows. `imported_at`: seconds since the epoch.
         """
-        return pl.DataFrame(self.connection.sql(_JOB_LIST).to_arrow_table())
+        return self._job_list(None, None)
+
+    def job_row(self, name: str, number: int) -> dict[str, Any]:
+        """The row of `job_list` as it was when window `number` of the job was its newest, but for the sums.
+
+        Raises NotStoredError where there is none.
+        """
+        self.window(name, number)
+        return self._job_list(name, number).row(0, named=True)
+
+    def _job_list(self, name: str | None, number: int | None) -> pl.DataFrame:
+        query = self.connection.sql(_JOB_LIST, params={"name": name, "number": number})
+        return pl.DataFrame(query.to_arrow_table())
 
     def jobs(self) -> tuple[StoredJob, ...]:
         """All jobs, the one with the newest window first."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.findings import Account, Findings, WindowVerdict
+from tracekit.findings import SMALLEST_ALARMING_SHARE, Account, Findings, WindowVerdict
 from tracekit.store.incidents import Incident, followed
 from tracekit.store.window import Incoming
 
@@ -55,6 +55,33 @@ LEFT JOIN watches ON watches.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
+#: Which jobs ran on a host, and in which of them a trusted window had a cause on that host alone.
+_HOST_JOBS = """
+WITH blamed AS (
+    SELECT job_id, culprits.hosts[1] AS host, string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds,
+           max_by(number, share) AS number
+    FROM culprits JOIN windows USING (job_id, number)
+    WHERE len(culprits.hosts) = 1 AND share >= $share AND windows.trustworthy
+    GROUP BY ALL
+)
+SELECT hosts.host, jobs.name AS job, max(epoch(windows.added_at)) AS added_at, any_value(blamed.kinds) AS kinds,
+       any_value(blamed.number) AS number
+FROM hosts JOIN jobs USING (job_id) JOIN windows USING (job_id)
+LEFT JOIN blamed ON blamed.job_id = hosts.job_id AND blamed.host = hosts.host
+GROUP BY hosts.host, jobs.name
+ORDER BY hosts.host, added_at DESC, jobs.name
+"""
+#: The GPUs that a cause sat on alone, in trusted windows.
+_GPU_JOBS = """
+SELECT culprits.gpu_uuids[1] AS gpu, any_value(culprits.hosts[1]) AS host, jobs.name AS job,
+       max(epoch(windows.added_at)) AS added_at,
+       string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds, max_by(number, share) AS number
+FROM culprits JOIN windows USING (job_id, number) JOIN jobs USING (job_id)
+WHERE len(culprits.gpu_uuids) = 1 AND share >= $share AND windows.trustworthy
+GROUP BY ALL
+ORDER BY gpu, added_at DESC, job
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveTables:
@@ -83,6 +110,21 @@ class LiveTables:
     def live_jobs(self) -> pl.DataFrame:
         """One row per job for metrics: of its newest window, and sums over all."""
         return pl.DataFrame(self.connection.sql(_LIVE_JOBS).to_arrow_table())
+
+    def host_jobs(self) -> pl.DataFrame:
+        """One row per host and job that ran on it, the newest job of a host first: `added_at` of its newest window.
+
+        `kinds`: the causes that alarm and sat on this host alone, null without one; `number`: the window that shows the
+        costliest.
+        """
+        return self._alarming(_HOST_JOBS)
+
+    def gpu_jobs(self) -> pl.DataFrame:
+        """The same per GPU, by UUID, of the jobs in which a cause sat on it alone."""
+        return self._alarming(_GPU_JOBS)
+
+    def _alarming(self, query: str) -> pl.DataFrame:
+        return pl.DataFrame(self.connection.sql(query, params={"share": SMALLEST_ALARMING_SHARE}).to_arrow_table())
 
     # ---- writing
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.errors import NotStoredError
-from tracekit.live.watch import advice, lasted
+from tracekit.live.incident_words import advice, lasted
 from tracekit.store import Incident, Store
 from tracekit.terminal.maps import sparkline, worker_map
 from tracekit.text import printable, short

@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.attribution.one_changed import step_times_by_paths, step_times_each_changed
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
-from tracekit.analysis.whatif.selection import dp_rank, stage, worker
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Base, Scenario
+from tracekit.analysis.whatif.selection import Everything, dp_rank, stage, worker
 from tracekit.model import Layout, Worker
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace import Trace
 
 CAUSES = ("slow-worker", "slow-nic", "slow-p2p-link", "python-gc", "sequence-length-imbalance", "slow-last-stage")
+
+#: What can be done to a DP rank: idealise its ops, or let them keep their launch delays.
+CHANGES = (Scenario.removal, lambda chosen: Scenario(Base.ORIGINAL, launch_delays=chosen))
 
 
 @st.composite
@@ -50,11 +54,27 @@ def assert_cheap_equals_plain(replay):
         plain = replay.step_times(Scenario.addition(stage(at)))
         np.testing.assert_allclose(found.by_stage[:, at], plain, rtol=1e-12)
 
+    for change in CHANGES:
+        cheap = step_times_by_paths(replay, change(Everything()))
+        plain = np.stack([replay.step_times(change(dp_rank(rank))) for rank in found.dp_ranks], axis=1)
+        np.testing.assert_allclose(cheap, plain, rtol=1e-12)
+
 
 @examples(8)
 @given(specs())
 def test_cheap_way_equals_a_replay_per_worker(spec):
     assert_cheap_equals_plain(JobReplay.from_trace(synthesize(spec)))
+
+
+def test_one_rank_changed_is_asked_without_a_replay_per_rank(monkeypatch):
+    """The one collective takes 2 passes, before and after the change; 64 ranks are far more than these 4."""
+    replay = JobReplay.from_trace(synthesize(SynthSpec(layout=Layout(dp=64), steps=2, causes=())))
+    plain = np.stack([replay.step_times(Scenario.removal(dp_rank(rank))) for rank in range(64)], axis=1)
+    monkeypatch.setattr(JobReplay, "step_times", None)
+    passes = 2 * (replay.graph.joins + 1)
+    found = step_times_each_changed(replay, Scenario.removal, passes * replay.graph.ops)
+    np.testing.assert_allclose(found, plain, rtol=1e-12)
+    assert step_times_each_changed(replay, Scenario.removal, passes * replay.graph.ops - 1) is None
 
 
 def odd_lane(trace, *, step, rank, kind="checkpoint"):

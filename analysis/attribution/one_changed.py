@@ -1,0 +1,119 @@
+"""Step times of a job with one DP rank changed, for each DP rank, without a replay for each.
+
+In: a `JobReplay` and a change. Out: step times, [steps, dp_ranks].
+
+Lanes of a step meet in collectives only. Between two collectives a lane takes the longest path of its own graph,
+whatever other lanes do, and a collective starts when the longest of these paths over all lanes has ended. So a step is
+a small graph whose nodes are its start, its collectives and its end, and whose edges are the longest paths, maximised
+over lanes. Changing one DP rank replaces its share of that maximum: the costliest and the second costliest lane of each
+edge are enough to do so for every rank. The paths take one pass over the trace per collective, before and after the
+change, where replays take one per DP rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import Costs, path_lengths, without_starts
+from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
+from tracekit.analysis.whatif.selection import Everything, Selection, dp_rank
+
+#: Path lengths held in memory at the same time.
+_LENGTHS_AT_ONCE = 1 << 20
+
+
+def step_times_each_changed(
+    replay: JobReplay, change: Callable[[Selection], Scenario], most_op_replays: int
+) -> Floats | None:
+    """Step times, seconds, [steps, dp_ranks]: the original job with `change` of all ops of one DP rank.
+
+    None where that takes more than `most_op_replays` evaluations of an op.
+    """
+    graph = replay.graph
+    passes = 2 * (graph.joins + 1)
+    if min(passes, len(graph.dp_ranks)) * graph.ops > most_op_replays:
+        return None
+    if len(graph.dp_ranks) <= passes:
+        return np.stack([replay.step_times(change(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)
+    return step_times_by_paths(replay, change(Everything()))
+
+
+def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
+    """Step times, seconds, [steps, dp_ranks]: the original job with one DP rank as in `changed`, by longest paths."""
+    graph = replay.graph
+    before, after = _Lanes.under(replay, ORIGINAL), _Lanes.under(replay, changed)
+    order = _collectives_in_order(replay)
+    together = max(1, _LENGTHS_AT_ONCE // ((graph.joins + 1) ** 2 * len(graph.dp_ranks)))
+    times = np.empty((len(graph.steps), len(graph.dp_ranks)))
+    for first in range(0, len(times), together):
+        last = min(first + together, len(times))
+        edges = np.maximum(_of_the_others(before.paths(first, last)), after.paths(first, last))
+        times[first:last] = _longest(edges, order)
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """All lanes of a job under one scenario: `costs` of each block, and the same with nothing before a collective."""
+
+    replay: JobReplay
+    costs: tuple[Costs, ...]
+    behind_collective: tuple[Costs, ...]
+
+    @classmethod
+    def under(cls, replay: JobReplay, scenario: Scenario) -> _Lanes:
+        blocks = replay.graph.blocks
+        costs = tuple(scenario.costs(replay.graph, replay.durations, number) for number in range(len(blocks)))
+        behind = (without_starts(block.template, cost, block.lanes) for block, cost in zip(blocks, costs, strict=True))
+        return cls(replay, costs, tuple(behind))
+
+    def paths(self, first: int, last: int) -> Floats:
+        """The edges in steps `first` to `last` - 1, [joins + 1 sources, joins + 1 targets, steps, dp_ranks].
+
+        The last source is the start of the step, the last target its end; -inf where a DP rank has no such path.
+        """
+        graph = self.replay.graph
+        lengths = np.full((graph.joins + 1, graph.joins + 1, last - first, len(graph.dp_ranks)), -np.inf)
+        for number, block in enumerate(graph.blocks):
+            low, high = np.searchsorted(block.step, (first, last)).tolist()
+            dp_index = np.searchsorted(graph.dp_ranks, block.dp_rank[low:high])
+            for source in range(graph.joins + 1):
+                costs = self.costs[number] if source == graph.joins else self.behind_collective[number]
+                found = path_lengths(block.template, costs, graph.joins, source, (low, high))
+                lengths[source][:, block.step[low:high] - first, dp_index] = found
+        return lengths
+
+
+def _collectives_in_order(replay: JobReplay) -> Ints:
+    """The numbers of the collectives, each behind those that it depends on, [joins]."""
+    rounds = np.zeros(replay.graph.joins, np.int64)
+    for block in replay.graph.blocks:
+        joins = np.flatnonzero(block.template.join >= 0)
+        rounds[block.template.join[joins]] = np.searchsorted(block.template.first_of_round, joins, side="right")
+    return np.argsort(rounds, kind="stable")
+
+
+def _of_the_others(lengths: Floats) -> Floats:
+    """For each entry along the last axis, the greatest of the other entries; -inf where there is none."""
+    greatest = lengths.argmax(axis=-1)[..., None]
+    top = np.take_along_axis(lengths, greatest, axis=-1)
+    rest = lengths.copy()
+    np.put_along_axis(rest, greatest, -np.inf, axis=-1)
+    others = np.broadcast_to(top, lengths.shape).copy()
+    np.put_along_axis(others, greatest, rest.max(axis=-1, keepdims=True), axis=-1)
+    return others
+
+
+def _longest(edges: Floats, order: Ints) -> Floats:
+    """The longest path from the start of each step to its end, [steps, dp_ranks]. `edges`: as `_Lanes.paths`."""
+    end = len(order)
+    reached: Floats = edges[end].copy()  # of every target, on paths that meet no collective on their way
+    for collective in order.tolist():
+        np.maximum(reached, reached[collective] + edges[collective], out=reached)
+    latest: Floats = np.maximum(reached[end], 0.0)
+    return latest

@@ -1,0 +1,77 @@
+// Pages of what goes on refresh by themselves: once the store has changed, the page is asked for again and React puts
+// what differs into the document, so that the reader stays where they are. And the windows of a job, played.
+(function () {
+  "use strict";
+
+  const POLL_MS = 3000, PLAY_MS = 1200;
+  const REFRESHED = ["/", "/job", "/incidents", "/hosts"];
+  let asked = null, playing = null;
+
+  const path = () => (document.getElementById("page") || { dataset: {} }).dataset.page;
+  const chosen = () => new URLSearchParams(window.location.search).has("window");
+
+  // Dash asks for the page that the address names whenever this is set, also to what it was.
+  function ask() {
+    window.dash_clientside.set_props("_pages_location", { search: window.location.search });
+  }
+
+  // Of a window that was chosen nothing changes, and nothing is taken from under a person who writes.
+  function wanted() {
+    const busy = document.activeElement && document.activeElement.matches("input, textarea, select");
+    return !document.hidden && REFRESHED.includes(path()) && !chosen() && !busy && !playing;
+  }
+
+  async function look() {
+    if (wanted()) {
+      try {
+        const answer = await window.fetch(window.tracekit.at("/state"), { cache: "no-store" });
+        const found = answer.ok ? await answer.text() : null;
+        const drawn = document.getElementById("page").dataset.state; // the store as it was when the page was made
+        if (found !== null && drawn && found !== drawn && found !== asked && wanted()) {
+          asked = found;
+          ask();
+        }
+      } catch (error) {
+        // the server is away: the age of what is shown tells
+      }
+    }
+    window.setTimeout(look, POLL_MS);
+  }
+
+  function age() {
+    for (const badge of document.querySelectorAll("[data-added-at]")) {
+      const seconds = Date.now() / 1000 - Number(badge.dataset.addedAt);
+      const stale = seconds > Number(badge.dataset.staleAfter);
+      badge.textContent = `${stale ? "stale" : "live"}: newest window ${Math.max(0, seconds).toFixed(0)} s ago`;
+      badge.className = stale ? "badge slow loud" : "badge fine";
+    }
+  }
+
+  function stop() {
+    window.clearInterval(playing);
+    playing = null;
+  }
+
+  function play(windows) {
+    const address = new URL(window.location.href), job = address.searchParams.get("job");
+    let at = 0;
+    const next = function () {
+      const here = new URLSearchParams(window.location.search);
+      if (at >= windows.length || path() !== "/job" || here.get("job") !== job) return stop();
+      address.searchParams.set("window", windows[at++]);
+      window.history.replaceState(window.history.state, "", address);
+      ask();
+    };
+    playing = window.setInterval(next, PLAY_MS);
+    next();
+  }
+
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("button[data-play]");
+    if (button && playing) stop();
+    else if (button) play(button.dataset.play.split(" "));
+  });
+
+  window.setInterval(age, 1000);
+  window.setTimeout(look, POLL_MS);
+})();

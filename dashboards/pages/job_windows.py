@@ -1,0 +1,129 @@
+"""The windows of a job on its page: which one is shown, the way to the others, and how the job went over all of them.
+
+In: a stored job. Out: components; nothing of a job with one window that nobody watches. assets/live.js plays through
+the windows and keeps the age of the newest up to date.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.ui.components import attributes, href, panel
+from tracekit.dashboards.ui.context import chosen_window, results, viewer
+from tracekit.dashboards.ui.incidents import incident_table
+from tracekit.text import printable
+
+#: Windows that are drawn, and those of them that are listed with their headline.
+MOST_BARS, MOST_LISTED = 60, 20
+#: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
+STALE_WINDOWS, STALE_S = 5, 60.0
+#: The lowest bar has this share of the height of the tallest.
+_LOWEST = 0.08
+
+
+def window_bar(stored: Stored) -> list[Component]:
+    """Which window this is, when the newest came, and a bar for the S of each of the last."""
+    live = _live(stored.name)
+    if live is None or (stored.windows < 2 and not live["watched"]):
+        return []
+    rows = results().history(stored.name, MOST_BARS).to_dicts()
+    numbers = [row["number"] for row in rows]
+    shown = next((row for row in rows if row["number"] == stored.window), None)
+    steps = "" if shown is None else f", steps {shown['first_step']} to {shown['last_step']}"
+    earlier = max((number for number in numbers if number < stored.window), default=None)
+    later = min((number for number in numbers if number > stored.window), default=None)
+    parts: list[Any] = [
+        _way("Earlier window", stored.name, earlier),
+        html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{steps}"),
+        _way("Later window", stored.name, later),
+        html.Button(
+            "Play", title="Show these windows one after the other", **attributes(data_play=" ".join(map(str, numbers)))
+        ),
+        _age(live),
+    ]
+    if chosen_window() is not None:
+        newest = dcc.Link("Newest window", href=href("/job", job=stored.name))
+        parts += [newest, html.Span("The other pages of this job show the newest window.", className="note")]
+    return [
+        html.Section(
+            [html.Div(parts, className="window-way"), _bars(rows, stored)],
+            className="panel windows",
+            **attributes(aria_label="Windows of this job"),
+        )
+    ]
+
+
+def _live(name: str) -> dict[str, Any] | None:
+    """What metrics know of the job; None where its store is of a form that has no windows."""
+    return next((row for row in results().live_jobs().iter_rows(named=True) if row["name"] == name), None)
+
+
+def _way(words: str, job: str, window: int | None) -> Component:
+    if window is None:
+        return html.Span(words, className="note")
+    return dcc.Link(words, href=href("/job", job=job, window=window))
+
+
+def _age(live: dict[str, Any]) -> Component:
+    """How old the newest window is; a badge once no window has come for too long."""
+    if not live["watched"]:
+        return html.Span(f"ended; the last window came {viewer().moment(live['added_at'])}", className="note")
+    stale_after = STALE_WINDOWS * ((live["ended_at"] or 0.0) - (live["started_at"] or 0.0)) + STALE_S
+    age = time.time() - live["added_at"]
+    stale = age > stale_after
+    return html.Span(
+        f"{'stale' if stale else 'live'}: newest window {age:.0f} s ago",
+        className=f"badge {'slow loud' if stale else 'fine'}",
+        **attributes(data_added_at=f"{live['added_at']:.3f}", data_stale_after=f"{stale_after:.3f}"),
+    )
+
+
+def _bars(rows: list[dict[str, Any]], stored: Stored) -> Component:
+    """S of each window, every bar a link to the window."""
+    tallest = max((row["slowdown"] - 1 for row in rows if row["slowdown"] is not None), default=0.0)
+    bars = []
+    for row in rows:
+        slowdown, here = row["slowdown"], row["number"] == stored.window
+        share = 0.0 if slowdown is None or tallest <= 0 else max(0.0, slowdown - 1) / tallest
+        said = "not analysed" if slowdown is None else f"S {slowdown:.3f}"
+        words = f"Window {row['number']}, steps {row['first_step']} to {row['last_step']}: {said}"
+        bars.append(
+            dcc.Link(
+                html.Span(style={"height": f"{max(share, _LOWEST):.0%}"}),
+                href=href("/job", job=stored.name, window=row["number"]),
+                title=words,
+                className=f"{'here' if here else ''}{' doubtful' if not row['trustworthy'] else ''}",
+            )
+        )
+    ends = [f"S {1 + tallest:.3f} at most", f"{len(rows)} windows"]
+    return html.Figure([html.Div(bars, className="window-bars"), html.Figcaption(", ".join(ends))], className="picture")
+
+
+def history(stored: Stored) -> list[Component]:
+    """What each of the last windows showed, and the incidents of the job."""
+    incidents = results().incidents(stored.name)
+    parts = []
+    if incidents:
+        parts.append(panel("Incidents of this job", incident_table(incidents)))
+    if stored.windows < 2:
+        return parts
+    rows = [
+        html.Tr(
+            [
+                html.Td(dcc.Link(f"{row['number']}", href=href("/job", job=stored.name, window=row["number"]))),
+                html.Td(f"{row['first_step']} to {row['last_step']}"),
+                html.Td(viewer().moment(row["added_at"])),
+                html.Td("-" if row["slowdown"] is None else f"{row['slowdown']:.3f}", className="number"),
+                html.Td(printable(row["headline"] or row["problem"] or "not analysed")),
+            ]
+        )
+        for row in reversed(results().history(stored.name, MOST_LISTED).to_dicts())
+    ]
+    heads = ("Window", "Steps", "Stored", "S", "What it showed")
+    table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
+    return [*parts, panel("History", html.Div(table, className="table-wide", tabIndex=0, role="region"))]

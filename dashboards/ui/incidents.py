@@ -1,0 +1,53 @@
+"""Incidents as a table: what, since when, how long, and the way to the window that shows it.
+
+In: incidents of a store. Out: a component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.ui.components import badge, href
+from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.sentences import Tone
+from tracekit.live.incident_words import advice, lasted
+from tracekit.store import Incident
+from tracekit.text import printable, short
+
+_HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
+
+
+def incident_table(incidents: Sequence[Incident]) -> Component:
+    """One row per incident; an open one says who, what to check and what to do."""
+    head = html.Thead(html.Tr([html.Th(name) for name in _HEADS]))
+    table = html.Table([head, html.Tbody([_row(one) for one in incidents])], className="plain")
+    return html.Div(table, className="table-wide", tabIndex=0, role="region")
+
+
+def _row(incident: Incident) -> Component:
+    is_open = incident.closed_at is None
+    state = badge("open", Tone.BAD, loud=True) if is_open else badge("closed", Tone.GOOD, loud=False)
+    what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
+    if is_open:
+        what += [
+            html.Div([html.B(f"{title}: "), printable(text)], className="note") for title, text in advice(incident)
+        ]
+    return html.Tr(
+        [
+            html.Td([f"{incident.incident_id} ", state]),
+            html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
+            html.Td(what),
+            html.Td(viewer().moment(incident.opened_at.timestamp())),
+            html.Td(lasted(incident), className="number"),
+        ]
+    )
+
+
+def evidence(incident: Incident) -> str:
+    """The page that shows what an incident is: the last window that showed it, or the hang."""
+    if incident.seen_window is None:
+        return href("/hang", job=incident.job)
+    return href("/job", job=incident.job, window=incident.seen_window)

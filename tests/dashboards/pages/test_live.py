@@ -1,0 +1,157 @@
+"""The pages of running jobs: the page of one window, the windows of a job, incidents, and the history of hosts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages, found
+from tests.test_store_windows import window
+from tracekit.job import Job
+from tracekit.live.metrics import page_of
+from tracekit.store import Incoming, Store
+from tracekit.trace import Trace
+
+HOSTS = {"0": "node-a", "1": "node-b", "2": "node-c", "3": "node-d"}
+
+
+def trace(*, slow: bool, name: str = "live") -> Trace:
+    """Four steps of four ranks, each on a host of its own; `slow`: the forwards of rank 3 take three times as long."""
+    even = [FORWARD, BACKWARD]
+    last = [("forward-compute", 0.3), BACKWARD] if slow else even
+    return replace(data_parallel_job([even, even, even, last]), name=name, metadata={"hosts": HOSTS})
+
+
+def analysed(ran: Trace) -> Incoming:
+    """A window on its way into the store."""
+    return Incoming(ran, ran.name, "collect", Job(ran).findings())
+
+
+@pytest.fixture(scope="module")
+def live_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A watched job whose worker is slow in windows 0 and 1, and not in window 2."""
+    store = Store(tmp_path_factory.mktemp("live") / "live.store")
+    store.begin_watch("live", "torchrun")
+    for number in (0, 1):
+        store.append(window(number, analysed=True))
+    store.append(analysed(trace(slow=False)))
+    return store.path
+
+
+@pytest.fixture(scope="module")
+def pages(live_store: Path) -> Pages:
+    return Pages(live_store)
+
+
+def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pages: Pages) -> None:
+    (incident,) = [one for one in Store(live_store).incidents() if one.seen_window == 1]
+    assert page_of(incident, "https://dash") == "https://dash/job?job=live&window=1"
+    shown = pages.text("/job", job="live", window="1")
+    assert "Window 1 of 0 to 2, steps 2 to 3" in shown
+    assert json.loads(Store(live_store).report("live", 1) or "")["answer"]["who"] in shown
+    assert shown.splitlines()[1].startswith("straggler, S = 1.148")
+    newest = pages.text("/job", job="live")
+    assert "Window 2 of 0 to 2, steps 0 to 3" in newest
+    assert newest.splitlines()[1].startswith("balanced")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("7", "has no window 7; it has 0 to 2"),
+        ("x", "is no number of a window"),
+        ("-1", "is no number"),
+        ("9" * 40, "is no number"),
+    ],
+)
+def test_a_window_that_is_not_there_is_one_clear_line(pages: Pages, asked: str, said: str) -> None:
+    assert said in pages.text("/job", job="live", window=asked)
+
+
+def test_files_are_those_of_the_window_shown(pages: Pages) -> None:
+    (link,) = [one for one in found(pages.page("/job", job="live", window="0"), "A") if one.children == "by_step.csv"]
+    assert "window=0" in link.href
+    steps = pages.client().get(link.href).text.splitlines()[1:]
+    assert [line.split(",")[0] for line in steps] == ["0", "1"]
+    assert pages.client().get("/download/by_step.csv?job=live&window=7").status_code == 404
+
+
+def test_the_page_of_a_job_has_its_history_and_says_how_old_it_is(pages: Pages) -> None:
+    lines = pages.lines("/job", job="live")
+    assert any(line.startswith("live: newest window") for line in lines)
+    (table,) = [one for one in found(pages.page("/job", job="live"), "Figure", "picture") if "window-bars" in str(one)]
+    assert [link.href for link in found(table, "Link")] == [f"/job?job=live&window={number}" for number in range(3)]
+
+
+def test_a_job_from_which_no_window_came_for_too_long_is_stale(tmp_path: Path) -> None:
+    """Its windows are an hour long: after five of them and a minute."""
+    store = Store(tmp_path / "s.store")
+    store.begin_watch("live", "torchrun")
+    with store.writing() as writer:
+        item = window(0, analysed=True)
+        job_id = writer.catalogue.job_id("live")
+        assert job_id is not None
+        writer.write(job_id, 0, item, added_at=datetime(2024, 1, 1, tzinfo=UTC))
+    assert any(line.startswith("stale: newest window") for line in Pages(store.path).lines("/job", job="live"))
+
+
+def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.store")
+    assert "No cause costs any watched job" in Pages(_with(store)).text("/incidents")
+    store.append(window(0, analysed=True))
+    (incident,) = store.incidents()
+    listed = Pages(store.path).page("/incidents")
+    text = Pages(store.path).text("/incidents")
+    assert "1 open" in text
+    assert f"Check: {incident.cause.check}" in text
+    assert "/job?job=live&window=0" in [link.href for link in found(listed, "Link")]
+    store.end_watch("live")
+    text = Pages(store.path).text("/incidents")
+    assert "0 open" in text
+    assert "1 closed" in text
+    assert re.search(r"\d+ min \d+ s", text)
+
+
+def _with(store: Store) -> Path:
+    """A store that has a job, and no incident."""
+    store.append(analysed(trace(slow=False, name="calm")))
+    return store.path
+
+
+def test_a_host_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path: Path) -> None:
+    """A host of eleven jobs, in four of which it is slow: of its last nine in three."""
+    store = Store(tmp_path / "s.store")
+    for number in range(11):
+        store.append(analysed(trace(slow=number in (0, 4, 6, 9), name=f"job-{number}")))
+    culprits = Store(store.path).incidents()
+    assert {host for one in culprits for host in one.cause.hosts} == {"node-d"}
+    lines = Pages(store.path).lines("/hosts")
+    assert "culprit in 3 of its last 9 jobs" in lines[lines.index("node-d") + 1]
+    assert "never the culprit in its last 9 jobs" in lines[lines.index("node-a") + 1]
+
+
+def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
+    tmp_path: Path, serve: Callable[[Path], Serving], visit: Callable[..., Page]
+) -> None:
+    store = Store(tmp_path / "s.store")
+    store.begin_watch("live", "torchrun")
+    store.append(window(0, analysed=True))
+    opened = visit("/job?job=live", base=serve(store.path).url, anew=True)
+    expect(opened.get_by_text("Window 0 of 0 to 0")).to_be_visible()
+    opened.evaluate("() => { window.reader = 'here'; window.scrollTo(0, 200); }")
+    store.append(window(1, analysed=True))
+    expect(opened.get_by_text("Window 1 of 0 to 1")).to_be_attached()
+    assert opened.evaluate("() => [window.reader, window.scrollY]") == ["here", 200]
+    opened.get_by_role("button", name="Play").click()
+    expect(opened).to_have_url(re.compile("window=0"))
+    expect(opened.get_by_text("Window 0 of 0 to 1")).to_be_attached()
+    expect(opened.get_by_text("Window 1 of 0 to 1")).to_be_attached()

@@ -1,0 +1,27 @@
+"""What terminal and dashboard say of an incident beside its sentences.
+
+In: an incident. Out: words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from tracekit.store import Incident
+
+
+def advice(incident: Incident) -> Iterator[tuple[str, str]]:
+    """Who, what to look at first, and what it saves, as far as there is something to say."""
+    cause = incident.cause
+    for title, text in (("Who", cause.who), ("Check", cause.check), ("Fix", cause.fix)):
+        if text:
+            yield title, text
+
+
+def lasted(incident: Incident) -> str:
+    """How long an incident lasted, or has lasted until now."""
+    ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
+    minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
