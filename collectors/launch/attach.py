@@ -50,7 +50,7 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
         _go_on(directory, deadline, "no rank has ended a step")
     number = attempts(directory)[-1]
     ongoing = before.last_step is None and before.every <= before.length
-    if not ongoing and before.every == 1 and (before.last_step or 0) > now.step:
+    if before.every == 1 and before.goes_on_after(now.step):
         raise SelectionError(f"steps up to {(before.last_step or 0) - 1} are being recorded already; try again then")
     follower = AttemptFollower(number, attempt_directory(directory, number), max(0, now.step - STEPS_BEFORE))
     first = now.step + 2 if ongoing else first_common_step(directory)

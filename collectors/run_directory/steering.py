@@ -76,8 +76,8 @@ def _newest_segments(directory: Path) -> list[Path]:
 def _step_ends(path: Path) -> list[tuple[int, float]]:
     """Step and seconds of the steps that end near the end of a segment."""
     with path.open("rb") as file:
-        whole = (file.seek(0, os.SEEK_END) - HEADER.size) // RECORD.size
-        count = max(0, min(whole, _TAIL // RECORD.size))
+        whole = max(0, file.seek(0, os.SEEK_END) - HEADER.size) // RECORD.size  # one just begun has no header yet
+        count = min(whole, _TAIL // RECORD.size)
         file.seek(HEADER.size + (whole - count) * RECORD.size)
         content = file.read(count * RECORD.size)
     records = RECORD.iter_unpack(content[: len(content) // RECORD.size * RECORD.size])

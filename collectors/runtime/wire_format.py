@@ -95,6 +95,10 @@ class Schedule:
             return False
         return (step - self.first_step) % self.every < self.length
 
+    def goes_on_after(self, step: int) -> bool:
+        """Whether it records steps after that one and then ends."""
+        return self.last_step is not None and max(step + 1, self.first_step) < self.last_step
+
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """A schedule of JSON, such as `{"first_step": 100, "last_step": 200}`. Raises ValueError for anything else."""

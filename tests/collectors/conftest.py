@@ -23,6 +23,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 HEAVY = {"polars", "pandas", "duckdb", "pyarrow", "click", "networkx", "dash"}
 #: Runs that hang are a failure, not a wait; dozens of them take minutes on a busy machine.
 TIMEOUT_S = 900
+#: How often a test looks for what a running job writes: looking all the time takes a core from the job.
+POLL_S = 0.02
 
 
 @dataclass

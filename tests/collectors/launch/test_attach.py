@@ -2,18 +2,19 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 
 import pytest
 
 from benchmarks.writtenrun import WrittenRun
-from tests.collectors.conftest import TIMEOUT_S, environment, torchrun
+from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, torchrun
 from tests.handmade import run
 from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
-from tracekit.collectors.runtime.wire_format import IDLE, Schedule, attempt_directory
+from tracekit.collectors.runtime.wire_format import IDLE, OPEN_SUFFIX, Schedule, attempt_directory, segment_stem
 from tracekit.trace import read_parquet
 
 
@@ -27,7 +28,7 @@ def steered(folder, launcher, signal) -> Schedule:
     before = (folder / "run" / "control.json").stat().st_ino
     os.kill(launcher, signal)
     while (folder / "run" / "control.json").stat().st_ino == before:
-        assert launcher
+        select.select([], [], [], POLL_S)
     return control(folder)
 
 
@@ -35,7 +36,17 @@ def recorded_from(folder, step):
     """Wait until both ranks have recorded a step from that one on."""
     follower = AttemptFollower(0, attempt_directory(folder / "run", 0), 0)
     while len(follower.good) < 2 or any(rank.whole < step for rank in follower.good.values()):
+        select.select([], [], [], POLL_S)
         follower.update()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "goes_on"),
+    [(IDLE, False), (Schedule(), False), (Schedule(5, 9), True), (Schedule(0, 3), True), (Schedule(0, 2), False)],
+)
+def test_only_steps_to_come_keep_others_from_recording(schedule, goes_on):
+    """Step 1 has ended; a recording without an end goes on beside others."""
+    assert schedule.goes_on_after(1) is goes_on
 
 
 def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
@@ -114,6 +125,8 @@ def test_how_far_a_run_is(tmp_path):
     assert pace_of_nothing(tmp_path / "empty") is None
     job = WrittenRun(tmp_path, 3)
     job.run(range(30))
+    begun = attempt_directory(tmp_path, 0) / f"{segment_stem(1, 1)}{OPEN_SUFFIX}"
+    begun.touch()  # a segment without its header yet
     assert pace(tmp_path) == Pace(29, pytest.approx(0.070))
     assert first_common_step(tmp_path) == 29 + 2 + 15
 

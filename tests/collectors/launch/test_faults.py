@@ -105,7 +105,8 @@ def test_an_unknown_command_is_one_message(tmp_path):
 
 def test_an_interruption_sent_to_the_launcher_alone_reaches_the_command(tmp_path):
     """`kill -INT` interrupts the launcher only, which hands it on; Ctrl-C at a terminal: see `test_terminal.py`."""
-    waits = "import signal; print('ready', flush=True); signal.pause()"
+    # signal.pause() would miss a signal that comes just before it.
+    waits = "import select; print('ready', flush=True)\nwhile True: select.select([], [], [], 0.1)"
     with subprocess.Popen(
         [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", sys.executable, "-c", waits],
         cwd=tmp_path,

@@ -1,5 +1,6 @@
 """The launcher or the folder of a run goes while the job trains: the training does not notice, and the rest is said."""
 
+import select
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import TIMEOUT_S, environment, torchrun
+from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, torchrun
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
 from tracekit.collectors.run_directory.steering import pace
@@ -34,7 +35,7 @@ class Training:
     def await_step(self, step: int) -> None:
         """Return once a rank has ended that step."""
         while (now := pace(self.run)) is None or now.step < step:
-            pass
+            select.select([self.launcher.stdout], [], [], POLL_S)
 
     def stop(self) -> str:
         """What was said on stderr, once every process of the job has ended."""
