@@ -15,7 +15,7 @@ from tracekit.collectors.run_directory.steering import pace
 
 
 class Training:
-    """Two ranks under `tracekit collect` in `folder` / "run" that have ended some steps; `stop` ends them."""
+    """Two ranks under `tracekit collect` in `folder` / "run", from `begin` on some steps along; `stop` ends them."""
 
     def __init__(self, folder: Path) -> None:
         self.run, self._stop = folder / "run", folder / "stop"
@@ -28,6 +28,9 @@ class Training:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def begin(self) -> None:
+        """Return once some steps have ended."""
         assert self.launcher.stdout is not None
         assert self.launcher.stdout.readline() == "training\n"
         self.await_step(5)
@@ -47,8 +50,11 @@ class Training:
 def training(tmp_path):
     """The job, stopped at the end."""
     made = Training(tmp_path)
-    yield made
-    made.stop()
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.stop()
 
 
 def test_a_killed_launcher_leaves_a_job_that_trains_on(training):
