@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const POLL_MS = 3000, PLAY_MS = 1200;
+  const POLL_MS = 3000, PLAY_MS = 1200, LONGEST_WAIT = 25;
   const REFRESHED = ["/", "/job", "/incidents", "/hosts"];
   let asked = null, playing = null;
 
@@ -54,8 +54,12 @@
 
   function play(windows) {
     const address = new URL(window.location.href), job = address.searchParams.get("job");
-    let at = 0;
+    let at = 0, waited = 0;
     const next = function () {
+      const drawn = document.querySelector("[data-window]");
+      const isDrawn = !at || (drawn && drawn.dataset.window === windows[at - 1]);
+      if (!isDrawn && ++waited < LONGEST_WAIT) return; // each window is seen, however busy the server is
+      waited = 0;
       const here = new URLSearchParams(window.location.search);
       if (at >= windows.length || path() !== "/job" || here.get("job") !== job) return stop();
       address.searchParams.set("window", windows[at++]);

@@ -53,7 +53,7 @@ def window_bar(stored: Stored) -> list[Component]:
         html.Section(
             [html.Div(parts, className="window-way"), _bars(rows, stored)],
             className="panel windows",
-            **attributes(aria_label="Windows of this job"),
+            **attributes(aria_label="Windows of this job", data_window=str(stored.window)),
         )
     ]
 
