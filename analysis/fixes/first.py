@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracekit.analysis.causes.find import SMALLEST_COST_SHARE
 from tracekit.analysis.causes.model import Cause
 from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.text import hidden
 
-#: A fix that gives back less than this share of the step moves its cause no further to the front.
-SMALLEST_SHARE = 0.02
 #: A fix that gives back less than this share of the step, and less than half of what all fixes do, is no first step.
 SMALLEST_FIRST_SHARE = 0.05
 
@@ -21,13 +20,14 @@ def paying_first(causes: Sequence[Cause], fixes: Sequence[Fix]) -> tuple[Cause, 
     """The causes, those whose fixes give back most first; those of which no fix gives back anything stay in order.
 
     What goes with a cause is more than what its fix gives back where the cause cannot just go: a stage with too many
-    layers has to put them somewhere.
+    layers has to put them somewhere. A fix that gives back less than a cause must cost to be named moves it nowhere.
     """
 
     def given_back_s(cause: Cause) -> float:
         fix = best_fix(cause, fixes)
-        promised = fix is not None and fix.withheld is None and fix.saved_s >= SMALLEST_SHARE * _step_s(fix)
-        return fix.saved_s if fix is not None and promised else 0.0
+        if fix is None or fix.withheld is not None or fix.saved_s < SMALLEST_COST_SHARE * _step_s(fix):
+            return 0.0
+        return fix.saved_s
 
     return tuple(sorted(causes, key=lambda cause: -given_back_s(cause)))
 

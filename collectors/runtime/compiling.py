@@ -10,4 +10,4 @@ from typing import Any
 import torch
 
 #: torch 2.2 has it under another name only.
-is_compiling: Any = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001
+is_compiling: Any = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001  its only other name

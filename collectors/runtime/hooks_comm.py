@@ -352,8 +352,8 @@ class CollectiveHooks:
 
 def _below_autograd(operator: Any) -> Callable[..., Any]:
     """`operator` without the kernels registered for autograd, ours among them; takes the keys of the call first."""
-    if hasattr(torch._C, "_after_autograd_keyset"):  # noqa: SLF001
-        below = torch._C._after_autograd_keyset  # noqa: SLF001
+    below = getattr(torch._C, "_after_autograd_keyset", None)  # noqa: SLF001  torch tells it nowhere else
+    if below is not None:
         return lambda keyset, *args: operator.redispatch(keyset & below, *args)
 
     def call(_keyset: Any, *args: Any) -> Any:

@@ -103,15 +103,17 @@ class Results:
 
     def at_one_state(self) -> Results:
         """The same results, of the store as it is at the first look: for a page, which must not mix two windows."""
-        pinned = copy(self)
-        pinned._pinned = []  # noqa: SLF001 - a copy of this object
-        return pinned
+        return self._but(_pinned=[])
 
     def of_window(self, name: str, number: int) -> Results:
         """The same results, but of window `number` of the job `name`, not of its newest."""
-        chosen = copy(self)
-        chosen._chosen = (name, number)  # noqa: SLF001 - a copy of this object
-        return chosen
+        return self._but(_chosen=(name, number))
+
+    def _but(self, **fields: Any) -> Results:
+        """The same results, with what they keep in common, but for these fields."""
+        made = copy(self)
+        vars(made).update(fields)
+        return made
 
     def history(self, name: str, most: int) -> pl.DataFrame:
         """The last `most` windows of a job, oldest first (`LiveTables.history`)."""

@@ -1,7 +1,7 @@
-"""Controls of the pages, each with its name.
+"""Controls of the pages, each with its label.
 
-In: the id under which callbacks know a control, its name, its value. Out: components. Names are labels of HTML, so that
-a click on one and a screen reader find the control.
+In: the name under which callbacks know a control (its id), its label, its value. Out: components. Labels are those of
+HTML, so that a click on one and a screen reader find the control.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracekit.dashboards.ui.drawn import Choice, Menu
 
 
 def text_field(
-    id: str,  # noqa: A002 - Dash's name
+    name: str,
     label: Any,
     value: str,
     *,
@@ -29,34 +29,34 @@ def text_field(
 
     `known`: what the browser offers; anything else can be written too.
     """
-    offered = html.Datalist([html.Option(value=each) for each in known], id=f"{id}-known")
+    offered = html.Datalist([html.Option(value=each) for each in known], id=f"{name}-known")
     line = dcc.Input(
-        id=id,
+        id=name,
         value=value,
         type="text",
         placeholder=placeholder,
         debounce=wait_s,
         autoComplete="off",
         spellCheck=False,
-        list=f"{id}-known" if known else None,
+        list=f"{name}-known" if known else None,
     )
     parts = [html.Span(label, className="field-label"), line, *([offered] if known else [])]
     return html.Label(parts, className=f"text-field {style}")
 
 
-def choice(id: str, label: str, options: Mapping[str, str], value: str | Sequence[str]) -> Component:  # noqa: A002 - Dash's name
+def choice(name: str, label: str, options: Mapping[str, str], value: str | Sequence[str]) -> Component:
     """One of a few, all in sight; any of them where `value` is a list. `options`: what each is called, by its value."""
     return html.Fieldset(
-        [html.Legend(label, className="field-label"), Choice(options, value, id=id)], className="choice"
+        [html.Legend(label, className="field-label"), Choice(options, value, id=name)], className="choice"
     )
 
 
-def menu(id: str, label: str, options: Mapping[str, str], value: str) -> Component:  # noqa: A002 - Dash's name
+def menu(name: str, label: str, options: Mapping[str, str], value: str) -> Component:
     """One of many, in a list that opens."""
-    return html.Label([html.Span(label, className="field-label"), Menu(options, value, id=id)], className="menu")
+    return html.Label([html.Span(label, className="field-label"), Menu(options, value, id=name)], className="menu")
 
 
-def scale(id: str, label: str, most: int, value: int) -> Component:  # noqa: A002 - Dash's name
+def scale(name: str, label: str, most: int, value: int) -> Component:
     """A number from 0 to `most`, told while it is dragged, as digits. `label`: what a screen reader says."""
-    knob = dcc.Input(id=id, type="range", min=0, max=most, step=1, value=value)
+    knob = dcc.Input(id=name, type="range", min=0, max=most, step=1, value=value)
     return html.Label([html.Span(label, className="unseen"), knob], className="scale")
