@@ -158,7 +158,7 @@ def find_job(named: str | None) -> Path:
     if len(fitting) == 1:
         return fitting[0].directory
     there = ", ".join(f"{job.name} ({job.process_id})" for job in jobs) or "none"
-    what = "which job" if named is None else f"no single job is called {named!r:.80}"
+    what = "no JOB given" if named is None else f"no single job is called {named!r:.80}"
     raise SelectionError(
-        f"{what}? Running on this host: {there}; name one, its process id, or the folder given to --segments"
+        f"{what}; running on this host: {there}. Name one, its process id, or the folder given to --segments"
     )

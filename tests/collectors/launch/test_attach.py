@@ -95,7 +95,7 @@ def test_a_job_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypa
     (notes / f"{os.getpid()}.json").write_text(json.dumps({"directory": str(tmp_path / "a"), "name": "mine"}))
     ran = run("attach", "yours")
     assert (ran.code, ran.out) == (2, "")
-    assert f"no single job is called 'yours'? Running on this host: mine ({os.getpid()}); name one" in ran.err
+    assert f"no single job is called 'yours'; running on this host: mine ({os.getpid()}). Name one" in ran.err
 
 
 def test_steps_that_others_record_are_not_cut_short(tmp_path):
