@@ -11,14 +11,15 @@ them back by `ALARM` or more. A trace whose times are usual in two units cannot 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.errors import TraceError
-from tracekit.model import DP_COLLECTIVES, P2P, OpKind, Unit
+from tracekit.model import DP_COLLECTIVES, KINDS, P2P, OpKind, Unit
 from tracekit.schema import KIND_TYPE, Source, distinct_steps, violation
 from tracekit.text import seconds
 
@@ -154,26 +155,30 @@ def _advice(factor: float, stated: Unit | None) -> str:
 
 def _statistics(here: pl.DataFrame) -> list[_Found]:
     """Every statistic of `USUAL` that ops of a few steps have."""
-    quickest = here.group_by("step", "kind").agg(pl.col("duration").min())
-    some = here.gather_every(max(1, here.height // MOST_MEDIAN))
+    quickest = _durations(here.group_by("step", "kind").agg(pl.col("duration").min()))
+    some = _durations(here.gather_every(max(1, here.height // MOST_MEDIAN)))
     found = []
     for usual in USUAL:
-        of_kinds = _of_kinds(usual.kinds)
-        durations = some.filter(of_kinds)
-        if durations.is_empty():
+        kinds = [kind for kind in usual.kinds if kind in some]
+        if not kinds:
             continue
-        typical = value = durations["duration"].median()
         if usual.waits:
-            typical = durations.group_by("kind").agg(pl.col("duration").median())["duration"].max()
-            value = quickest.filter(of_kinds).group_by("kind").agg(pl.col("duration").median())["duration"].min()
-        if isinstance(typical, float) and isinstance(value, float):
-            found.append(_Found(usual.what, value, typical, usual.low, usual.high))
+            typical = max(_median(some[kind]) for kind in kinds)
+            value = min(_median(quickest[kind]) for kind in kinds)
+        else:
+            typical = value = _median(np.concatenate([some[kind] for kind in kinds]))
+        found.append(_Found(usual.what, value, typical, usual.low, usual.high))
     return found
 
 
-def _of_kinds(kinds: Iterable[OpKind]) -> pl.Expr:
-    """Which ops are of these kinds."""
-    return pl.col("kind").is_in(pl.Series(list(map(str, kinds)), dtype=KIND_TYPE).implode())
+def _durations(ops: pl.DataFrame) -> dict[OpKind, npt.NDArray[np.float64]]:
+    """The durations of each kind of op that is there."""
+    codes, durations = ops["kind"].cat.physical().to_numpy(), ops["duration"].to_numpy()
+    return {KINDS[code]: durations[codes == code] for code in np.unique(codes)}
+
+
+def _median(values: npt.NDArray[np.float64]) -> float:
+    return float(np.median(values))
 
 
 def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
@@ -187,12 +192,13 @@ def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
     """Raise TraceError where some ranks, or some steps, take a thousand times as long as others for the same work."""
-    here = few.filter(_of_kinds(SAME_WORK))
+    here = few.lazy().filter(pl.col("kind").is_in(pl.Series(sorted(SAME_WORK), dtype=KIND_TYPE).implode()))
+    over = (pl.col("duration") / pl.col("duration").min().over("kind")).log10()
     for part in ("rank", "step"):
-        usual = here.group_by(part, "kind").agg(pl.col("duration").median())
-        over = usual.with_columns(over=(pl.col("duration") / pl.col("duration").min().over("kind")).log10())
-        longer = over.group_by(part).agg(pl.col("over").min()).filter(pl.col("over") >= OTHER_UNIT).sort(part)
-        if longer.is_empty() or longer.height == usual[part].n_unique():
+        usual = here.group_by(part, "kind").agg(pl.col("duration").median()).with_columns(over=over)
+        least = usual.group_by(part).agg(pl.col("over").min()).sort(part).collect()
+        longer = least.filter(pl.col("over") >= OTHER_UNIT)
+        if longer.height in (0, least.height):
             continue
         factor = 1000 ** max(1, round(float(np.median(longer["over"].to_numpy())) / 3))
         raise TraceError(

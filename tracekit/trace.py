@@ -43,6 +43,8 @@ _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
 #: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
+#: More rows than these are read a column at a time.
+MOST_ROWS_AT_ONCE = 100_000
 #: So many workers that were not traced are named.
 MOST_MISSING = 1000
 #: Seconds since 1970 that no clock shows.
@@ -289,7 +291,11 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError where it is empty, truncated or something else."""
-    names = list(_parquet(path, pl.read_parquet_schema))
+    few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
+    if few.height <= MOST_ROWS_AT_ONCE:
+        return few.rechunk()
+    names = few.columns
+    del few
     _check_rows(path)
 
     def column(name: str) -> pl.Series:

@@ -60,6 +60,27 @@
     give("whatif-state", "data", tooLong ? { ...state, remarks: [limit.said] } : { ...next, remarks: [] });
   }
 
+  // ---- answers that are not there yet
+
+  const POLL_MS = 400, LOST_MS = 10000;
+  let asking;
+
+  // The page asks again once it was answered, never at fixed times: Dash drops the answer to a question that was asked
+  // once more meanwhile, and a busy server would never be heard. An answer that does not come is asked for again, too.
+  function askAgain(at, { pending }) {
+    clearTimeout(asking);
+    if (pending) askAfter(POLL_MS);
+    return window.dash_clientside.no_update;
+  }
+
+  function askAfter(pause) {
+    asking = setTimeout(() => {
+      if (!document.getElementById("whatif-answer")) return; // another page by now
+      give("whatif-asked", "data", property("whatif-asked", "data") + 1);
+      askAfter(LOST_MS);
+    }, pause);
+  }
+
   function run() {
     const action = property("whatif-action", "value");
     change({
@@ -94,5 +115,5 @@
     if (event.key === "Enter" && !event.isComposing && event.target.matches("#whatif-select, #whatif-factor")) run();
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write: write, doubt: doubt } });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write, doubt, askAgain } });
 })();

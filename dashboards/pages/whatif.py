@@ -35,8 +35,7 @@ from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.errors import SelectionError, StoreError, TracekitError
 
-#: How often a page asks for answers that are not there yet, and how long the first view waits for them.
-POLL_MS = 400
+#: How long the first view waits for answers that are not there yet; then the page asks again (assets/whatif.js).
 FIRST_WAIT_S = 0.6
 TOO_LONG = (
     f"The address would have more than {LONGEST_ADDRESS:,} characters, which is more than can be sent to somebody:"
@@ -74,6 +73,13 @@ class Drawn(TypedDict):
 
     answer: str
     kept: str
+
+
+class Answered(TypedDict):
+    """Which question of the page for more was answered last, and whether something is still being replayed."""
+
+    asked: int
+    pending: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,8 @@ def build(stored: Stored, **state: str) -> list[Component]:
         dcc.Store(id="whatif-state", data=dict(view.asking(stored.name))),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
         dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
-        dcc.Interval(id="whatif-poll", interval=POLL_MS, disabled=not seen.pending),
+        dcc.Store(id="whatif-asked", data=0),
+        dcc.Store(id="whatif-answered", data=dict(Answered(asked=0, pending=seen.pending))),
     ]
 
 
@@ -248,7 +255,7 @@ def _report(job: str) -> dict[str, Any]:
 
 def _not_shown(error: Exception) -> list[Any]:
     """What takes the place of the answers; the page stops asking until something else is asked."""
-    return [told(error), [], None, Drawn(answer="", kept=""), True]
+    return [told(error), [], None, Drawn(answer="", kept=""), Answered(asked=0, pending=False)]
 
 
 @answers(
@@ -256,13 +263,13 @@ def _not_shown(error: Exception) -> list[Any]:
     Output("whatif-kept", "children"),
     Output("whatif-wrong", "children"),
     Output("whatif-drawn", "data"),
-    Output("whatif-poll", "disabled"),
+    Output("whatif-answered", "data"),
     Input("whatif-state", "data"),
-    Input("whatif-poll", "n_intervals"),
+    Input("whatif-asked", "data"),
     State("whatif-drawn", "data"),
     on_error=_not_shown,
 )
-def show(state: Asking, _ticks: int | None, before: Drawn) -> Any:
+def show(state: Asking, asked: int, before: Drawn) -> Any:
     """What is known by now; nothing is drawn again where nothing changed."""
     stored = results().stored(state["job"])
     if stored.report is None:
@@ -275,7 +282,7 @@ def show(state: Asking, _ticks: int | None, before: Drawn) -> Any:
         no_update if now["kept"] == before["kept"] else kept_panel(stored.report, seen),
         no_update if same else seen.wrong,
         no_update if now == before else now,
-        not seen.pending,
+        Answered(asked=asked, pending=seen.pending),
     )
 
 
@@ -315,6 +322,12 @@ clientside_callback(
 clientside_callback(
     ClientsideFunction("whatif", "doubt"),
     Input("whatif-wrong", "children"),
+)
+
+clientside_callback(
+    ClientsideFunction("whatif", "askAgain"),
+    Input("whatif-answered", "modified_timestamp"),  # it is set as the page opens, too
+    State("whatif-answered", "data"),
 )
 
 clientside_callback(

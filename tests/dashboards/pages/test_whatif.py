@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 import tracekit
 from tests.dashboards.conftest import SAMPLES, Serving
+from tests.dashboards.tabs import PATIENCE_MS
 from tests.handmade import run
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
@@ -24,6 +25,9 @@ from tracekit.text import seconds
 
 Visit = Callable[..., Page]
 SLOW = SAMPLES / "slow_worker.parquet"
+#: What the page asks of the server, and after how long it asks again: once answered, and where no answer comes.
+ASKING = "**/_dash-update-component*"
+POLL_MS, LOST_MS = 400, 10_000
 
 
 def asked_on_the_command_line(store: Path, option: str, selection: str, job: str = "slow-worker") -> dict[str, Any]:
@@ -266,7 +270,6 @@ def test_a_click_while_something_is_replayed_is_not_lost(visit: Visit, monkeypat
     monkeypatch.setattr(replays.Replays, "ask", _never_done(replays.Replays.ask, "stage=1"))
     page = visit(address(select="worker=1,2", kept="idealise:stage=1"))
     says(page, "With worker=1,2 ideal")
-    _answer_clicks_last(page)
     page.click("text=Keep beside others")
     expect(page.locator(".scenarios button")).to_have_count(2)
     page.click("text=Worker (1,2) ideal")
@@ -289,18 +292,25 @@ def _never_done(ask: Any, selection: str) -> Any:
     return later
 
 
-def _answer_clicks_last(page: Page) -> None:
-    """Hold back what a click asks of the server until the page has asked three times for running replays."""
-    held: list[Route] = []
-    polls = itertools.count(1)
+def test_the_page_asks_again_only_once_it_was_answered(
+    browser: Browser, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays.Replays, "ask", _never_done(replays.Replays.ask, "stage=1"))
+    asked: list[Route] = []
 
-    def handle(route: Route) -> None:
-        by = route.request.post_data_json["changedPropIds"]
-        if any(one.endswith((".n_clicks", ".n_submit")) for one in by):
-            held.append(route)
-            return
-        route.continue_()
-        if held and next(polls) % 3 == 0:
-            held.pop(0).continue_()
+    def hold(route: Route) -> None:
+        asked.append(route)
 
-    page.route("**/_dash-update-component", handle)
+    with browser.new_context(base_url=serving.url) as context:
+        page = context.new_page()
+        page.goto(address(select="stage=1"))
+        with page.expect_request(ASKING, timeout=PATIENCE_MS):
+            page.route(ASKING, hold)
+        page.clock.install()
+        with page.expect_request(ASKING, timeout=PATIENCE_MS):
+            asked.pop().continue_()
+            page.clock.run_for(POLL_MS)
+        page.clock.run_for(LOST_MS // 2)
+        assert len(asked) == 1  # a busy server that answers later than this is heard
+        with page.expect_request(ASKING, timeout=PATIENCE_MS):
+            page.clock.run_for(LOST_MS)

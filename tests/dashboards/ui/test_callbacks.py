@@ -24,7 +24,7 @@ RIGHT: dict[str, Any] = {
     "_pages_location.pathname": "/job",
     "_pages_location.search": "?job=slow-worker",
     "whatif-state.data": STATE,
-    "whatif-poll.n_intervals": 1,
+    "whatif-asked.data": 1,
     "whatif-drawn.data": DRAWN,
     "whatif-select.value": "stage=1",
     "whatif-kinds.value": [],
