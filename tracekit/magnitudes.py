@@ -174,7 +174,7 @@ def _statistics(here: pl.DataFrame) -> list[_Found]:
 def _durations(ops: pl.DataFrame) -> dict[OpKind, npt.NDArray[np.float64]]:
     """The durations of each kind of op that is there."""
     codes, durations = ops["kind"].cat.physical().to_numpy(), ops["duration"].to_numpy()
-    return {KINDS[code]: durations[codes == code] for code in np.unique(codes)}
+    return {KINDS[code]: durations[codes == code] for code in np.flatnonzero(np.bincount(codes))}
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:
