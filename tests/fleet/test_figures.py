@@ -42,9 +42,13 @@ def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp
             {"job": "c", "kind": "python-gc", "title": "gc", "lost_gpu_hours": 0.1},  # 0.2 % of its step
         ],
         fixes=[
-            {"job": "a", "kind": "planned-gc", "title": "better", "saved_gpu_hours": 40.0, "bound": False},
-            {"job": "a", "kind": "planned-gc", "title": "worse", "saved_gpu_hours": 30.0, "bound": False},
-            {"job": "b", "kind": "planned-gc", "title": "small", "saved_gpu_hours": 20.0, "bound": False},
+            {"job": "a", "kind": "planned-gc", "title": "better", "saved_gpu_hours": 40.0, "bound": False,
+             "cause": "python-gc"},
+            {"job": "a", "kind": "planned-gc", "title": "worse", "saved_gpu_hours": 30.0, "bound": False,
+             "cause": "python-gc"},
+            {"job": "b", "kind": "planned-gc", "title": "small", "saved_gpu_hours": 20.0, "bound": False,
+             "cause": "python-gc"},
+            {"job": "b", "kind": "compress-dp-communication", "title": "any", "saved_gpu_hours": 80.0, "bound": False},
             {"job": "b", "kind": "combination", "title": "all", "saved_gpu_hours": 90.0, "bound": False},
         ],
     )  # fmt: skip
@@ -55,8 +59,10 @@ def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp
     left_out = {str(one.rule): (one.jobs, one.first) for one in found.left_out}
     assert left_out == {"unreadable": (1, 1), "too-few-steps": (1, 1), "discrepancy": (1, 0), "clock": (1, 1)}
     assert found.causes.select("kind", "jobs", "lost_gpu_hours", "lost").rows() == [("bad-worker", 2, 80.0, 0.2)]
-    (fix,) = found.fixes
-    assert (fix.kind, fix.jobs, fix.gpu_hours, fix.share.value, fix.example) == ("planned-gc", 2, 60.0, 0.15, "better")
+    for_cause, general = found.fixes  # first what a cause asks for, however much the other gives back
+    assert (for_cause.kind, for_cause.jobs, for_cause.gpu_hours, for_cause.share.value) == ("planned-gc", 2, 60.0, 0.15)
+    assert (for_cause.example, for_cause.for_causes) == ("better", True)
+    assert (general.kind, general.gpu_hours, general.for_causes) == ("compress-dp-communication", 80.0, False)
     teams = found.groups["team"].select("group", "jobs", "lost_gpu_hours").rows()
     assert teams == [("x", 1, 100.0), ("y", 1, 50.0), ("unknown", 2, 0.0)]
     half = found.quantiles.filter(quantile=0.5).row(0, named=True)

@@ -46,7 +46,8 @@ class LeftOut:
 class FixOfFleet:
     """A kind of fix over all jobs. `gpu_hours`: given back; `share`: of all GPU-hours. `bound`: at most that much.
 
-    `example`: the fix of that kind that gives back most, and its job.
+    `for_causes`: for causes that were found in these jobs; else what any job could try. `example`: the fix of that kind
+    that gives back most, and its job.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class FixOfFleet:
     gpu_hours: float
     share: Interval
     bound: bool
+    for_causes: bool
     example: str
     example_job: str
 
@@ -100,8 +102,8 @@ class FleetFigures:
             "causes": self.causes.to_dicts(),
             "groups": {name: rows.to_dicts() for name, rows in self.groups.items()},
             "patterns": self.patterns.to_dicts(),
-            "fixes": [{name: getattr(one, name) for name in ("kind", "jobs", "gpu_hours", "bound", "example",
-                                                             "example_job")} | {"share": _plain(one.share)}
+            "fixes": [{name: getattr(one, name) for name in ("kind", "jobs", "gpu_hours", "bound", "for_causes",
+                                                             "example", "example_job")} | {"share": _plain(one.share)}
                       for one in self.fixes],
             "paper": [{name: getattr(one, name) for name in ("name", "paper", "ours", "unit", "jobs", "status")}
                       for one in self.paper],
@@ -304,12 +306,12 @@ def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
 def _fixes_by_job(study: Study, jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """`job`, `kind`, `gpu_hours` of the best fix of each kind of each job; and the kinds that give back most.
 
-    A combination of fixes is none of its own.
+    First those for causes, then what any job could try. A combination of fixes is none of its own.
     """
     rows = (
         study.table("fixes")
         .filter(pl.col("saved_gpu_hours").is_not_null() & (pl.col("kind") != "combination"))
-        .select("job", "kind", "title", "bound", gpu_hours="saved_gpu_hours")
+        .select("job", "kind", "title", "bound", "cause", gpu_hours="saved_gpu_hours")
         .collect()
         .join(jobs.select("job", "name"), on="job")
         .sort("gpu_hours", descending=True, maintain_order=True)
@@ -318,8 +320,8 @@ def _fixes_by_job(study: Study, jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.Da
     titles = (
         rows.group_by("kind", maintain_order=True)
         .agg(pl.len().alias("jobs"), pl.col("gpu_hours").sum(), pl.col("bound").all(), pl.col("title").first(),
-             pl.col("name").first())
-        .sort("bound", "gpu_hours", "kind", descending=[False, True, False])
+             pl.col("name").first(), for_causes=pl.col("cause").is_not_null().all())
+        .sort("for_causes", "bound", "gpu_hours", "kind", descending=[True, False, True, False])
         .head(MOST_FIXES)
     )  # fmt: skip
     return rows, titles
@@ -337,6 +339,7 @@ def _fixes(
             gpu_hours=row["gpu_hours"],
             share=Interval(float(columns[at].sum()) / float(hours.sum()), low, high),
             bound=row["bound"],
+            for_causes=row["for_causes"],
             example=row["title"],
             example_job=row["name"],
         )

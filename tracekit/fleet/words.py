@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.fleet.bootstrap import CONFIDENCE, Interval
-from tracekit.fleet.figures import FleetFigures
+from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
 from tracekit.text import short
 
@@ -76,14 +76,11 @@ def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
     if found.causes.height:
         first = found.causes.row(0, named=True)
         yield "Mostly to", f"{first['title']}: {hours(first['lost_gpu_hours'])} GPU-hours in {first['jobs']:,} jobs"
-    if found.fixes:
-        best = found.fixes[0]
+    if found.fixes and (best := found.fixes[0]).for_causes:
+        given_back = ("at most " if best.bound else "") + hours(best.gpu_hours)
         yield (
             "Best fix",
-            (
-                f"{best.kind}: gives back {hours(best.gpu_hours)} GPU-hours, {between(best.share)}, in {best.jobs:,}"
-                " jobs"
-            ),
+            f"{_fix(best)}: gives back {given_back} GPU-hours, {between(best.share)}, in {best.jobs:,} jobs",
         )
     yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {found.samples:,} samples"
     if len(found.analyses) > 1:
@@ -109,19 +106,25 @@ def _causes(found: FleetFigures) -> Table:
 def _fixes(found: FleetFigures) -> Table:
     rows = [
         (
-            one.kind,
+            _fix(one),
+            "a cause" if one.for_causes else "-",
             f"{one.jobs:,}",
             ("at most " if one.bound else "") + hours(one.gpu_hours),
             between(one.share),
         )
         for one in found.fixes
     ]
-    heads = ("Fix", "jobs", "gives back", "of all GPU-hours")
-    return Table("Fixes that give back most", heads, rows, "Of each job the best fix of its kind. Fixes overlap.")
+    heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
+    note = "First fixes for causes, then what any job could try. Of each job the best fix of its kind. Fixes overlap."
+    return Table("Fixes that give back most", heads, rows, note)
+
+
+def _fix(one: FixOfFleet) -> str:
+    return one.kind.replace("-", " ").capitalize()
 
 
 def _examples(found: FleetFigures) -> Table:
-    rows = [(one.kind, f"{short(one.example_job)}: {one.example}") for one in found.fixes]
+    rows = [(_fix(one), f"{short(one.example_job)}: {one.example}") for one in found.fixes]
     return Table("Where each of these fixes gives back most", ("Fix", "job"), rows)
 
 
