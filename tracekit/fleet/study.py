@@ -107,13 +107,12 @@ class Study:
         """Whether a content has been analysed, in the tables or not."""
         if result_path(self.results, digest, analysis).exists():
             return True
-        found = self.table("jobs") if not self.part("jobs", digest[0]).exists() else pl.scan_parquet(
-            self.part("jobs", digest[0]), glob=False
-        )  # fmt: skip
         mine = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
+        parts = (self.part("jobs", digest[0]), self.part("exclusions", PARTS[0]))
         return any(
-            not table.filter(mine).select("job").head(1).collect().is_empty()
-            for table in (found, self.table("exclusions"))
+            not pl.scan_parquet(part, glob=False).filter(mine).select("job").head(1).collect().is_empty()
+            for part in parts
+            if part.exists()
         )
 
     def analysed(self, analysis: str) -> set[str]:
