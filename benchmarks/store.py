@@ -1,42 +1,30 @@
 """Appending to stores of different sizes, reading while windows land, and what an import costs per GB."""
 
+import json
+import multiprocessing
+import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from benchmarks.measure import measure, table, tracekit
 from tracekit.job import Job
 from tracekit.model import Layout
 from tracekit.store import Incoming, Store
+from tracekit.store.folder import Folder
 from tracekit.synth import SynthSpec, synthesize
 
 #: Bytes of the files of the full store, and appends to either.
 FULL_BYTES, APPENDS = 10_000_000_000, 9
-READERS, LANDING = 2, 1000
-WRITER = """
-import sys
-from pathlib import Path
-from tracekit.store import Incoming, Store
-from tracekit.trace import read_parquet
-store, trace = Store(Path(sys.argv[1])), read_parquet(sys.argv[2])
-for _ in range(int(sys.argv[3])): store.append(Incoming(trace, "live", "benchmark"))
-"""
-READER = """
-import sys
-from pathlib import Path
-from tracekit.store import Store
-store, ops, reads = Store(Path(sys.argv[1])), int(sys.argv[2]), 0
-while not Path(sys.argv[3]).exists():
-    seen = store.windows("live")
-    assert [one.number for one in seen] == list(range(len(seen)))
-    assert store.load("live", seen[-1].number).ops.height == ops
-    reads += 2
-print(reads)
-"""
+#: Processes that read, windows that land meanwhile, and reads of all processes together.
+READERS, LANDING, READS = 2, 1000, 50_000
+#: Windows that are read in full with the newest.
+OLDER = 3
 
 
 def section() -> str:
@@ -44,9 +32,11 @@ def section() -> str:
         folder = Path(name)
         large = synthesize(SynthSpec(layout=Layout(dp=128, pp=8), steps=10, name="live"))
         small = synthesize(SynthSpec(layout=Layout(dp=2, pp=2), steps=2, name="live"))
-        small.write_parquet(folder / "small.parquet")
-        parts = [_appending(folder, Incoming(large, "live", "benchmark", Job(large).findings())), _reading(folder)]
-        parts.append(_importing(folder))
+        parts = [
+            _appending(folder, Incoming(large, "live", "benchmark", Job(large).findings())),
+            _reading(folder, Incoming(small, "live", "benchmark", Job(small).findings())),
+            _importing(folder),
+        ]
     return "## The store\n\n" + "\n\n".join(parts)
 
 
@@ -89,24 +79,59 @@ def _appending(folder: Path, item: Incoming) -> str:
     )
 
 
-def _reading(folder: Path) -> str:
-    store, done = Store(folder / "read.store"), folder / "done"
-    subprocess.run([sys.executable, "-c", WRITER, store.path, folder / "small.parquet", "1"], check=True)
-    ops = store.windows("live")[0].ops
+def _reading(folder: Path, item: Incoming) -> str:
+    """Windows land one by one, so that the reads are spread over all of them."""
+    processes = multiprocessing.get_context("forkserver")  # DuckDB, which this process uses, does not survive a fork
+    processes.set_forkserver_preload(["benchmarks.store"])
+    store = Store(folder / "read.store")
+    store.append(item)
+    counts = [processes.Value("q", 0) for _ in range(READERS)]
+    done = processes.Event()
     readers = [
-        subprocess.Popen([sys.executable, "-c", READER, store.path, str(ops), done], stdout=subprocess.PIPE, text=True)
-        for _ in range(READERS)
+        processes.Process(target=_read_on, args=(store.path, item.trace.ops.height, count, done)) for count in counts
     ]
+    for reader in readers:
+        reader.start()
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", WRITER, store.path, folder / "small.parquet", str(LANDING)], check=True)
+    for number in range(1, LANDING + 1):
+        store.append(item)
+        while sum(count.value for count in counts) < READS * number / LANDING and all(map(_is_alive, readers)):
+            time.sleep(0.002)
     took = time.perf_counter() - began
-    done.touch()
-    reads = sum(int(reader.communicate()[0]) for reader in readers)
-    assert all(reader.returncode == 0 for reader in readers)
+    done.set()
+    for reader in readers:
+        reader.join()
+    failed = sum(reader.exitcode != 0 for reader in readers)
+    assert not failed, f"{failed} readers met an error or half a window"
+    reads = sum(count.value for count in counts)
     return (
-        f"{READERS} processes read the list of windows and the newest window in full while {LANDING} windows landed in"
-        f" {took:.0f} s: {reads:,} reads, 0 errors, 0 half windows."
+        f"{READERS} processes read the list of windows, and all parts of the newest window and of {OLDER} older ones, while"
+        f" {LANDING:,} windows landed in {took:.0f} s: {reads:,} reads of a list or a part, 0 errors, 0 half windows."
     )
+
+
+def _is_alive(process: BaseProcess) -> bool:
+    return process.is_alive()
+
+
+def _read_on(path: Path, ops: int, count: "Synchronized[int]", done: Event) -> None:
+    """Read until `done`; ends with an error for anything that is not whole.
+
+    Of each state of the store: the list of windows, and every part of the newest window and of some older ones.
+    """
+    folder, chosen = Folder(path), random.Random(count.value)  # noqa: S311 - which windows, no secrets
+    while not done.is_set():
+        with folder.reading() as catalogue:
+            seen = catalogue.windows("live")
+        assert [one.number for one in seen] == list(range(len(seen)))
+        count.value += 1
+        for window in (seen[-1], *chosen.choices(seen, k=OLDER)):
+            assert folder.trace(window).ops.height == ops
+            assert json.loads(folder.report(window) or "")["job"]["ops"] == ops
+            workers = folder.workers(window)
+            assert workers is not None
+            assert workers["slowdown"].explode().is_finite().all()
+            count.value += 3
 
 
 def _importing(folder: Path) -> str:

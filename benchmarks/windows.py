@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.eventsim.cases import draw_job
 from benchmarks.eventsim.run import simulate
@@ -17,15 +25,21 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.findings import Findings
 from tracekit.job import Job
+from tracekit.live import watch, windows
+from tracekit.live.exposition import exposition
+from tracekit.live.metrics import StoreMetrics, remembered
+from tracekit.live.notify import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
 from tracekit.store import Incoming, Store
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 RANKS, MICROBATCHES, STEPS, WINDOWS = 1024, 4, 10, 5
-#: Windows of a small job whose memory is looked at, and how often.
-MANY, EVERY = 400, 100
-#: Healthy jobs of the independent simulator, each one window: seeds and cases.
-SEEDS, CASES, FEWEST_STEPS = range(8_600_000, 8_600_400), ("healthy", "healthy-lockstep"), 5
+#: Windows of a small job whose watch is looked at: how many, its size, how often memory is taken, how many windows a
+#: segment and a slow spell of one rank have, and how often metrics are asked for.
+MANY, SMALL_RANKS, SMALL_STEPS, EVERY, SEALED_AFTER, SPELL, SCRAPED = 10_000, 4, 5, 1000, 100, 20, 10
+#: Healthy windows of the independent simulator: jobs of these cases, from this seed on, that have steps enough.
+HEALTHY, FIRST_SEED, CASES, FEWEST_STEPS = 1000, 8_600_000, ("healthy", "healthy-lockstep"), 5
 
 
 def section() -> str:
@@ -74,42 +88,102 @@ def _row(stage: str, values: list[Any]) -> list[str]:
 
 
 def _memory(folder: Path) -> str:
-    written = WrittenRun(folder / "run", 8)
-    run = LiveRun(LiveOptions(folder / "run", folder / "store", "job", WindowSize(steps=STEPS)), lambda _: None)
-    sizes = list(_sizes(written, run))
-    shown = ", ".join(f"{size} MiB after {EVERY * (at + 1)}" for at, size in enumerate(sizes))
-    return f"Resident memory of a watch of 8 ranks over windows: {shown}."
+    """In a process of its own: what the other parts need would count as well."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        sizes = pool.submit(_watched, folder).result()
+    rows = [[f"{EVERY * (at + 1):,}", f"{size:.0f}", f"{took:.3f}"] for at, (size, took) in enumerate(sizes)]
+    return (
+        f"A watch of {SMALL_RANKS} ranks over {MANY:,} windows of {SMALL_STEPS} steps, without its pauses: one rank is"
+        f" slow in every other {SPELL} windows, segments are sealed and consumed, incidents are posted to a webhook, and"
+        f" every {SCRAPED} windows somebody asks for metrics.\n\n"
+        + table(["windows", "resident memory, MiB", "processor seconds a window"], rows)
+    )
 
 
-def _sizes(written: WrittenRun, run: LiveRun) -> Iterator[int]:
-    for number in range(MANY):
-        slow = {3: 1.5} if number // 20 % 2 else {}
-        written.run(range(1 + STEPS * number, 1 + STEPS * (number + 1)), slow=slow)
-        for _ in range(2):  # due, then ready
-            run.poll()
-            time.sleep(0.31)
-        if number % EVERY == EVERY - 1:
+def _watched(folder: Path) -> list[tuple[float, float]]:
+    """MiB that are resident after every `EVERY` windows, and seconds of the processor that each of them took."""
+    fed = _Fed(folder)
+    thread = threading.Thread(target=fed.webhook.serve_forever, daemon=True)
+    thread.start()
+    with mock.patch.object(watch, "POLL_S", 0.0), mock.patch.object(windows, "SETTLE_S", 0.0):
+        fed.watch.until_ended(threading.Event())
+    fed.webhook.shutdown()
+    assert fed.received == len(Store(folder / "store").incidents()) * 2
+    return fed.sizes
+
+
+class _Fed:
+    """A watch that is given the next window once it has told of the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.written = WrittenRun(folder / "run", SMALL_RANKS)
+        self.sizes: list[tuple[float, float]] = []
+        self.received, self._told, self._cpu_s = 0, 0, time.process_time()
+        self.webhook = HTTPServer(("127.0.0.1", 0), self._answers())
+        store = Store(folder / "store")
+        options = LiveOptions(folder / "run", store.path, "job", WindowSize(steps=SMALL_STEPS), consume=True)
+        notifier = Notifier(f"http://127.0.0.1:{self.webhook.server_port}/")
+        self.watch = watch.Watch(store, LiveRun(options, self.tell), "job", self.tell, notifier)
+        self._metrics = StoreMetrics(remembered(store))
+        self._write()
+
+    def _answers(self) -> type[BaseHTTPRequestHandler]:
+        fed = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                fed.received += len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["incidents"])
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Nobody looks on."""
+
+        return Answer
+
+    def tell(self, line: str) -> None:
+        """A line of the watch: of a window that is stored, of an incident."""
+        if not line.startswith("job, window "):
+            assert "INCIDENT" in line or "incident" in line or line.startswith("    "), line
+            return
+        self._told += 1
+        if self._told % SCRAPED == 0:
+            exposition(self._metrics.collect())
+        if self._told % SEALED_AFTER == 0:
+            self.written.seal()
+        if self._told % EVERY == 0:
+            cpu_s, self._cpu_s = self._cpu_s, time.process_time()
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            yield pages * 4096 // 2**20
+            self.sizes.append((pages * PAGE / 2**20, (self._cpu_s - cpu_s) / EVERY))
+        if self._told < MANY:
+            self._write()
+        else:
+            self.written.end()
+
+    def _write(self) -> None:
+        slow = {3: 1.5} if self._told // SPELL % 2 else {}
+        first = 1 + SMALL_STEPS * self._told
+        self.written.run(range(first, first + SMALL_STEPS), slow=slow)
 
 
 def _alarms() -> str:
-    windows = doubtful = 0
+    seen = doubtful = 0
     alarms = []
-    for seed in SEEDS:
-        for case in CASES:
-            job = draw_job(seed, case)
-            if job.shape.steps < FEWEST_STEPS:
-                continue
-            windows += 1
-            findings = Job(simulate(job).trace).findings()
-            verdict = findings.verdict() if isinstance(findings, Findings) else None
-            if verdict is None or not verdict.judged:
-                doubtful += 1
-            elif verdict.alarming:
-                alarms.append(f"{case} {seed}: {verdict.alarming[0].what}")
+    for seed, case in itertools.product(itertools.count(FIRST_SEED), CASES):
+        job = draw_job(seed, case)
+        if job.shape.steps < FEWEST_STEPS:
+            continue
+        findings = Job(simulate(job).trace).findings()
+        verdict = findings.verdict() if isinstance(findings, Findings) else None
+        if verdict is None or not verdict.judged:
+            doubtful += 1
+        elif verdict.alarming:
+            alarms.append(f"{case} {seed}: {verdict.alarming[0].what}")
+        seen += 1
+        if seen == HEALTHY:
+            break
     listed = "".join(f"\n- {alarm}" for alarm in alarms)
     return (
-        f"Healthy windows of the independent simulator: {windows}; incidents: {len(alarms)}, not trusted: {doubtful}."
+        f"Healthy windows of the independent simulator: {seen:,}; incidents: {len(alarms)}, not trusted: {doubtful}."
         f"{listed}"
     )

@@ -14,7 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.runtime.wire_format import HEADER, MAGIC, RECORD, VERSION, Category, Flag
+from tracekit.collectors.runtime.wire_format import (
+    HEADER,
+    MAGIC,
+    OPEN_SUFFIX,
+    RECORD,
+    SEALED_SUFFIX,
+    VERSION,
+    Category,
+    Flag,
+)
 
 MS = 1_000_000
 FORWARD_MS, BACKWARD_MS, REDUCE_MS, OPTIMIZER_MS = 10, 20, 5, 5
@@ -31,7 +40,7 @@ class WrittenRun:
         self.directory, self.ranks, self.microbatches = directory, ranks, microbatches
         self._per_host, self._attempt = per_host, attempt
         self._written = [0] * ranks
-        self._now_ms = 0.0
+        self._now_ms, self._segments = 0.0, 0
         self.attempt_directory = directory / f"attempt-{attempt:03d}"
         self.attempt_directory.mkdir(parents=True, exist_ok=True)
         run = {"command": ["torchrun", "train.py"], "options": {"first_step": 1}}
@@ -58,7 +67,13 @@ class WrittenRun:
 
     def segment(self, rank: int) -> Path:
         """Where a rank writes."""
-        return self.attempt_directory / f"rank-{rank:06d}-0000.open"
+        return self.attempt_directory / f"rank-{rank:06d}-{self._segments:04d}{OPEN_SUFFIX}"
+
+    def seal(self) -> None:
+        """Every rank goes on in a new segment."""
+        for rank in range(self.ranks):
+            self.segment(rank).rename(self.segment(rank).with_suffix(SEALED_SUFFIX))
+        self._segments += 1
 
     def write(self, rank: int, content: bytes) -> None:
         """Append bytes to the segment of a rank, which begins with its head."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,9 +222,10 @@ class AttemptFollower:
         self.first = last + 1
         return AttemptRecording(self.attempt, self.directory, taken)
 
-    def spent(self) -> Iterable[Path]:
-        """Sealed segments of which every record has been handed out."""
+    def remove_spent(self) -> None:
+        """Remove the sealed segments of which every record has been handed out."""
         for path in self.directory.glob(f"rank-*{SEALED_SUFFIX}"):
             known = self._files.get(path.stem)
             if known is not None and known.newest_step < self.first and known.read >= path.stat().st_size:
-                yield path
+                path.unlink(missing_ok=True)
+                del self._files[path.stem]

@@ -50,7 +50,8 @@ class StoreNews:
                 for name, number in newest.items()
                 if self._begun and number > self._newest.get(name, -1)
             }
-            incidents = catalogue.live.incidents(self._job)
+            # Not all of them: a job that is watched for weeks has many that are over.
+            incidents = catalogue.live.incidents(self._job, after=self._last, known=self._open)
         new = [one for one in incidents if one.incident_id > self._last]
         known = self._open | {one.incident_id for one in new}
         closed = [one for one in incidents if one.closed_at is not None and one.incident_id in known]

@@ -224,8 +224,7 @@ class LiveRun:
             self._unstored.popleft()
             self._retry_s = FIRST_RETRY_S
             if self.options.consume and self._follower is not None:
-                for path in self._follower.spent():
-                    path.unlink(missing_ok=True)
+                self._follower.remove_spent()
 
     def _put_off(self, why: str) -> None:
         dropped = max(0, len(self._unstored) - MOST_UNSTORED)

@@ -45,6 +45,7 @@ class Watch:
     def until_ended(self, stop: threading.Event) -> None:
         """Look again and again, until the run has ended or `stop` is set."""
         news = StoreNews(self.store, self.job)
+        self._tell(news)  # before the first window of the run, which is news
         ended = False
         while not ended and not stop.is_set():
             if self.run is not None:

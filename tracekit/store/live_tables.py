@@ -6,7 +6,7 @@ In: a connection to a catalogue, and what was found in a window. Out: rows, inci
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ _INCIDENTS = """
 SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window
 FROM incidents JOIN jobs USING (job_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
+    AND (incident_id > $after OR list_contains($known::INTEGER[], incident_id))
 ORDER BY incident_id DESC
 """
 #: One row per job, of its newest window, with what has added up over all of them.
@@ -96,9 +97,12 @@ class LiveTables:
         rows = self.connection.sql(_HISTORY, params={"name": name, "most": most}).to_arrow_table()
         return pl.DataFrame(rows).reverse()
 
-    def incidents(self, name: str | None = None, *, only_open: bool = False) -> tuple[Incident, ...]:
-        """The incidents of one job or of all, newest first."""
-        rows = self.connection.execute(_INCIDENTS, {"name": name, "open": only_open}).fetchall()
+    def incidents(
+        self, name: str | None = None, *, only_open: bool = False, after: int = 0, known: Collection[int] = ()
+    ) -> tuple[Incident, ...]:
+        """The incidents of one job or of all, newest first: those that opened after incident `after`, and `known` ones."""
+        which = {"name": name, "open": only_open, "after": after, "known": list(known)}
+        rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
                 row[0], row[1], Account.of(json.loads(row[2])), _utc(row[3]), row[4], row[5], row[6],

@@ -19,9 +19,9 @@ import polars as pl
 
 from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings
-from tracekit.store.catalogue import WITHOUT_LIVE_VERSION, Catalogue
+from tracekit.store.catalogue import STORE_VERSION, WITHOUT_LIVE_VERSION, Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
-from tracekit.store.connection import connected, version_in
+from tracekit.store.connection import check_version, connected
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
 from tracekit.store.hangs import StoredHang, read_hangs, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident
@@ -189,8 +189,7 @@ class Store:
         """The one writer, on a copy of the catalogue that takes its place at the end."""
         folder.clear_unfinished()
         if copy.replaces:
-            with folder.reading():
-                copy.fill()
+            copy.fill()
         try:
             with connected(copy.path, self.path, read_only=False) as connection:
                 catalogue = Catalogue(connection, self.path)
@@ -198,7 +197,7 @@ class Store:
                     if not rebuilding:
                         folder.check_no_jobs()
                     catalogue = Catalogue.new(connection, self.path)
-                elif version_in(connection) == (WITHOUT_LIVE_VERSION,):
+                elif check_version(connection, self.path, WITHOUT_LIVE_VERSION, STORE_VERSION) < STORE_VERSION:
                     catalogue = Catalogue.upgraded(connection, self.path)
                 connection.begin()
                 writer = Writer(folder, catalogue)
