@@ -105,8 +105,9 @@ def _reading(folder: Path, item: Incoming) -> str:
     assert not failed, f"{failed} readers met an error or half a window"
     reads = sum(count.value for count in counts)
     return (
-        f"{READERS} processes read the list of windows, and all parts of the newest window and of {OLDER} older ones, while"
-        f" {LANDING:,} windows landed in {took:.0f} s: {reads:,} reads of a list or a part, 0 errors, 0 half windows."
+        f"{READERS} processes read the list of windows, and all parts of the newest window and of {OLDER} older ones,"
+        f" while {LANDING:,} windows landed in {took:.0f} s: {reads:,} reads of a list or a part, 0 errors, 0 half"
+        " windows."
     )
 
 

@@ -94,8 +94,8 @@ def _memory(folder: Path) -> str:
     rows = [[f"{EVERY * (at + 1):,}", f"{size:.0f}", f"{took:.3f}"] for at, (size, took) in enumerate(sizes)]
     return (
         f"A watch of {SMALL_RANKS} ranks over {MANY:,} windows of {SMALL_STEPS} steps, without its pauses: one rank is"
-        f" slow in every other {SPELL} windows, segments are sealed and consumed, incidents are posted to a webhook, and"
-        f" every {SCRAPED} windows somebody asks for metrics.\n\n"
+        f" slow in every other {SPELL} windows, segments are sealed and consumed, incidents are posted to a webhook,"
+        f" and every {SCRAPED} windows somebody asks for metrics.\n\n"
         + table(["windows", "resident memory, MiB", "processor seconds a window"], rows)
     )
 

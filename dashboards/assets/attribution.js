@@ -9,7 +9,7 @@
       if (!triggered || !triggered.value) {
         return;
       }
-      const state = new URLSearchParams({ job: job, select: triggered.value.points[0].customdata });
+      const state = window.tracekit.query({ job: job, select: triggered.value.points[0].customdata });
       window.location.assign(window.tracekit.at(`/whatif?${state}`));
     },
   };

@@ -13,7 +13,7 @@
         return;
       }
       const who = triggered.value.points[0].customdata;
-      const state = new URLSearchParams({ job: job, step: who[0] });
+      const state = window.tracekit.query({ job: job, step: who[0] });
       if (triggered.prop_id.startsWith("time-workers")) {
         state.set("worker", `${who[1]},${who[2]}`);
       }

@@ -43,7 +43,7 @@
     // ---- asking the server
 
     query(more) {
-      const values = { job: this.config.job, ...this.state, ...more }, asked = new URLSearchParams();
+      const values = { job: this.config.job, ...this.state, ...more }, asked = window.tracekit.query({});
       for (const [name, value] of Object.entries(values)) {
         if (value !== null && value !== undefined && value !== "") asked.set(name, value);
       }
@@ -262,7 +262,7 @@
       if (changed.some(([name]) => name === "step")) {
         Object.assign(this.state, { from: null, to: null });
         const link = element("timeline-perfetto");
-        const query = new URLSearchParams({ job: this.config.job, step: this.state.step });
+        const query = window.tracekit.query({ job: this.config.job, step: this.state.step });
         link.href = window.tracekit.at(`/timeline/export.json.gz?${query}`);
       }
       this.unpin();

@@ -46,12 +46,26 @@
     window.history.replaceState(window.history.state, "", address);
   }
 
-  window.tracekit = { remember: remember, at: at };
+  // The query of another page of the job that is shown, at the window of the address.
+  function query(state) {
+    const shown = new URLSearchParams(window.location.search).get("window");
+    return new URLSearchParams(shown === null ? state : { ...state, window: shown });
+  }
+
+  window.tracekit = { remember: remember, at: at, query: query };
+
+  // What a page of a window asks for is of that window: its callbacks know their job alone.
+  function ofWindow(options) {
+    const shown = new URLSearchParams(window.location.search), headers = new Headers((options || {}).headers);
+    if (!shown.has("window")) return options;
+    headers.set("X-Tracekit-Window", query(shown.has("job") ? { job: shown.get("job") } : {}).toString());
+    return { ...options, headers: headers };
+  }
 
   // A session that has ended while a page was open: Dash would wait for answers that do not come.
   const ask = window.fetch;
-  window.fetch = async function (...request) {
-    const answer = await ask.apply(this, request);
+  window.fetch = async function (address, options) {
+    const answer = await ask.call(this, address, ofWindow(options));
     if (answer.status === 401) {
       const here = window.location.pathname.slice(prefix.length - 1) + window.location.search;
       window.location.assign(at(`/login?${new URLSearchParams({ next: here })}`));

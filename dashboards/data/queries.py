@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.compare import WorkerSteps
-from tracekit.errors import NotStoredError, StoreError, TracekitError
+from tracekit.errors import NotStoredError, TracekitError
 from tracekit.job import Job
 from tracekit.op_trace import OpTrace
 from tracekit.spans import StepOps, step_ops
@@ -47,7 +47,6 @@ AHEAD_AT_ONCE = 8
 OP_TRACE = "is an op trace: only its page Job has results"
 _WITHOUT = "was stored without an analysis"
 _Result = TypeVar("_Result")
-_Identity = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class Results:
 
     def state(self) -> str:
         """What tells one state of the store from the next, as text."""
-        return "-".join(map(str, self._identity()))
+        return self._store.state()
 
     def _of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
         """What `read` gives of the catalogue as it is now; once per state of the store."""
@@ -146,7 +145,7 @@ class Results:
             with self._store.reading() as catalogue:
                 return read(catalogue)
 
-        return self._once((self._identity(), *what), TABLES_KEPT, self._of_catalogue, ask)
+        return self._once((self._store.state(), *what), TABLES_KEPT, self._of_catalogue, ask)
 
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: its sizes, its figures (null where not analysed), its causes."""
@@ -156,7 +155,7 @@ class Results:
         return self._jobs_now()
 
     def _jobs_now(self) -> pl.DataFrame:
-        return self._once((self._identity(),), LISTS_KEPT, self._lists, self._store.job_list)
+        return self._once((self._store.state(),), LISTS_KEPT, self._lists, self._store.job_list)
 
     def stored(self, name: str) -> Stored:
         """One job with its report."""
@@ -360,11 +359,3 @@ class Results:
                 while len(kept) > most:
                     kept.popitem(last=False)
         return result
-
-    def _identity(self) -> _Identity:
-        """What tells one state of the store from the next."""
-        try:
-            found = self._store.state()
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot be read: {error.strerror}; is the store still there?") from None
-        return found.st_ino, found.st_mtime_ns, found.st_size

@@ -17,7 +17,7 @@ from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, note, panel, term
-from tracekit.dashboards.ui.context import chosen_window, viewer
+from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, sure
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import cost, seconds, short
@@ -164,9 +164,7 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         rows["Layout known by"] = short(source)
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
     links = [
-        html.A(
-            f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name, window=chosen_window()), download=""
-        )
+        html.A(f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name), download="")
         for table in ("causes", "fixes", "by_worker", "by_step")
     ]
     return panel(
@@ -190,5 +188,4 @@ job_page(
     build,
     lambda found, texts: [partial(found.worker_map, texts["job"])],
     build_ops=build_ops,
-    of_windows=True,
 )

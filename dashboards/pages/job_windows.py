@@ -46,9 +46,8 @@ def window_bar(stored: Stored) -> list[Component]:
         ),
         _age(live),
     ]
-    if chosen_window() is not None:
-        newest = dcc.Link("Newest window", href=href("/job", job=stored.name))
-        parts += [newest, html.Span("The other pages of this job show the newest window.", className="note")]
+    if chosen_window(stored.name) is not None:
+        parts.append(dcc.Link("Newest window", href=href("/job", job=stored.name, window=None)))
     return [
         html.Section(
             [html.Div(parts, className="window-way"), _bars(rows, stored)],

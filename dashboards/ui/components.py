@@ -19,7 +19,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.csv import safe_csv
-from tracekit.dashboards.ui.context import prefixed, viewer
+from tracekit.dashboards.ui.context import chosen_window, prefixed, viewer
 from tracekit.dashboards.ui.drawn import Chart, drawing
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
@@ -36,7 +36,12 @@ FEW_ROWS = 14
 
 
 def href(path: str, **state: object) -> str:
-    """A link to a page with its state; what is None is left out."""
+    """A link to a page with its state; what is None is left out.
+
+    From the page of a window of a job to another page of that job it stays at the window, unless `window` is given.
+    """
+    if "window" not in state and isinstance(job := state.get("job"), str):
+        state["window"] = chosen_window(job)
     kept = {name: value for name, value in state.items() if value is not None}
     return prefixed(f"{path}?{urlencode(kept)}" if kept else path)
 

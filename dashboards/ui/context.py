@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from urllib.parse import parse_qsl
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import flask
@@ -19,6 +20,9 @@ from tracekit.figures.theme import LIGHT, THEMES, Theme
 from tracekit.units import EARLIEST_S
 
 EXTENSION = "tracekit"
+#: In which a page that shows a window says its job and window, as in an address, whenever it asks for something
+#: (assets/tracekit.js).
+WINDOW_HEADER = "X-Tracekit-Window"
 #: Numbers of windows are 32-bit integers.
 LONGEST_NUMBER = 10
 
@@ -66,26 +70,43 @@ class Viewer:
 
 
 def results() -> Results:
-    """The results of the store that this server shows, as they are throughout the request."""
+    """The results of the store that this server shows, as they are throughout the request.
+
+    Of the job of the page, those of the window that its address names.
+    """
     if "results" not in flask.g:
         service: Service = flask.current_app.extensions[EXTENSION]
         flask.g.results = service.results.at_one_state()
+        job, window = _named_window()
+        if _is_number(window):
+            choose_window(job or flask.g.results.newest(), window)
     found: Results = flask.g.results
     return found
 
 
+def _named_window() -> tuple[str, str]:
+    """Job and window in the address of the page: of the request, or as a page says that calls back; "" if none."""
+    said = flask.request.headers.get(WINDOW_HEADER)
+    asked = flask.request.args if said is None else dict(parse_qsl(said))
+    return asked.get("job", ""), asked.get("window", "")
+
+
+def _is_number(window: str) -> bool:
+    return window.isascii() and window.isdecimal() and len(window) < LONGEST_NUMBER
+
+
 def choose_window(job: str, window: str) -> None:
     """Let `results` be of that window of the job, for the rest of the request. Raises SelectionError for no number."""
-    if not (window.isascii() and window.isdecimal() and len(window) < LONGEST_NUMBER):
+    if not _is_number(window):
         raise SelectionError(f"window {window!r:.40} is no number of a window; the page without it shows the newest")
     flask.g.results = results().of_window(job, int(window))
-    flask.g.window = int(window)
+    flask.g.window = (job, int(window))
 
 
-def chosen_window() -> int | None:
-    """The window that the request is about; None: the newest."""
-    chosen: int | None = flask.g.get("window")
-    return chosen
+def chosen_window(job: str) -> int | None:
+    """The window of the job that the request is about; None: the newest."""
+    of_job, window = flask.g.get("window", (None, None))
+    return window if of_job == job else None
 
 
 def replays() -> Replays:

@@ -20,7 +20,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
-from tracekit.dashboards.ui.context import choose_window, results, study, viewer
+from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
 from tracekit.errors import StoreError
 from tracekit.figures.theme import DARK
@@ -93,14 +93,11 @@ def job_page(
     build: Layout,
     reads: Reads | None = None,
     build_ops: Layout | None = None,
-    *,
-    of_windows: bool = False,
 ) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
     `reads`: what it needs beside the job's report, in an address that names the job. `build_ops`: the same for op
-    traces, by default a word that the page is about pipelines. `of_windows`: `window=` chooses the window; the other
-    pages show the newest.
+    traces, by default a word that the page is about pipelines. `window=` chooses the window of the job.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -110,7 +107,7 @@ def job_page(
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
-        if window is not None and of_windows:
+        if window is not None:
             choose_window(name, window)
         stored = results().stored(name)
         said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
@@ -154,9 +151,21 @@ def job_head(stored: Stored, active: str) -> Component:
         [
             html.Div([html.H1(short(stored.name)), *badges], className="job-title"),
             html.Nav(tabs, className="job-tabs", **attributes(aria_label="Pages of this job")),
+            *([] if active == "/job" else _which_window(stored, active)),
         ],
         className="job-head",
     )
+
+
+def _which_window(stored: Stored, path: str) -> list[Component]:
+    """Which window of the job the page is of, where it has several; the page Job says it with the way to the others."""
+    if stored.windows < 2:
+        return []
+    steps = [] if stored.report is None else [row["step"] for row in stored.report["by_step"]]
+    words = f"Window {stored.window}{f', steps {steps[0]} to {steps[-1]}' if steps else ''}"
+    if chosen_window(stored.name) is None:
+        return [note(f"{words}: the newest of {stored.windows}.")]
+    return [note([f"{words}. ", dcc.Link("Newest window", href=href(path, job=stored.name, window=None))])]
 
 
 def trust_badge(report: dict[str, Any]) -> Component:

@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from tracekit.errors import SelectionError
+from tracekit.s3 import absolute, shown
 from tracekit.text import printable
 
 _PATH = click.Path(path_type=Path)
@@ -78,11 +79,11 @@ def dashboard_command(
     except SelectionError:
         clean_up()
         raise
-    shown = f"[{host}]" if ":" in host else host
+    name = f"[{host}]" if ":" in host else host
     bound = listening.getsockname()[1]
-    local = f"http://{shown}:{bound}/"
+    local = f"http://{name}:{bound}/"
     seen = f"{public_url}, through a proxy to {local}" if public_url else local
-    click.echo(f"tracekit dashboard of {printable(str(store))}: {seen}  (Ctrl-C ends it)")
+    click.echo(f"tracekit dashboard of {printable(shown(store))}: {seen}  (Ctrl-C ends it)")
     # From here on the process is gunicorn's: it forks, and both halves leave through here.
     serve(Serving(store, study and study.absolute(), listening.detach(), threads, access, clean_up))
 
@@ -128,7 +129,7 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
         store = sources[0] if sources else default_store()
         if sources or needed:
             Store(store).check()
-        return store.absolute(), lambda: None
+        return absolute(store), lambda: None
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"
     # In a process of its own: the server forks, which a process that has computed must not do.

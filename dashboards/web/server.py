@@ -19,6 +19,7 @@ from gunicorn.errors import AppImportError
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.errors import TracekitError
+from tracekit.s3 import absolute
 
 #: A what-if of a large job keeps a thread this long at most before gunicorn takes the worker for dead.
 TIMEOUT_S = 300
@@ -55,7 +56,7 @@ def create(store: str | None = None) -> flask.Flask:
 
     path = default_store() if store is None else Path(store)
     study = os.environ.get(STUDY_VARIABLE)
-    return make_app(path.absolute(), _access_of_environment(), Path(study).absolute() if study else None).server
+    return make_app(absolute(path), _access_of_environment(), Path(study).absolute() if study else None).server
 
 
 def _access_of_environment() -> Access:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fleet.buckets import upload
 from tests.fleet.few_jobs import study_here, tables, write_jobs
 from tests.handmade import run
 from tracekit.fleet.run import run_study
-from tracekit.fleet.sources import find_sources, s3_filesystem
+from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
+from tracekit.s3 import s3_filesystem
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours
 
@@ -90,53 +90,9 @@ def test_no_cluster_and_no_ray_are_one_clear_error(jobs: Path, tmp_path: Path, m
     assert ran.message.endswith("--ray needs Ray; install it with pip install 'tracekit[ray]'")
 
 
-Application = Callable[..., object]
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an S3 server that answers every third request with SlowDown."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
-
-    whole = DomainDispatcherApplication(create_backend_app)
-    numbers = itertools.count()
-
-    def throttled(environment: dict[str, object], start: Application) -> object:
-        if next(numbers) % 3 == 2:
-            start("503 Slow Down", [("Content-Type", "application/xml")])
-            return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
-        return whole(environment, start)
-
-    server = make_server("127.0.0.1", 0, throttled, threaded=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def upload(folder: Path, bucket: str) -> None:
-    """Put every file of a folder into a new bucket."""
-    from pyarrow import fs
-
-    endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
-    system = fs.S3FileSystem(
-        endpoint_override=endpoint, scheme="http", allow_bucket_creation=True, region="us-east-1",
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=8),
-    )  # fmt: skip
-    system.create_dir(bucket)
-    for path in sorted(folder.iterdir()):
-        with system.open_output_stream(f"{bucket}/week/{path.name}") as file:
-            file.write(path.read_bytes())
-
-
-def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, s3: str) -> None:
+def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, s3: None) -> None:
     """But for where the traces lie; and what has not changed there is not read again."""
-    upload(jobs, "traces")
+    upload(jobs, "traces/week")
     out = tmp_path / "study"
     assert run("fleet", "run", "s3://traces/week", "--out", out, "--processes", "2").code == 0
     assert set(Study(out).read("sources")["source"]) == {f"s3://traces/week/{path.name}" for path in jobs.iterdir()}
@@ -156,10 +112,10 @@ class NoTasks:
         return iter(())
 
 
-def test_an_object_that_is_gone_or_forbidden_is_a_row(jobs: Path, tmp_path: Path, s3: str) -> None:
+def test_an_object_that_is_gone_or_forbidden_is_a_row(jobs: Path, tmp_path: Path, s3: None) -> None:
     from pyarrow import fs
 
-    upload(jobs, "others")
+    upload(jobs, "others/week")
     found = find_sources(["s3://others"])
     s3_filesystem().delete_file("others/week/healthy.parquet")
     from tests.fleet.few_jobs import Here

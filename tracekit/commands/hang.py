@@ -38,7 +38,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
     from tracekit.store import Store
 
     store = Store(directory)
-    if directory.is_dir() and store.is_store():
+    if store.is_store():
         found = _newest_hang(store, job)
         lines, report = list(found.lines), found.report
         if not as_json:
@@ -63,7 +63,7 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     if not found:
         whose = "" if job is None else f" of a job {short(job)!r}"
         raise NotStoredError(
-            f"{store.path}: keeps no hang{whose}; `tracekit collect --hang-after 120 --store {store.path}` adds them"
+            f"{store.name}: keeps no hang{whose}; `tracekit collect --hang-after 120 --store {store.name}` adds them"
         )
     return found[0]
 

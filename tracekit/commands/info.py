@@ -33,7 +33,7 @@ def info_command(
         if layout is not None or unit is not None:
             raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
         opened = Store(store or default_store())
-        print_jobs(opened.path, opened.jobs(), console())
+        print_jobs(opened.name, opened.jobs(), console())
         return
     loaded = load(trace, layout, unit, store, job, window).trace
     if isinstance(loaded, OpTrace):

@@ -13,6 +13,7 @@ import click
 
 from tracekit.commands.recognise import explained
 from tracekit.errors import SelectionError
+from tracekit.s3 import shown
 from tracekit.stderr import hushed_panics
 from tracekit.text import printable, short
 
@@ -79,7 +80,12 @@ def as_arguments(
 ) -> str:
     """How to name a job on the command line again."""
     named = {"": trace, "--layout": layout, "--store": store, "--job": job, "--window": window}
-    given = {name: shlex.quote(printable(str(value))) for name, value in named.items() if value is not None}
+    texts = {
+        name: shown(value) if isinstance(value, Path) else str(value)
+        for name, value in named.items()
+        if value is not None
+    }
+    given = {name: shlex.quote(printable(text)) for name, text in texts.items()}
     return " ".join(f"{name} {value}".strip() for name, value in given.items())
 
 

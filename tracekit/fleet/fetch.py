@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tracekit.fleet.sources import PARQUET, S3, Source, folder_files, is_endless, s3_filesystem, stamp_of
+from tracekit.fleet.sources import PARQUET, Source, folder_files, is_endless, stamp_of
+from tracekit.s3 import fetch
 
 _CHUNK = 1 << 20
 #: A file that changed so shortly before it was read can change again without a new time, seconds.
@@ -54,11 +53,10 @@ def fetched(source: Source) -> Iterator[Fetched]:
         yield Fetched(path, layout, digest_of(path, layout), stamp, settled=not _is_fresh(path))
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-fleet-") as scratch:
-        system = s3_filesystem()
-        path = _download(system, source.url, Path(scratch))
+        path = _download(source.url, Path(scratch))
         layout = None
         if source.layout is not None and not _has_header(path):
-            layout = _download(system, source.layout, Path(scratch))
+            layout = _download(source.layout, Path(scratch))
         yield Fetched(path, layout, digest_of(path, layout), source.stamp, settled=True)
 
 
@@ -91,8 +89,7 @@ def _has_header(path: Path) -> bool:
         return True
 
 
-def _download(system: Any, url: str, folder: Path) -> Path:
+def _download(url: str, folder: Path) -> Path:
     path = folder / url.rpartition("/")[2]
-    with system.open_input_stream(url.removeprefix(S3)) as reading, open(path, "wb") as writing:
-        shutil.copyfileobj(reading, writing, _CHUNK)
+    fetch(url, path)
     return path

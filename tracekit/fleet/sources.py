@@ -12,22 +12,16 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import SelectionError
+from tracekit.s3 import S3, objects_below, said
 from tracekit.text import encodable, short
 
-if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo, FileSystem
-
-S3 = "s3://"
 PARQUET = ".parquet"
 #: Of files that can be traces, beside Parquet; their first bytes say whether they are.
 _OTHERS = (".json", ".json.gz", ".log", ".txt")
 #: Layouts of published traces, beside the trace.
 _LAYOUTS = (".yaml", ".yml")
-#: So often a request to S3 is repeated that was throttled or failed, each time after twice as long.
-_S3_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +167,19 @@ def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
 
 
 def _in_store(folder: Path) -> Iterator[Source]:
+    yield from map(_local, _ops_of(folder, folder))
+
+
+def _ops_of(store: Path, place: Path) -> Iterator[Path]:
+    """The traces of all windows of a store that have not been pruned, below `place`."""
     from tracekit.store import Part, Store
     from tracekit.store.folder import Folder
 
-    store = Store(folder)
-    for job in store.jobs():
-        for window in store.windows(job.name):
+    opened = Store(store)
+    for job in opened.jobs():
+        for window in opened.windows(job.name):
             if Part.OPS in window.files:
-                yield _local(Folder(folder).file(window.job_id, window.number, Part.OPS))
+                yield Folder(place).file(window.job_id, window.number, Part.OPS)
 
 
 def is_study(folder: Path) -> bool:
@@ -188,8 +187,8 @@ def is_study(folder: Path) -> bool:
     return (folder / MARK).is_file()
 
 
-#: The file that marks a study.
-MARK = "tracekit-study"
+#: The files that mark a study and a store.
+MARK, STORE_MARK = "tracekit-study", "tracekit-store"
 
 
 def _is_one_job(folder: Path, files: list[Path]) -> bool:
@@ -210,38 +209,22 @@ def _is_trace(path: Path) -> bool:
 # ---- S3
 
 
-def s3_filesystem() -> FileSystem:
-    """S3 as the environment describes it (AWS_* variables, AWS_ENDPOINT_URL); requests that fail are repeated."""
-    from pyarrow import fs
-
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    settings: dict[str, Any] = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)}
-    if endpoint:
-        scheme, _, host = endpoint.rpartition("://")
-        settings |= {"endpoint_override": host.rstrip("/"), "scheme": scheme or "https"}
-    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        settings["region"] = region
-    return fs.S3FileSystem(**settings)
-
-
 def _in_s3(url: str) -> Iterator[Source]:
-    """Every object below a prefix that can be a trace; each is a job."""
-    from pyarrow import fs
-
-    place = url.removeprefix(S3).strip("/")
+    """Every object below a prefix that can be a trace, each a job; of stores the windows that they name."""
     try:
-        system = s3_filesystem()
-        found: list[FileInfo] = [system.get_file_info(place)]
-        if found[0].type is not fs.FileType.File:
-            found = system.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
+        found = {info.path: info for info in objects_below(url)}
     except OSError as error:
-        raise SelectionError(
-            f"{short(url)}: cannot be listed: {encodable(str(error)):.300}; check address and keys"
-        ) from None
-    names = {info.path for info in found}
-    for info in found:
-        if info.type is fs.FileType.File and info.path.endswith((PARQUET, *_OTHERS)):
-            stem, _, folder = info.path.removesuffix(PARQUET), "", info.path.rpartition("/")[0]
+        raise SelectionError(f"{short(url)}: cannot be listed: {said(error)}; check address and keys") from None
+    stores = [path.removesuffix(STORE_MARK) for path in found if path.rpartition("/")[2] == STORE_MARK]
+    windows = {path for store in stores for path in _windows_in_s3(f"{S3}{store}".rstrip("/"))}
+    for path, info in found.items():
+        if path in windows or (path.endswith((PARQUET, *_OTHERS)) and not path.startswith(tuple(stores))):
+            stem, folder = path.removesuffix(PARQUET), path.rpartition("/")[0]
             beside = [f"{base}{suffix}" for base in (stem, f"{folder}/meta") for suffix in _LAYOUTS]
-            layout = next((f"{S3}{name}" for name in beside if name in names), None)
-            yield Source(f"{S3}{info.path}", f"{info.size}:{info.mtime_ns}", info.size or 0, layout)
+            layout = next((f"{S3}{name}" for name in beside if name in found), None)
+            yield Source(f"{S3}{path}", f"{info.size}:{info.mtime_ns}", info.size or 0, layout)
+
+
+def _windows_in_s3(url: str) -> Iterator[str]:
+    """The traces of a store, as bucket/key."""
+    return (str(path) for path in _ops_of(Path(url), Path(url.removeprefix(S3))))

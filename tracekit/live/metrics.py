@@ -190,16 +190,12 @@ def _label(text: str) -> str:
 
 def remembered(store: Store) -> Callable[[], JobStates]:
     """The state of a store, read again only once it has changed."""
-    kept: list[tuple[tuple[int, ...], JobStates]] = []
+    kept: list[tuple[str, JobStates]] = []
 
     def states() -> JobStates:
-        try:
-            found = store.state()
-        except OSError as error:
-            raise TracekitError(f"{store.path}: cannot be read: {error.strerror or error}") from None
-        identity = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if not kept or kept[0][0] != identity:
-            kept[:] = [(identity, JobStates.of(store))]
+        state = store.state()
+        if not kept or kept[0][0] != state:
+            kept[:] = [(state, JobStates.of(store))]
         return kept[0][1]
 
     return states

@@ -27,7 +27,7 @@ class StoreNews:
 
     def __init__(self, store: Store, job: str | None = None) -> None:
         self._store, self._job = store, job
-        self._state: tuple[int, ...] | None = None
+        self._state: str | None = None
         self._newest: dict[str, int] = {}
         self._open: set[int] = set()
         self._last = 0
@@ -38,8 +38,7 @@ class StoreNews:
         if not self._store.is_store():
             self._begun = True  # whatever it will hold is news
             return News()
-        found = self._store.state()
-        state = (found.st_ino, found.st_mtime_ns, found.st_size)
+        state = self._store.state()
         if state == self._state:
             return News()
         with self._store.reading() as catalogue:

@@ -13,6 +13,7 @@ from typing import Any
 from tracekit.errors import OutputError, StoreError, TracekitError
 from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
 from tracekit.op_trace import is_op_trace, read_op_trace
+from tracekit.s3 import s3_url
 from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
 from tracekit.store.hangs import hang_files, read_hang
 from tracekit.store.single_file import SingleFile
@@ -195,6 +196,8 @@ def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> 
 
 def _folder(store: Store) -> Folder:
     """The folder of a store. Raises StoreError where it is none."""
+    if s3_url(store.path) is not None:
+        raise StoreError(f"{store.name}: a store in S3 is only read; keep the folder in order that it is a copy of")
     store.check()
     if not is_store_folder(store.path):
         raise StoreError(

@@ -78,23 +78,23 @@ class Catalogue:
     """An open catalogue of the store at `path`, which errors name."""
 
     connection: duckdb.DuckDBPyConnection
-    path: Path
+    path: Path | str
 
     @classmethod
-    def new(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
+    def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
         connection.execute(_statements("schema.sql"))
         return cls.upgraded(connection, path)
 
     @classmethod
-    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
+    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue with the tables of live.sql, which it lacked."""
         connection.execute(_statements("live.sql"))
         connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
         return cls(connection, path)
 
     @classmethod
-    def without_live(cls, connection: duckdb.DuckDBPyConnection, path: Path) -> Catalogue:
+    def without_live(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """A catalogue that is only read and lacks the tables of live.sql: with these tables, empty."""
         connection.execute(_statements("live.sql").replace("CREATE ", "CREATE TEMP "))
         return cls(connection, path)

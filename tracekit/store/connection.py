@@ -26,7 +26,7 @@ _OPENING_S = 60.0
 
 
 @contextmanager
-def connected(path: Path, store: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
     """The DuckDB file `path` of the store that errors name. Raises StoreError, StoreBusyError where it is in use."""
     import duckdb
 
@@ -80,7 +80,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _store_error(error: Exception, store: Path) -> StoreError:
+def _store_error(error: Exception, store: Path | str) -> StoreError:
     reason = str(error).splitlines()[0]
     if "Could not set lock" in reason:
         return StoreBusyError(
@@ -100,7 +100,7 @@ def version_in(connection: duckdb.DuckDBPyConnection) -> tuple[int, ...] | None:
         return None
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, store: Path, *known: int) -> int:
+def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, *known: int) -> int:
     """The version of a store, one of `known`, the newest last. Raises StoreError for any other, and for no store."""
     found = version_in(connection)
     if found is None:

@@ -35,6 +35,7 @@ from tracekit.op_trace import read_op_trace
 from tracekit.store.catalogue import STORE_VERSION, WITHOUT_LIVE_VERSION, Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
 from tracekit.store.connection import check_version, connected
+from tracekit.store.hangs import StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
 from tracekit.text import short
 from tracekit.trace import Trace, read_columns, read_parquet
@@ -76,10 +77,8 @@ class Folder:
             with duckdb.connect(":memory:") as connection:
                 yield Catalogue.new(connection, self.path)
             return
-        with connected(self.catalogue, self.path, read_only=True) as connection:
-            version = check_version(connection, self.path, WITHOUT_LIVE_VERSION, STORE_VERSION)
-            of_version = Catalogue if version == STORE_VERSION else Catalogue.without_live
-            yield of_version(connection, self.path)
+        with open_catalogue(self.catalogue, self.path) as catalogue:
+            yield catalogue
 
     def check_no_jobs(self) -> None:
         """Raise StoreError where files of jobs lie in a store without a catalogue."""
@@ -107,6 +106,10 @@ class Folder:
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
             raise _damaged(f"{path}: not what was written there")
         return content.decode()
+
+    def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, newest first."""
+        return tuple(read_hangs(self.path, job))
 
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
         """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
@@ -263,6 +266,15 @@ class Folder:
             with suppress(OSError):  # other windows are there
                 (self.path / JOBS / str(job_id)).rmdir()
         self.forget_unfinished()
+
+
+@contextmanager
+def open_catalogue(path: Path, store: Path | str) -> Iterator[Catalogue]:
+    """The catalogue in the file `path`, of the store that errors name, to be read."""
+    with connected(path, store, read_only=True) as connection:
+        version = check_version(connection, store, WITHOUT_LIVE_VERSION, STORE_VERSION)
+        of_version = Catalogue if version == STORE_VERSION else Catalogue.without_live
+        yield of_version(connection, store)
 
 
 def is_store_folder(path: Path) -> bool:

@@ -100,7 +100,7 @@ class LiveTables:
     def incidents(
         self, name: str | None = None, *, only_open: bool = False, after: int = 0, known: Collection[int] = ()
     ) -> tuple[Incident, ...]:
-        """The incidents of one job or of all, newest first: those that opened after incident `after`, and `known` ones."""
+        """The incidents of one job or of all, newest first: those after number `after`, and `known` ones."""
         which = {"name": name, "open": only_open, "after": after, "known": list(known)}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(

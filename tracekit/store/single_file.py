@@ -18,6 +18,7 @@ from tracekit.errors import StoreError
 from tracekit.model import Layout
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.connection import check_version, connected
+from tracekit.store.hangs import StoredHang
 from tracekit.store.window import StoredWindow
 from tracekit.trace import Trace
 
@@ -63,6 +64,10 @@ class SingleFile:
         with self._connected() as connection:
             connection.execute(_VIEWS)
             yield Catalogue.without_live(connection, self.path)
+
+    def hangs(self, _: str | None) -> tuple[StoredHang, ...]:
+        """None: such a store keeps no reports on hangs."""
+        return ()
 
     def trace(self, window: StoredWindow) -> Trace:
         """The trace of a job."""

@@ -19,12 +19,14 @@ import polars as pl
 
 from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings
+from tracekit.s3 import s3_url, shown
 from tracekit.store.catalogue import STORE_VERSION, WITHOUT_LIVE_VERSION, Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
 from tracekit.store.connection import check_version, connected
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
-from tracekit.store.hangs import StoredHang, read_hangs, sighting_of_hang, write_hang
+from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident
+from tracekit.store.remote import Remote
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.text import encodable, short
@@ -61,10 +63,13 @@ class Backend(Protocol):
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
         """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
 
+    def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, of one job or of all, newest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store in the folder `path`, or in a file of version 2, which is read only.
+    """The store in the folder `path`; in a file of version 2, or at an s3:// address, which are read only.
 
     Every method raises StoreError where it cannot be used, NotStoredError where it lacks the job or window.
     """
@@ -133,7 +138,7 @@ class Store:
         It opens an incident, which closes with the first window that ends afterwards, or with the job.
         """
         self._check_encodable()
-        self._refuse_single_file()
+        self._refuse_read_only()
         try:
             Folder(self.path).make()
             write_hang(self.path, job, lines, report)
@@ -154,7 +159,7 @@ class Store:
         if name is not None:
             self._check_name(name)
         self._check_encodable()
-        self._refuse_single_file()
+        self._refuse_read_only()
         try:
             Folder(self.path).check_writable()
         except OutputError as error:
@@ -171,7 +176,7 @@ class Store:
         `rebuilding`: the files of jobs are there, and a catalogue is to be made of them.
         """
         self._check_encodable()
-        self._refuse_single_file()
+        self._refuse_read_only()
         folder = Folder(self.path)
         try:
             made = folder.make()
@@ -231,8 +236,12 @@ class Store:
                 " choose another --name"
             )
 
-    def _refuse_single_file(self) -> None:
-        """Raise StoreError where there is a DuckDB file, which this tracekit does not write."""
+    def _refuse_read_only(self) -> None:
+        """Raise StoreError at an address of S3, or where there is a DuckDB file: this tracekit writes neither."""
+        if s3_url(self.path) is not None:
+            raise StoreError(
+                f"{self.name}: a store in S3 is only read; write into a folder, and copy that there (docs/store.md)"
+            )
         with suppress(OSError):
             if not stat.S_ISREG(self.path.lstat().st_mode) or not self._is_duckdb():
                 return
@@ -256,8 +265,7 @@ class Store:
 
     def hangs(self, job: str | None = None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""
-        self.check()
-        return tuple(read_hangs(self.path, job)) if self.path.is_dir() else ()
+        return self._backend().hangs(job)
 
     def history(self, name: str, most: int = 1000) -> pl.DataFrame:
         """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
@@ -278,7 +286,7 @@ class Store:
         """The name of the job whose newest window was added last."""
         jobs = self.jobs()
         if not jobs:
-            raise StoreError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
+            raise StoreError(f"{self.name}: the store holds no job; add one with `tracekit import TRACE`")
         return jobs[0].name
 
     def load(self, name: str, window: int | None = None) -> AnyTrace:
@@ -296,7 +304,7 @@ class Store:
     def _trace(self, backend: Backend, window: StoredWindow) -> AnyTrace:
         if Part.OPS not in window.files:
             raise NotStoredError(
-                f"{self.path}: the ops of job {short(window.job)!r}, window {window.number}, were pruned; its report is"
+                f"{self.name}: the ops of job {short(window.job)!r}, window {window.number}, were pruned; its report is"
                 " still there"
             )
         return backend.trace(window)
@@ -321,12 +329,21 @@ class Store:
         with self._backend().reading() as catalogue:
             yield catalogue
 
-    def state(self) -> os.stat_result:
-        """What tells one state of the store from the next: how the file that is replaced is found. Raises OSError."""
-        if not self.path.is_dir():
-            return self.path.stat()
+    def state(self) -> str:
+        """What tells one state of the store from the next."""
+        if (remote := self._remote()) is not None:
+            return remote.state()
         catalogue = Folder(self.path).catalogue
-        return catalogue.stat() if catalogue.exists() else self.path.stat()
+        try:
+            found = (catalogue if catalogue.exists() else self.path).stat()
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read: {error.strerror}; is the store still there?") from None
+        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+
+    @property
+    def name(self) -> str:
+        """The path or address, for people."""
+        return shown(self.path)
 
     def check(self) -> None:
         """Raise StoreError where there is no store, or something else."""
@@ -334,6 +351,10 @@ class Store:
 
     def _backend(self) -> Backend:
         """What reads this store."""
+        if (remote := self._remote()) is not None:
+            if not remote.exists():
+                raise StoreError(f"{self.name}: no tracekit store; choose another --store")
+            return remote
         if not self._exists():
             raise StoreError(f"{self.path}: no such store; make one with `tracekit import TRACE --store {self.path}`")
         if self.path.is_dir():
@@ -346,7 +367,13 @@ class Store:
 
     def is_store(self) -> bool:
         """Whether there is a store, or a DuckDB file that may be one. Raises StoreError where it cannot be read."""
+        if (remote := self._remote()) is not None:
+            return remote.exists()
         return self._exists() and (is_store_folder(self.path) if self.path.is_dir() else self._is_duckdb())
+
+    def _remote(self) -> Remote | None:
+        url = s3_url(self.path)
+        return None if url is None else Remote(url)
 
     def _check_encodable(self) -> None:
         if encodable(str(self.path)) != str(self.path):

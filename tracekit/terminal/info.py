@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -80,10 +79,10 @@ def _names(found: object) -> list[str]:
     return [str(name) for name in found] if isinstance(found, dict | list) else []
 
 
-def print_jobs(path: Path, jobs: Sequence[StoredJob], console: Console) -> None:
+def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
     """Print the jobs of a store, newest first."""
     if not jobs:
-        console.print(Text(f"{printable(str(path))}: no job yet; add one with `tracekit import TRACE`"))
+        console.print(Text(f"{printable(store)}: no job yet; add one with `tracekit import TRACE`"))
         return
     several = any(job.windows > 1 for job in jobs)
     heads = ["Job", "dp", "pp", "GPUs", "steps", "ops", *(["windows"] if several else []), "imported (UTC)"]

@@ -45,7 +45,7 @@ class TopState:
             windows = catalogue.live.history(job, _MOST_WINDOWS)
             incidents = catalogue.live.incidents(job, only_open=True)
         if windows.is_empty():
-            raise NotStoredError(f"{store.path}: no window of job {short(job)!r} yet")
+            raise NotStoredError(f"{store.name}: no window of job {short(job)!r} yet")
         return cls(job, windows, incidents, store.workers(job, int(windows["number"][-1])))
 
 

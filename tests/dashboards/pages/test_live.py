@@ -166,3 +166,31 @@ def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
     opened.get_by_role("button", name="Play").click()
     opened.wait_for_function("() => window.seen.join() === '0,1'")
     expect(opened).to_have_url(re.compile("window=1"))
+
+
+TABS = ("/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
+
+
+@pytest.mark.parametrize("path", TABS)
+def test_every_page_of_a_window_shows_it_says_so_and_leads_to_pages_of_it(path: str, pages: Pages) -> None:
+    shown = pages.page(path, job="live", window="1")
+    assert "Window 1, steps 2 to 3." in pages.lines(path, job="live", window="1")
+    links = [link for kind in ("Link", "A") for link in found(shown, kind) if "job=live" in link.href]
+    newest = [link.href for link in links if "window=1" not in link.href]
+    assert newest == [f"{path}?job=live"]
+    assert len(links) > len(TABS)
+    assert "Window 2, steps 0 to 3: the newest of 3." in pages.lines(path, job="live")
+
+
+def test_what_a_page_of_a_window_asks_for_later_is_of_that_window(
+    live_store: Path, serve: Callable[[Path], Serving], visit: Callable[..., Page]
+) -> None:
+    """The newest window is balanced, and has steps 0 to 3; this one has steps 2 and 3, which are slow."""
+    opened = visit("/workers?job=live&window=1", base=serve(live_store).url, anew=True)
+    opened.locator("#workers-step").fill("1")
+    expect(opened.get_by_text("Step 2: S = 1.148")).to_be_visible()
+    opened.get_by_role("link", name="Timeline").first.click()
+    expect(opened).to_have_url(re.compile(r"/timeline\?job=live&window=1"))
+    expect(opened.locator("#timeline-slowest tbody tr").first).to_be_visible()
+    expect(opened.locator("#timeline-step option")).to_have_count(2)
+    expect(opened.locator("#timeline-perfetto")).to_have_attribute("href", re.compile("window=1"))

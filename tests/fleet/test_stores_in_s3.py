@@ -1,0 +1,150 @@
+"""A store that was copied to S3 is read there as it is in its folder, and never written."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.buckets import upload
+from tests.handmade import command, run
+from tests.test_store_windows import window
+from tracekit.errors import NotStoredError, StoreError
+from tracekit.fleet.sources import find_sources
+from tracekit.s3 import s3_filesystem
+from tracekit.store import Incoming, Store, remote
+
+pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Store:
+    """A store of one job with two windows and a hang."""
+    store = Store(tmp_path / "live.store")
+    store.append(window(0))
+    store.append(window(1, analysed=True))
+    store.add_hang("live", ["it hangs"], {"hang": True})
+    return store
+
+
+@pytest.fixture
+def address(folder: Store, s3: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where its copy is; every look sees what is there."""
+    monkeypatch.setattr(remote, "LOOKED_AT_EVERY_S", 0.0)
+    upload(folder.path, "stores/live")
+    return "s3://stores/live"
+
+
+def test_everything_reads_as_in_the_folder(folder: Store, address: str) -> None:
+    there = Store(Path(address))
+    assert (there.jobs(), there.windows("live"), there.incidents()) == (
+        folder.jobs(),
+        folder.windows("live"),
+        folder.incidents(),
+    )
+    assert there.load("live", 0).ops.equals(folder.load("live", 0).ops)
+    assert (there.report("live", 0), there.report("live")) == (None, folder.report("live"))
+    assert there.workers("live").equals(folder.workers("live"))
+    assert there.hangs("live") == folder.hangs("live")
+    with pytest.raises(NotStoredError, match=r"^s3://stores/live: no job 'life'; did you mean 'live'\?"):
+        there.load("life")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("whatif", "--store", "{}", "--job", "live"),
+        ("info", "--store", "{}"),
+        ("export", "--store", "{}", "--job", "live", "--window", "0", "--out", "-"),
+        ("store", "windows", "live", "--store", "{}"),
+        ("store", "incidents", "--store", "{}"),
+        ("top", "--once", "--store", "{}"),
+        ("hang", "{}"),
+    ],
+    ids=" ".join,
+)
+def test_commands_print_what_they_print_of_the_folder(words: tuple[str, ...], folder: Store, address: str) -> None:
+    here, there = (run(*(word.format(place) for word in words)) for place in (folder.path, address))
+    assert there.code == here.code, there.err
+    assert _without_ages(there.out).replace(address, "X") == _without_ages(here.out).replace(str(folder.path), "X")
+
+
+def _without_ages(text: str) -> str:
+    return re.sub(r"\d+ (s|min)\b", "a while", text)
+
+
+def test_a_window_that_lands_is_seen_and_a_copy_without_it_is_one_clear_error(folder: Store, address: str) -> None:
+    there = Store(Path(address))
+    before = there.state()
+    folder.append(window(2))
+    with s3_filesystem().open_output_stream("stores/live/catalog.duckdb") as file:
+        file.write((folder.path / "catalog.duckdb").read_bytes())
+    assert there.state() != before
+    with pytest.raises(StoreError, match=r"^s3://stores/live/jobs/1/2\.parquet: is not there; copy windows before"):
+        there.load("live")
+    upload(folder.path, "stores/live")
+    assert there.load("live").ops.equals(folder.load("live").ops)
+    with s3_filesystem().open_output_stream("stores/live/jobs/1/2.parquet") as file:
+        file.write(b"PAR1")
+    with pytest.raises(StoreError, match=r"^s3://stores/live/jobs/1/2\.parquet: damaged, or half a copy"):
+        there.load("live")
+
+
+def test_writing_is_one_clear_error_and_writes_nothing(folder: Store, address: str, tmp_path: Path) -> None:
+    there = Store(Path(address))
+    for write in (
+        lambda: there.append(window(2)),
+        lambda: there.add([Incoming(window(0).trace, "new", "x")]),
+        lambda: there.begin_watch("live", "x"),
+        lambda: there.add_hang("live", [], {}),
+    ):
+        with pytest.raises(StoreError, match=r"^s3://stores/live: a store in S3 is only read; write into a folder"):
+            write()
+    (tmp_path / "run").mkdir()
+    started = tmp_path / "started"
+    for words in (
+        ("collect", "--store", address, "--", "touch", started),
+        ("watch", tmp_path / "run", "--store", address),
+        ("import", "sample_traces/slow_worker.parquet", "--store", address),
+        ("store", "check", "--store", address),
+        ("store", "repair", "--store", address),
+        ("store", "prune", "--max-size", "1", "--store", address),
+    ):
+        ran = run(*words)
+        assert (ran.code, "a store in S3 is only read" in ran.message) == (2, True), (words, ran.err)
+    assert not started.exists()
+    assert not list(tmp_path.glob("s3:*")), "a folder of that name was made"
+    assert there.windows("live") == folder.windows("live")
+
+
+@pytest.mark.parametrize("place", ["s3://stores/nothing", "s3://nowhere/at/all"])
+def test_no_store_there_is_one_clear_error(place: str, address: str) -> None:
+    ran = run("info", "--store", place)
+    assert (ran.code, ran.message) == (2, f"tracekit: {place}: no tracekit store; choose another --store"), ran.err
+
+
+def test_the_dashboard_shows_it(folder: Store, address: str) -> None:
+    import subprocess
+
+    served = subprocess.Popen(
+        command("dashboard", address, "--port", "0"), stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    try:
+        assert served.stdout is not None
+        line = served.stdout.readline()
+        url = re.search(r"dashboard of s3://stores/live: (\S+)", line)
+        assert url is not None, line
+        with urllib.request.urlopen(f"{url[1]}readyz", timeout=60) as answer:
+            assert answer.read() == b"ok, 1 jobs\n"
+        with urllib.request.urlopen(f"{url[1]}download/by_worker.csv?job=live", timeout=60) as answer:
+            assert answer.read().startswith(b"dp_rank,pp_rank,")
+    finally:
+        served.terminate()
+        served.wait(60)
+
+
+def test_a_fleet_studies_the_windows_that_it_names(folder: Store, address: str) -> None:
+    assert [source.url for source in find_sources(["s3://stores"])] == [f"{address}/jobs/1/{n}.parquet" for n in (0, 1)]

@@ -1,0 +1,162 @@
+"""Stores in S3-compatible storage: folders of a store that somebody copied there, read only.
+
+In: an address such as s3://bucket/store. Out: the same catalogue, traces and findings as of the folder. The catalogue
+is kept as a file of this process for as long as it is the one that lies there; of windows, files are there while they
+are read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracekit import s3
+from tracekit.errors import StoreError
+from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, open_catalogue
+from tracekit.store.hangs import HANGS, StoredHang, read_hangs
+from tracekit.store.window import AnyTrace, Part, StoredWindow
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from tracekit.store.catalogue import Catalogue
+
+#: The same catalogue is taken to be there for so long, seconds: a page asks several times.
+LOOKED_AT_EVERY_S = 1.0
+#: How long a catalogue that is replaced while it is fetched is fetched again.
+_FETCHING_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The store at the address `url`."""
+
+    url: str
+
+    def exists(self) -> bool:
+        """Whether there is a store. Raises StoreError where that cannot be told."""
+        try:
+            with _errors(self.url):
+                s3.tag(f"{self.url}/{MARK}")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def state(self) -> str:
+        """What tells one state of the store from the next."""
+        return _copy(self.url).renewed()
+
+    @contextmanager
+    def reading(self) -> Iterator[Catalogue]:
+        """The catalogue as it is now."""
+        copy = _copy(self.url)
+        copy.renewed()
+        with open_catalogue(copy.path, self.url) as catalogue:
+            yield catalogue
+
+    def trace(self, window: StoredWindow) -> AnyTrace:
+        """The trace of a window."""
+        with self._fetched(window, Part.OPS) as folder:
+            return folder.trace(window)
+
+    def report(self, window: StoredWindow) -> str | None:
+        """The report as JSON; None where there is none."""
+        if Part.REPORT not in window.files:
+            return None
+        with self._fetched(window, Part.REPORT) as folder:
+            return folder.report(window)
+
+    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
+        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        if Part.WORKERS not in window.files:
+            return None
+        with self._fetched(window, Part.WORKERS) as folder:
+            return folder.workers(window)
+
+    def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
+        """The reports on hangs, newest first."""
+        with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name, _errors(self.url):
+            for info in s3.objects_below(f"{self.url}/{HANGS}"):
+                path = Path(name, HANGS, info.base_name)
+                path.parent.mkdir(exist_ok=True)
+                s3.fetch(f"{s3.S3}{info.path}", path)
+            return tuple(read_hangs(Path(name), job))
+
+    @contextmanager
+    def _fetched(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
+        """A folder that has this part of a window."""
+        with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name:
+            folder = Folder(Path(name))
+            path = folder.file(window.job_id, window.number, part)
+            url = f"{self.url}/{path.relative_to(name)}"
+            path.parent.mkdir(parents=True)
+            try:
+                with _errors(url):
+                    s3.fetch(url, path)
+            except FileNotFoundError:
+                raise FileGoneError(f"{url}: is not there; copy windows before the catalogue that names them") from None
+            try:
+                yield folder
+            except StoreError as error:
+                raise StoreError(f"{url}: damaged, or half a copy; copy it there again") from error
+
+
+class _Copy:
+    """A copy of the catalogue of the store at `url` in the file `path`."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._tag, self._looked_at = url, "", float("-inf")
+        self._folder = tempfile.TemporaryDirectory(prefix="tracekit-s3-")
+        self._renewing = threading.Lock()
+        self.path = Path(self._folder.name) / CATALOGUE
+
+    def renewed(self) -> str:
+        """Fetch the catalogue if it is another one by now; its tag."""
+        with self._renewing:
+            if time.monotonic() - self._looked_at >= LOOKED_AT_EVERY_S:
+                try:
+                    with _errors(self._url):
+                        self._tag = self._fetch()
+                except FileNotFoundError:
+                    raise StoreError(f"{self._url}: no tracekit store; choose another --store") from None
+                self._looked_at = time.monotonic()
+            return self._tag
+
+    def _fetch(self) -> str:
+        """Raises OSError."""
+        url, new = f"{self._url}/{CATALOGUE}", self.path.with_suffix(".new")
+        deadline = time.monotonic() + _FETCHING_S
+        found = s3.tag(url)
+        while found != self._tag:
+            s3.fetch(url, new)  # with several requests
+            if (after := s3.tag(url)) == found:
+                new.replace(self.path)
+                return found
+            if time.monotonic() > deadline:
+                raise OSError(f"for {_FETCHING_S:.0f} s the catalogue was replaced whenever it was being read")
+            found = after
+        return found
+
+
+@lru_cache(maxsize=8)
+def _copy(url: str) -> _Copy:
+    """One copy per store and process."""
+    return _Copy(url)
+
+
+@contextmanager
+def _errors(url: str) -> Iterator[None]:
+    """Errors of S3 as StoreError; FileNotFoundError stays."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{url}: cannot be read: {s3.said(error)}; check address, keys and AWS_ENDPOINT_URL") from None
