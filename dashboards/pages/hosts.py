@@ -16,62 +16,71 @@ from tracekit.text import short
 
 #: A host is judged by so many of its newest jobs.
 LAST_JOBS = 9
+_WORDS = {"host": "Host", "gpu": "GPU"}
 #: Hosts and GPUs that are listed.
 MOST_LISTED = 200
 
 
 def build(q: str = "", **_: str) -> list[Component]:
-    """`q`: text that names of hosts and GPUs shown contain."""
+    """`q`: text that the name of a host, or the UUID or host of a GPU, contains."""
     hosts = results().host_jobs().filter(pl.col("host").str.contains(q, literal=True))
-    gpus = results().gpu_jobs().filter(pl.col("gpu").str.contains(q, literal=True))
+    named = pl.col("gpu", "host").str.contains(q, literal=True)
+    gpus = results().gpu_jobs().filter(pl.any_horizontal(named))
     said = note(
-        "A host is the culprit of a job if a trusted window of it has a cause that costs 5 % of the step and sits on"
-        " this host alone."
+        "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5 % of the step and"
+        " sits on this host, or this GPU, alone."
     )
-    if hosts.is_empty():
-        why = f"No host has {short(q)!r} in its name." if q else "No job in this store says on which hosts it ran."
+    if hosts.is_empty() and gpus.is_empty():
+        why = (
+            f"No host or GPU has {short(q)!r} in its name." if q else "No job in this store says on which hosts it ran."
+        )
         return [html.H1("Hosts"), panel("No host", note(why))]
-    counted = _by_host(hosts)
-    parts = [panel("Hosts, the most frequent culprits first", said, _host_table(counted), _left_out(counted.height))]
-    if not gpus.is_empty():
-        by_gpu = gpus.group_by("gpu", maintain_order=True).agg(pl.all()).sort(pl.col("job").list.len(), descending=True)
-        parts.append(panel("GPUs that were culprits", _gpu_table(by_gpu), _left_out(by_gpu.height)))
-    return [html.H1("Hosts"), *parts]
+    parts = []
+    for rows, what, title in (
+        (hosts, "host", "Hosts, the most frequent culprits first"),
+        (gpus, "gpu", "GPUs that were culprits"),
+    ):
+        if not rows.is_empty():
+            counted = _counted(rows, what)
+            parts.append(panel(title, _history_table(_WORDS[what], counted), _left_out(counted.height)))
+    return [html.H1("Hosts"), said, *parts]
 
 
-def _by_host(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row per host: its last jobs, and in how many of them it was the culprit."""
-    last = rows.group_by("host", maintain_order=True).head(LAST_JOBS)
+def _counted(rows: pl.DataFrame, what: str) -> pl.DataFrame:
+    """One row per host or GPU, named by column `what`: its last jobs, and in how many of them it was the culprit."""
+    last = rows.group_by(what, maintain_order=True).head(LAST_JOBS)
     return (
-        last.group_by("host", maintain_order=True)
+        last.group_by(what, maintain_order=True)
         .agg(
-            pl.col("job", "kinds", "number"), blamed=pl.col("kinds").count(), jobs=pl.len(), at=pl.col("added_at").max()
+            pl.col("job", "kinds", "number"),
+            place=pl.col("host").first(),
+            blamed=pl.col("kinds").count(),
+            jobs=pl.len(),
+            at=pl.col("added_at").max(),
         )
         .sort("blamed", "at", descending=True)
+        .rename({what: "name"})
     )
 
 
-def _host_table(hosts: pl.DataFrame) -> Component:
+def _history_table(what: str, counted: pl.DataFrame) -> Component:
     rows = [
         html.Tr(
             [
-                html.Td(html.B(short(row["host"]))),
+                html.Td([html.B(short(row["name"])), *_place(row)]),
                 html.Td(_verdict(row["blamed"], row["jobs"])),
                 html.Td(_jobs(row)),
                 html.Td(viewer().moment(row["at"])),
             ]
         )
-        for row in hosts.head(MOST_LISTED).iter_rows(named=True)
+        for row in counted.head(MOST_LISTED).iter_rows(named=True)
     ]
-    return _table(("Host", "History", "In which jobs", "Last seen"), rows)
+    return _table((what, "History", "In which jobs", "Last seen"), rows)
 
 
-def _gpu_table(gpus: pl.DataFrame) -> Component:
-    rows = [
-        html.Tr([html.Td(short(row["gpu"])), html.Td(short(row["host"][0] or "-")), html.Td(_jobs(row))])
-        for row in gpus.head(MOST_LISTED).iter_rows(named=True)
-    ]
-    return _table(("GPU", "On host", "Culprit in"), rows)
+def _place(row: dict[str, Any]) -> list[str]:
+    """Where a GPU was in its newest job."""
+    return [] if row["place"] in (None, row["name"]) else [f" on {short(row['place'])}"]
 
 
 def _verdict(blamed: int, jobs: int) -> str:

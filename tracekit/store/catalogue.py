@@ -39,9 +39,12 @@ from tracekit.text import short
 if TYPE_CHECKING:
     import duckdb
 
-STORE_VERSION = 4
-#: A store of this version lacks what live.sql adds; it is read as it is, and the next writer adds that.
-WITHOUT_LIVE_VERSION = 3
+STORE_VERSION = 5
+#: Stores from this version on are read as they are, with empty tables for what they lack; the next writer adds these.
+OLDEST_VERSION = 3
+KNOWN_VERSIONS = range(OLDEST_VERSION, STORE_VERSION + 1)
+#: Version -> the file with the tables that it brought.
+_BROUGHT = {4: "live.sql", 5: "gpus.sql"}
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Longer values of the free metadata are in the trace only.
 LONGEST_FACT = 1000
@@ -84,19 +87,19 @@ class Catalogue:
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
         connection.execute(_statements("schema.sql"))
-        return cls.upgraded(connection, path)
+        return cls.upgraded(connection, path, OLDEST_VERSION)
 
     @classmethod
-    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
-        """The catalogue with the tables of live.sql, which it lacked."""
-        connection.execute(_statements("live.sql"))
+    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
+        """A catalogue of this version, brought to the newest."""
+        connection.execute(_lacking(version))
         connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
         return cls(connection, path)
 
     @classmethod
-    def without_live(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
-        """A catalogue that is only read and lacks the tables of live.sql: with these tables, empty."""
-        connection.execute(_statements("live.sql").replace("CREATE ", "CREATE TEMP "))
+    def read_only(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
+        """A catalogue of this version that is only read: with the tables that it lacks, empty."""
+        connection.execute(_lacking(version).replace("CREATE ", "CREATE TEMP "))
         return cls(connection, path)
 
     def job_list(self) -> pl.DataFrame:
@@ -248,6 +251,7 @@ class Catalogue:
             )
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
+            self._add_gpus(job_id, item.trace.metadata)
             self.live.add_findings(job_id, number, item)
 
     def remove_file(self, window: StoredWindow, part: Part) -> None:
@@ -280,6 +284,7 @@ class Catalogue:
         for deletion in (
             "DELETE FROM files",
             "DELETE FROM hosts",
+            "DELETE FROM gpus",
             "DELETE FROM findings",
             "DELETE FROM culprits",
             "DELETE FROM incidents",
@@ -295,6 +300,33 @@ class Catalogue:
             " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
             {"job": job_id, "hosts": list(hosts)},
         )
+
+    def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
+        """Those that the free metadata names by rank."""
+        named, hosts = metadata.get("gpus"), metadata.get("hosts")
+        gpus = (
+            {rank: gpu.get("uuid") for rank, gpu in named.items() if isinstance(gpu, dict)}
+            if isinstance(named, dict)
+            else {}
+        )
+        found = {uuid: _text(hosts, rank) for rank, uuid in gpus.items() if isinstance(uuid, str)}
+        self.connection.execute(
+            "INSERT INTO gpus SELECT $job, gpu, host"
+            " FROM (SELECT unnest($gpus::VARCHAR[]) AS gpu, unnest($hosts::VARCHAR[]) AS host)"
+            " WHERE gpu NOT IN (SELECT gpu FROM gpus WHERE job_id = $job)",
+            {"job": job_id, "gpus": list(found), "hosts": list(found.values())},
+        )
+
+
+def _text(values: object, key: str) -> str | None:
+    """What free metadata has under a key, where that is text."""
+    value = values.get(key) if isinstance(values, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _lacking(version: int) -> str:
+    """The statements that make the tables which a catalogue of this version lacks."""
+    return "".join(_statements(name) for brought, name in _BROUGHT.items() if brought > version)
 
 
 def _statements(name: str) -> str:

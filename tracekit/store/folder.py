@@ -32,7 +32,7 @@ from tracekit.atomic_write import Place
 from tracekit.errors import FormatError, OutputError, StoreError
 from tracekit.findings import Findings
 from tracekit.op_trace import read_op_trace
-from tracekit.store.catalogue import STORE_VERSION, WITHOUT_LIVE_VERSION, Catalogue
+from tracekit.store.catalogue import KNOWN_VERSIONS, Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
 from tracekit.store.connection import check_version, connected
 from tracekit.store.hangs import StoredHang, read_hangs
@@ -272,9 +272,8 @@ class Folder:
 def open_catalogue(path: Path, store: Path | str) -> Iterator[Catalogue]:
     """The catalogue in the file `path`, of the store that errors name, to be read."""
     with connected(path, store, read_only=True) as connection:
-        version = check_version(connection, store, WITHOUT_LIVE_VERSION, STORE_VERSION)
-        of_version = Catalogue if version == STORE_VERSION else Catalogue.without_live
-        yield of_version(connection, store)
+        version = check_version(connection, store, *KNOWN_VERSIONS)
+        yield Catalogue.read_only(connection, store, version)
 
 
 def is_store_folder(path: Path) -> bool:

@@ -72,15 +72,22 @@ LEFT JOIN blamed ON blamed.job_id = hosts.job_id AND blamed.host = hosts.host
 GROUP BY hosts.host, jobs.name
 ORDER BY hosts.host, added_at DESC, jobs.name
 """
-#: The GPUs that a cause sat on alone, in trusted windows.
+#: The same of the GPUs that have ever been blamed so.
 _GPU_JOBS = """
-SELECT culprits.gpu_uuids[1] AS gpu, any_value(culprits.hosts[1]) AS host, jobs.name AS job,
-       max(epoch(windows.added_at)) AS added_at,
-       string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds, max_by(number, share) AS number
-FROM culprits JOIN windows USING (job_id, number) JOIN jobs USING (job_id)
-WHERE len(culprits.gpu_uuids) = 1 AND share >= $share AND windows.trustworthy
-GROUP BY ALL
-ORDER BY gpu, added_at DESC, job
+WITH blamed AS (
+    SELECT job_id, culprits.gpu_uuids[1] AS gpu,
+           string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds, max_by(number, share) AS number
+    FROM culprits JOIN windows USING (job_id, number)
+    WHERE len(culprits.gpu_uuids) = 1 AND share >= $share AND windows.trustworthy
+    GROUP BY ALL
+)
+SELECT gpus.gpu, any_value(gpus.host) AS host, jobs.name AS job, max(epoch(windows.added_at)) AS added_at,
+       any_value(blamed.kinds) AS kinds, any_value(blamed.number) AS number
+FROM gpus JOIN jobs USING (job_id) JOIN windows USING (job_id)
+LEFT JOIN blamed ON blamed.job_id = gpus.job_id AND blamed.gpu = gpus.gpu
+WHERE gpus.gpu IN (SELECT gpu FROM blamed)
+GROUP BY gpus.gpu, jobs.name
+ORDER BY gpus.gpu, added_at DESC, jobs.name
 """
 
 
@@ -124,7 +131,7 @@ class LiveTables:
         return self._alarming(_HOST_JOBS)
 
     def gpu_jobs(self) -> pl.DataFrame:
-        """The same per GPU, by UUID, of the jobs in which a cause sat on it alone."""
+        """The same per GPU, by UUID, of those that were ever the culprit; `host`: where it was, null if unknown."""
         return self._alarming(_GPU_JOBS)
 
     def _alarming(self, query: str) -> pl.DataFrame:

@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit.errors import StoreError
 from tracekit.model import Layout
-from tracekit.store.catalogue import Catalogue
+from tracekit.store.catalogue import OLDEST_VERSION, Catalogue
 from tracekit.store.connection import check_version, connected
 from tracekit.store.hangs import StoredHang
 from tracekit.store.window import StoredWindow
@@ -63,7 +63,7 @@ class SingleFile:
         """The catalogue."""
         with self._connected() as connection:
             connection.execute(_VIEWS)
-            yield Catalogue.without_live(connection, self.path)
+            yield Catalogue.read_only(connection, self.path, OLDEST_VERSION)
 
     def hangs(self, _: str | None) -> tuple[StoredHang, ...]:
         """None: such a store keeps no reports on hangs."""

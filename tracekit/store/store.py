@@ -20,7 +20,7 @@ import polars as pl
 from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings
 from tracekit.s3 import s3_url, shown
-from tracekit.store.catalogue import STORE_VERSION, WITHOUT_LIVE_VERSION, Catalogue
+from tracekit.store.catalogue import KNOWN_VERSIONS, STORE_VERSION, Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
 from tracekit.store.connection import check_version, connected
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder
@@ -194,7 +194,8 @@ class Store:
         """The one writer, on a copy of the catalogue that takes its place at the end."""
         folder.clear_unfinished()
         if copy.replaces:
-            copy.fill()
+            with folder.reading():  # nobody else has it open for writing
+                copy.fill()
         try:
             with connected(copy.path, self.path, read_only=False) as connection:
                 catalogue = Catalogue(connection, self.path)
@@ -202,8 +203,8 @@ class Store:
                     if not rebuilding:
                         folder.check_no_jobs()
                     catalogue = Catalogue.new(connection, self.path)
-                elif check_version(connection, self.path, WITHOUT_LIVE_VERSION, STORE_VERSION) < STORE_VERSION:
-                    catalogue = Catalogue.upgraded(connection, self.path)
+                elif (version := check_version(connection, self.path, *KNOWN_VERSIONS)) < STORE_VERSION:
+                    catalogue = Catalogue.upgraded(connection, self.path, version)
                 connection.begin()
                 writer = Writer(folder, catalogue)
                 yield writer

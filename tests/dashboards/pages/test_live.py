@@ -139,6 +139,20 @@ def test_a_host_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path
     assert "never the culprit in its last 9 jobs" in lines[lines.index("node-a") + 1]
 
 
+def test_a_gpu_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path: Path) -> None:
+    """A GPU of eleven jobs that moved to another host in the last; those beside it were never the culprit."""
+    store = Store(tmp_path / "s.store")
+    for number in range(11):
+        ran = trace(slow=number in (0, 4, 6, 9), name=f"job-{number}")
+        gpus = {rank: {"uuid": f"GPU-{rank}"} for rank in HOSTS}
+        hosts = HOSTS if number < 10 else HOSTS | {"3": "node-e"}
+        store.append(analysed(replace(ran, metadata={"hosts": hosts, "gpus": gpus})))
+    lines = Pages(store.path).lines("/hosts")
+    assert "culprit in 3 of its last 9 jobs" in lines[lines.index("GPU-3 on node-e") + 1]
+    assert not any(line.startswith(("GPU-0", "GPU-1", "GPU-2")) for line in lines)
+    assert "GPU-3 on node-e" in Pages(store.path).lines("/hosts", q="GPU-3")
+
+
 #: Keeps every window that the page comes to show: one of those that are played is there for a second only.
 SEE_WINDOWS = """() => {
   window.seen = [];
