@@ -11,7 +11,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,12 @@ class Job:
                 raise AssertionError("\n".join([f"no line like {pattern}", *said])) from None
             if match := re.search(pattern, said[-1]):
                 return match
+
+    def forget(self) -> None:
+        """Whatever it has said so far is read."""
+        with suppress(queue.Empty):
+            while True:
+                self._lines.get_nowait()
 
     def end(self) -> int:
         """Let the job end by itself; its exit code."""

@@ -13,6 +13,7 @@ from benchmarks.writtenrun import WrittenRun
 from tests.handmade import run
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
+from tracekit.live.news import News, StoreNews
 from tracekit.live.notify import Notifier
 from tracekit.live.watch import Watch, serving_metrics
 from tracekit.store import Store
@@ -32,6 +33,25 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert [line.split(":")[1].strip() for line in lines[2:5]] == ["Who", "Check", "Fix"]
     assert lines[5].startswith("tracekit: incident 1 of run closed after 0 min ")
     assert len(lines) == 6
+
+
+def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: Path) -> None:
+    """One that was open before the first look is no news until it closes; one that is over is not read again."""
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, "old", analysed=True))
+    store.end_watch("old")
+    store.append(window(0, analysed=True))
+    news = StoreNews(store)
+    assert news.look() == News()
+    store.append(window(0, "new", analysed=True))
+    store.end_watch("live")
+    found = news.look()
+    assert [one.job for one in found.opened] == ["new"]
+    assert [one.job for one in found.closed] == ["live"]
+    with store.reading() as catalogue:
+        asked = catalogue.live.incidents(after=2, known={2})
+    assert [one.incident_id for one in asked] == [3, 2]
+    assert news.look() == News()
 
 
 def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ class LiveRun:
         self._resume: tuple[int, int] | None = None
         self._unstored: deque[Incoming] = deque()
         self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
+        self._why_unstored: str | None = None
 
     def poll(self) -> None:
         """Read what is new, and analyse and store the windows that are over."""
@@ -223,6 +224,9 @@ class LiveRun:
                 return
             self._unstored.popleft()
             self._retry_s = FIRST_RETRY_S
+            if self._why_unstored is not None:
+                self._tell("windows are stored again")
+                self._why_unstored = None
             if self.options.consume and self._follower is not None:
                 self._follower.remove_spent()
 
@@ -231,8 +235,14 @@ class LiveRun:
         for _ in range(dropped):
             self._unstored.popleft()
         self.counts.lost += dropped
-        lost = f"; {dropped} is given up" if dropped else ""
-        self._tell(f"a window is not stored yet: {why}; next attempt in {self._retry_s:.0f} s{lost}")
+        if why != self._why_unstored:
+            self._tell(
+                f"a window cannot be stored: {why}; it is tried again, later each time, and {MOST_UNSTORED} windows"
+                " wait at most"
+            )
+            self._why_unstored = why
+        if dropped:
+            self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is given up")
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
 
