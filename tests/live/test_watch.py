@@ -13,9 +13,12 @@ from benchmarks.writtenrun import WrittenRun
 from tests.handmade import run
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
+from tracekit.errors import StoreError
 from tracekit.live.news import News, StoreNews
 from tracekit.live.notify import Notifier
+from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.watch import Watch, serving_metrics
+from tracekit.live.windows import WindowSize
 from tracekit.store import Store
 
 
@@ -52,6 +55,27 @@ def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: P
         asked = catalogue.live.incidents(after=2, known={2})
     assert [one.incident_id for one in asked] == [3, 2]
     assert news.look() == News()
+
+
+def test_a_store_that_cannot_be_read_for_a_while_is_one_line(tmp_path: Path) -> None:
+    """Whatever the number of looks meanwhile; a store that is written by others ends the watch."""
+    store, said = Store(tmp_path / "jobs.store"), list[str]()
+    store.append(window(0))
+    run_of_nothing = LiveRun(LiveOptions(tmp_path / "run", store.path, "job", WindowSize(steps=5)), said.append)
+    watching, news = Watch(store, run_of_nothing, None, said.append), StoreNews(store)
+    catalogue = store.path / "catalog.duckdb"
+    whole = catalogue.read_bytes()
+    for _ in range(2):
+        catalogue.write_bytes(b"no catalogue")
+        watching._tell(news)
+        watching._tell(news)
+        catalogue.write_bytes(whole)
+        watching._tell(news)
+    assert len(said) == 2, said
+    assert all(line.startswith(str(store.path)) for line in said)
+    catalogue.write_bytes(b"no catalogue")
+    with pytest.raises(StoreError):
+        Watch(store, None, None, said.append)._tell(StoreNews(store))
 
 
 def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored(tmp_path: Path) -> None:

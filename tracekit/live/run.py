@@ -114,7 +114,7 @@ class LiveRun:
         self._store_again()
         if self._unstored:
             self.counts.lost += len(self._unstored)
-            self._tell(f"{len(self._unstored)} windows could not be stored")
+            self._tell(f"{len(self._unstored)} window{'s' * (len(self._unstored) > 1)} could not be stored")
         if self._run is not None:
             self._store.end_watch(self.options.name)
 

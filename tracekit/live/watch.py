@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
@@ -32,7 +32,7 @@ POLL_S = 0.5
 CLOSE_TIMEOUT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watch:
     """`run`: what adds windows to the store; None where others do. `job`: the only one to tell of; None: all."""
 
@@ -41,6 +41,7 @@ class Watch:
     job: str | None
     tell: Callable[[str], None]
     notifier: Notifier | None = None
+    _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
         """Look again and again, until the run has ended or `stop` is set."""
@@ -76,8 +77,11 @@ class Watch:
         except StoreError as error:
             if self.run is None:
                 raise
-            self.tell(str(error))
+            if str(error) != self._problem:  # and not twice a second
+                self.tell(str(error))
+            self._problem = str(error)
             return
+        self._problem = None
         for line in lines(found):
             self.tell(line)
         if self.notifier is not None:
