@@ -59,7 +59,8 @@ def _measured(folder: Path) -> list[tuple[float, float, float]]:
         stack.enter_context(prometheus(block("Prometheus", **settings), folder))
         took = []
         for phase in PHASES:
-            job.forget()
+            for heard in (job, pager, chat):
+                heard.forget()
             job.line(r"train, window \d+, ")  # a window has just ended, and the next one begun
             time.sleep(phase * WINDOW_S)
             began = time.monotonic()

@@ -47,10 +47,15 @@ def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: P
     news = StoreNews(store)
     assert news.look() == News()
     store.append(window(0, "new", analysed=True))
-    store.end_watch("live")
+    store.end_watch("new")
     found = news.look()
     assert [one.job for one in found.opened] == ["new"]
-    assert [one.job for one in found.closed] == ["live"]
+    assert [one.job for one in found.closed] == ["new"]
+    for number in (1, 2):  # what is open has a lower number than what is over
+        store.append(window(number, analysed=True))
+        assert news.look().opened == ()
+    store.end_watch("live")
+    assert [one.job for one in news.look().closed] == ["live"]
     with store.reading() as catalogue:
         asked = catalogue.live.incidents(after=2, known={2})
     assert [one.incident_id for one in asked] == [3, 2]

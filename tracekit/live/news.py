@@ -57,5 +57,5 @@ class StoreNews:
         news = News(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else News()
         self._state, self._newest, self._begun = state, newest, True
         self._open = {one.incident_id for one in incidents if one.closed_at is None}
-        self._last = max((one.incident_id for one in incidents), default=self._last)
+        self._last = max([self._last, *(one.incident_id for one in incidents)])
         return news
