@@ -1,5 +1,7 @@
 """Who waits for whom, what it costs and why: small jobs with answers computed by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -211,6 +213,27 @@ def test_what_was_done_to_a_rank_is_found_and_priced(tmp_path, trouble, cause):
     assert culprit.rank == 2
     assert culprit.causes[0].cause is cause
     assert culprit.saved_s / US == pytest.approx(recording.took_us - healthy.took_us, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [
+        (Trouble(1, gpu=1.15), GpuCause.SLOW_GPU),
+        (Trouble(1, input_us=1500), GpuCause.LATE_INPUT),
+        (Trouble(1, extra_kernels=16), GpuCause.UNEVEN_WORK),
+        (Trouble(1, link_us=800), GpuCause.SLOW_LINK),
+        (Trouble(1), None),
+    ],
+)
+def test_ranks_that_run_cuda_graphs_are_compared_and_priced(tmp_path, trouble, cause):
+    """All kernels of a step have one launch, and the collectives among them say nothing but their names."""
+    job = Job(ranks=2, layers=8, bucket=2, seed=1, cuda_graphs=True, troubles=(trouble,))
+    recording = job.run()
+    recording.write(tmp_path)
+    lost_us = recording.took_us - replace(job, troubles=()).run().took_us
+    culprit = load_gpu(tmp_path).whatif().culprit
+    assert (culprit and (culprit.rank, culprit.causes[0].cause)) == (cause and (1, cause))
+    assert culprit is None or culprit.saved_s / US == pytest.approx(lost_us, rel=0.05)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
