@@ -41,9 +41,8 @@ def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
     for block, late in zip(graph.blocks, durations.launch_delay, strict=True):
         delay[block.op] = late
     kind = ops.labels["kind"]
-    names = np.array([*(kind.names or ()), ""], dtype=object)[kind.codes]
-    communicates = names == str(KernelClass.COMMUNICATION)
-    computes = ~communicates & np.isin(names, [str(one) for one in KernelClass])
+    communicates = kind.where({str(KernelClass.COMMUNICATION)})
+    computes = ~communicates & kind.where({str(one) for one in KernelClass})
     end = ops.start + ops.duration
     return Unexplained(
         communication_gap_s=_percentile(delay[communicates]),

@@ -25,6 +25,7 @@ import polars as pl
 from tracekit.analysis.graph.rules.explicit import NO_EDGES
 from tracekit.analysis.graph.rules.streams import stream_edges
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import dense, numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 
 #: Columns that only this rule reads; none is a label.
@@ -53,7 +54,7 @@ def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
         rules.inferred(rules.consumers()),
         rules.inferred(rules.synchronised()),
     ]
-    edges = pl.concat(parts).unique(["before", "after"], keep="first", maintain_order=True)
+    edges = pl.concat(parts)
     edges = pl.concat([edges, rules.inferred(rules.late_starts(edges))])
     return pl.concat([edges, rules.beginnings(edges)])
 
@@ -64,6 +65,9 @@ _TYPES = {
 }  # fmt: skip
 
 
+_ROLES = ("gpu", "stream-wait", "synchronise", "window")
+
+
 class _Rules:
     """The ops as arrays, and each rule as a method that gives rows before and rows after."""
 
@@ -72,11 +76,11 @@ class _Rules:
         self.rank = ops["rank"].to_numpy()
         self.start = ops["start"].to_numpy()
         self.end = (ops["start"] + ops["duration"]).to_numpy()
-        self.role = ops["role"].to_numpy()
-        same = ops["peer"] if "peer" in ops.columns else ops["name"]
-        self.peer = same.rank("dense").to_numpy().astype(np.int64)
-        self.stream = ops["stream"].fill_null("").rank("dense").to_numpy().astype(np.int64)
-        self.gpu = np.flatnonzero(self.role == "gpu")
+        roles = ops["role"].cast(pl.Categorical)
+        self.role = {role: (roles == role).fill_null(value=False).to_numpy() for role in _ROLES}
+        self.peer = numbered(ops["peer"] if "peer" in ops.columns else ops["name"])
+        self.stream = numbered(ops["stream"])
+        self.gpu = np.flatnonzero(self.role["gpu"])
         self.launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
         self.aside = self._aside()
         # When, and by which thread, each GPU op was launched.
@@ -86,11 +90,11 @@ class _Rules:
     def _aside(self) -> npt.NDArray[np.bool_]:
         """Communication, and what else runs on streams that mostly communicate, such as the packing of messages."""
         communicates = self.ops["communicates"].fill_null(value=False).to_numpy()
-        _, place = np.unique(self.rank * (1 + self.stream.max(initial=0)) + self.stream, return_inverse=True)
-        duration = np.where(self.role == "gpu", self.end - self.start, 0.0)
+        place = dense(self.rank * (1 + self.stream.max(initial=0)) + self.stream)
+        duration = np.where(self.role["gpu"], self.end - self.start, 0.0)
         of_stream = np.bincount(place, weights=duration)
         mostly = 2 * np.bincount(place, weights=duration * communicates) > of_stream
-        return np.asarray((self.role == "gpu") & (communicates | mostly[place]))
+        return np.asarray(self.role["gpu"] & (communicates | mostly[place]))
 
     def linked(self, column: str, why: str) -> pl.DataFrame:
         """Ops that name the op they wait for."""
@@ -198,7 +202,7 @@ class _Rules:
         """The latest collective that had ended when the op behind a wait of its thread began."""
         recorded = self.ops["waits_for_stream"].is_not_null().to_numpy()
         inside = self.ops["in_collective"].fill_null(value=False).to_numpy()
-        waits = np.flatnonzero((self.role == "stream-wait") & ~recorded & ~inside)
+        waits = np.flatnonzero(self.role["stream-wait"] & ~recorded & ~inside)
         key = self._by_thread(self.gpu[~self.aside[self.gpu]])
         at = np.searchsorted(key.keys, _keys(self.rank[waits], self.stream[waits], self.end[waits], key.scale))
         waits, at = waits[at < len(key.rows)], at[at < len(key.rows)]
@@ -257,7 +261,7 @@ class _Rules:
 
     def synchronised(self) -> tuple[Ints, Ints]:
         """What each synchronising call waits for: its own copy, the last op of its thread, or of every stream."""
-        calls = np.flatnonzero(self.role == "synchronise")
+        calls = np.flatnonzero(self.role["synchronise"])
         copied = self.ops["copied"].fill_null(-1).to_numpy().astype(np.int64)
         copies = calls[copied[calls] >= 0]
         before, after = [copied[copies]], [copies]
@@ -290,7 +294,7 @@ class _Rules:
 
     def beginnings(self, edges: pl.DataFrame) -> pl.DataFrame:
         """What waits for nothing else begins with the window of its rank."""
-        windows = np.flatnonzero(self.role == "window")
+        windows = np.flatnonzero(self.role["window"])
         of_rank = dict(zip(self.rank[windows].tolist(), windows.tolist(), strict=True))
         waits = np.zeros(len(self.rank), np.bool_)
         waits[edges["after"].to_numpy()] = True
