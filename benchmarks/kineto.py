@@ -60,7 +60,7 @@ def _speed() -> str:
         job = Job(ranks=RANKS, layers=24, host_us=25.0, troubles=(Trouble(3, input_us=1500),))
         files = list(job.run().write_repeated(Path(folder), FILE_BYTES))
         size = sum(path.stat().st_size for path in files) / 1e6
-        one = _run("from tracekit.collectors.importers.kineto.reader import read_file; from pathlib import Path;"
+        one = _run("from tracekit.collectors.importers.kineto.reading import read_file; from pathlib import Path;"
                    f"read_file(Path({str(files[0])!r}))")  # fmt: skip
         every = _run(f"import sys; sys.argv[1:] = ['whatif', {folder!r}, '--json'];"
                      "from tracekit.__main__ import main; main()")  # fmt: skip

@@ -58,7 +58,7 @@ class Trouble:
 
 @dataclass
 class _Rank:
-    """One rank while it runs. `graph`: the call whose kernels run. `events`: what its profiler saw, by its own clock."""
+    """One rank while it runs. `graph`: the call that launched what runs. `events`: what its profiler saw."""
 
     rank: int
     trouble: Trouble

@@ -175,9 +175,7 @@ def _tracks(timelines: tuple[ExportedTimeline, ...], ranks: Mapping[Worker, int]
     return Tracks(processes, threads)
 
 
-def _drawn(
-    timeline: ExportedTimeline, number: int, starts: pl.DataFrame, workers: tuple[Worker, ...]
-) -> DrawnTimeline:
+def _drawn(timeline: ExportedTimeline, number: int, starts: pl.DataFrame, workers: tuple[Worker, ...]) -> DrawnTimeline:
     """The ops of timeline `number` as slices of workers' tracks."""
     streams = list(dict.fromkeys(STREAMS.values()))
     thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}

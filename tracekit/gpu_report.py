@@ -20,7 +20,8 @@ from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
 from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.gpu_recording import GpuRecording, KernelClass
+from tracekit.gpu_activity import KernelClass
+from tracekit.gpu_recording import GpuRecording
 from tracekit.op_report import OpReport
 from tracekit.report_json import without_nan
 from tracekit.text import seconds

@@ -85,7 +85,8 @@ def _step_shifts(ops: pl.DataFrame, timelines: Sequence[OpTimeline]) -> npt.NDAr
 def _names(tracks: pl.DataFrame, timelines: Sequence[OpTimeline]) -> Tracks:
     ranks = tracks.select("process", "rank").unique().sort("process")
     streams = tracks.select("process", "tid", "track").unique().sort("process", "tid")
-    processes, threads = {}, {}
+    processes: dict[int, str] = {}
+    threads: dict[tuple[int, int], str] = {}
     for number, timeline in enumerate(timelines):
         first = number * ranks.height + 1
         processes |= {first + process: f"{timeline.name}: rank {rank}" for process, rank in ranks.iter_rows()}

@@ -20,7 +20,7 @@ import polars as pl
 from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
 #: A rank that would give back less of the recording than this is not named, however surely it is slower: ranks never
 #: are exactly equal, and a healthy job names nobody.

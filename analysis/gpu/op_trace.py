@@ -25,7 +25,8 @@ from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
-from tracekit.gpu_recording import Activity, CallRole, GpuRecording, KernelClass
+from tracekit.gpu_activity import Activity, CallRole, KernelClass
+from tracekit.gpu_recording import GpuRecording
 from tracekit.op_trace import OpTrace
 
 #: Of the ops that a rank launched, this share may begin before their launch, by noise: the rest shows how far the
@@ -83,8 +84,13 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     if recording.hosts:
         hosts = pl.Series([recording.hosts.get(rank) for rank in recording.ranks], dtype=pl.String)
         ops = ops.with_columns(host=hosts[np.searchsorted(recording.ranks, ops["rank"].to_numpy())])
+    rank = ops["rank"].to_numpy()
+    for label, of_rank in recording.coordinates.items():
+        places = np.array([of_rank[one] for one in recording.ranks], np.int32)
+        ops = ops.with_columns(pl.Series(label, places[np.searchsorted(recording.ranks, rank)]))
     columns = [name for name in COLUMNS if name in ops.columns and ops[name].null_count() < ops.height]
-    return GpuOpTrace(OpTrace(ops.select(columns), recording.name, rules=("kineto",)), skew)
+    trace = OpTrace(ops.select(*columns, *recording.coordinates), recording.name, recording.axes, rules=("kineto",))
+    return GpuOpTrace(trace, skew)
 
 
 #: Columns of the trace: those of every op trace, labels, and what the rule reads.
@@ -372,9 +378,10 @@ def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether every rank has an op of the same class in the same step, [ops]."""
     kind, rank = numbered(pl.Series(peer), ops["profiler_step"]), numbered(ops["rank"])
     ranks = int(rank.max(initial=-1)) + 1
-    there = np.zeros((int(kind.max(initial=-1)) + 1) * ranks, np.bool_)
-    there[kind * ranks + rank] = True
-    return np.asarray(there.reshape(-1, ranks).all(axis=1)[kind])
+    there = np.zeros((int(kind.max(initial=-1)) + 1, ranks), np.bool_)
+    there[kind, rank] = True
+    everywhere: npt.NDArray[np.bool_] = there.all(axis=1)
+    return everywhere[kind]
 
 
 def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -387,9 +394,10 @@ def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[n
     early = ops["profiler_step"].is_null().to_numpy()
     step = ops["profiler_step"].fill_null(-1).cast(pl.Int64).to_numpy()
     first_mark = marked.group_by("rank").agg(pl.col("step").min().cast(pl.Int64))
-    mark = np.full(int(ops["rank"].max() or 0) + 1, -1)
+    rank = ops["rank"].to_numpy()
+    mark = np.full(int(rank.max(initial=0)) + 1, -1)
     mark[first_mark["rank"].to_numpy()] = first_mark["step"].to_numpy()
-    from_end = early | (step < mark[ops["rank"].to_numpy()])
+    from_end = early | (step < mark[rank])
     kind = numbered(pl.Series(what), pl.Series(step))
     place = numbered(pl.Series(kind), ops["rank"])
     order = np.lexsort((ops["start"].to_numpy(), place))

@@ -22,7 +22,7 @@ from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class PaceOfPeers:
             ops[here] = block.op[path.row[here], path.lane[here]]
         return ops
 
-    def _parts(self, count: int) -> Ints:
+    def part_of_step(self, count: int) -> Ints:
         """In which of so many parts of a step each op lies, [ops]: comparable ops in the same, so that steps align."""
         return np.minimum((self._share_of_step * count).astype(np.int64), count - 1)
 
     @cached_property
     def _share_of_step(self) -> Floats:
         """How far into its step each op starts, a share of it, the mean of comparable ops, [ops]."""
-        ops, step = self.graph.ops, dense(self.steps)
+        ops, step = self.graph.ops, dense(self.steps.astype(np.int64))
         begin, end = np.full(int(step.max()) + 1, np.inf), np.full(int(step.max()) + 1, -np.inf)
         np.minimum.at(begin, step, ops.start)
         np.maximum.at(end, step, ops.start)
         share = (ops.start - begin[step]) / np.maximum(end - begin, np.finfo(float).tiny)[step]
-        peer = dense(ops.peer)
+        peer = dense(ops.peer.astype(np.int64))
         return np.asarray((np.bincount(peer, weights=share) / np.bincount(peer))[peer])
 
     @cached_property
@@ -123,7 +123,7 @@ class PaceOfPeers:
         classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
         # Of a class whose ops are partly critical, that part.
         share = count / np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
-        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self._parts(parts)[mine[first]]
+        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self.part_of_step(parts)[mine[first]]
         behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
         for at in range(len(behind)):
             more = (self._totals[classes, at] - self._usual(classes, at)) * share

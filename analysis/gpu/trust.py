@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.replay.costs import Durations
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
 #: The times of two ends of an edge may contradict it by this much, by rounding and noise of clocks (seconds).
 NOISE_S = 5e-6

@@ -19,7 +19,6 @@ from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.kernel import (
-    NO_MATRIX,
     Costs,
     LanesToReplay,
     Timeline,

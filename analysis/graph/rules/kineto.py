@@ -152,7 +152,7 @@ class _Rules:
         runs = np.bincount(graph, minlength=int(graph.max(initial=-1)) + 1)
         alike = graph_of * (int(self.peer.max()) + 1) + self.peer[among]
         _, like, times = np.unique(alike, return_inverse=True, return_counts=True)
-        return among[times[like] == runs[graph_of]]
+        return np.asarray(among[times[like] == runs[graph_of]])
 
     def _launched_before(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
         """The last of `among` that the same thread launched before each of `wanted`."""
