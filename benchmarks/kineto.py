@@ -30,7 +30,7 @@ from tracekit.gpu_job import load_gpu
 
 RANKS, FILE_BYTES = 8, 161_000_000
 #: For the published table only: change the rules at other seeds.
-FIRST_SEED, SEEDS = 60, 4
+FIRST_SEED, SEEDS = 70, 4
 TROUBLES = {
     "slow-gpu": Trouble(1, gpu=1.15),
     "host-bound": Trouble(1, host=1.4),

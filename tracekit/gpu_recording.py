@@ -77,7 +77,7 @@ class GpuRecording:
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
     steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while
     reading, a sentence each. `world_size`: ranks the job has, `device_name`:
-    its kind of GPU, where the files say so. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far
+    its kind of GPU, where the files say so. `cut`: whether the end of some file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far
     as process groups are named after axes; `axes`: those that depend on none of the others.
     """
 
@@ -92,6 +92,7 @@ class GpuRecording:
     world_size: int | None = None
     notes: tuple[str, ...] = ()
     device_name: str | None = None
+    cut: bool = False
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
 

@@ -111,7 +111,17 @@ class GpuReport:
     @property
     def doubts(self) -> list[str]:
         """Why not to rely on the numbers: what the replay says, and what was lost or guessed while reading."""
-        return [*self.replayed.doubts, *self.recording.notes]
+        return [*self.replayed.doubts, *self.recording.notes, *self._alone]
+
+    @property
+    def _alone(self) -> list[str]:
+        """That several ranks have nothing in common, where it is so."""
+        if len(self.recording.ranks) < 2 or self.matches.matched:
+            return []
+        return [
+            "no collective was found on several ranks: clocks could not be compared, and nobody is seen to wait; record"
+            " ranks of one job at the same steps"
+        ]
 
     @property
     def slowdown_by_rank(self) -> Mapping[int, float]:

@@ -75,8 +75,9 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)], how="diagonal"
     )
     peer, from_end = _peers(ops, recording.step_spans)
-    # Of what was cut off by the beginning of windows, what every rank has.
-    on_all = _on_all_ranks(peer, ops) | ~from_end
+    # Of what was cut off by the beginning or the end of windows or files, what every rank has.
+    whole = ~from_end & _on_all_ranks(np.zeros(ops.height, np.int64), ops) & (not recording.cut)
+    on_all = _on_all_ranks(peer, ops) | whole
     host_in_no_step = pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()
     ops = ops.with_columns(
         peer=pl.Series(peer), comparable=~pl.col("role").eq("window") & ~host_in_no_step & pl.Series(on_all)
@@ -380,8 +381,7 @@ def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
     ranks = int(rank.max(initial=-1)) + 1
     there = np.zeros((int(kind.max(initial=-1)) + 1, ranks), np.bool_)
     there[kind, rank] = True
-    everywhere: npt.NDArray[np.bool_] = there.all(axis=1)
-    return everywhere[kind]
+    return np.asarray(there.all(axis=1))[kind]
 
 
 def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[np.bool_]]:

@@ -58,6 +58,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         world_size=placement.world_size,
         notes=tuple(dict.fromkeys([*placement.notes, *(note for one in files for note in one.notes)])),
         device_name=_device_name(files),
+        cut=any(one.cut for one in files),
         coordinates=mesh.coordinates,
         axes=mesh.axes,
     )

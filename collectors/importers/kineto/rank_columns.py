@@ -46,7 +46,7 @@ class RankColumns:
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
     (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream, waits_for_stream
     (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `pauses`: thread, start,
-    duration, kind (position in PAUSES). `host_events`: of the whole file.
+    duration, kind (position in PAUSES). `host_events`: of the whole file. `cut`: whether its end is missing.
     """
 
     file: str
@@ -63,6 +63,7 @@ class RankColumns:
     ranks_in_groups: tuple[CollectiveArgs, ...]
     host_events: int
     notes: tuple[str, ...]
+    cut: bool = False
 
 
 def ranks_of(

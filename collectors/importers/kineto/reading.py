@@ -9,6 +9,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tracekit.collectors.importers.kineto.event_columns import CATEGORIES, ColumnBuilder
@@ -27,14 +28,18 @@ def read_file(path: Path) -> list[RankColumns]:
         columns = builder.columns()
         notes = []
         if stream.cut is not None:
-            notes.append(f"{path.name}: {stream.cut}; what comes before was read")
+            notes.append(
+                f"{path.name}: {stream.cut}; what comes before was read, and only what all ranks have is compared: copy"
+                " or record it again for the rest"
+            )
         if stream.lost:
-            notes.append(f"{path.name}: {stream.lost} damaged events were left out")
+            notes.append(f"{path.name}: damaged events were left out ({stream.lost})")
         if columns.absurd:
             notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
         if columns.negative:
             notes.append(f"{path.name}: {columns.negative} durations below zero were taken as 0")
-        return list(ranks_of(columns, str(path), stream.header(), tuple(notes)))
+        found = ranks_of(columns, str(path), stream.header(), tuple(notes))
+        return [replace(one, cut=stream.cut is not None) for one in found]
 
 
 def send_file() -> None:
