@@ -75,10 +75,10 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while
-    reading, a sentence each. `world_size`: ranks the job has, `device_name`:
-    its kind of GPU, where the files say so. `cut`: whether the end of some file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far
-    as process groups are named after axes; `axes`: those that depend on none of the others.
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, a sentence each.
+    `world_size`: ranks the job has, `device_name`: its kind of GPU, where the files say so. `cut`: whether the end of
+    some file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process groups
+    are named after axes; `axes`: those that depend on none of the others.
     """
 
     name: str

@@ -118,10 +118,7 @@ class GpuReport:
         """That several ranks have nothing in common, where it is so."""
         if len(self.recording.ranks) < 2 or self.matches.matched:
             return []
-        return [
-            "no collective was found on several ranks: clocks could not be compared, and nobody is seen to wait; record"
-            " ranks of one job at the same steps"
-        ]
+        return ["no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"]
 
     @property
     def slowdown_by_rank(self) -> Mapping[int, float]:
