@@ -2,7 +2,9 @@
 
 It knows no tracekit. Each rank has a main thread that loads data, launches the forward and the optimizer and reads the
 loss (a synchronising copy), and a thread that launches the backward; kernels run on stream 7, gradient all-reduces on
-stream 20 behind events that the profiler does not record. Windows begin at different times and clocks are apart.
+stream 20 behind events that the profiler does not record. With `cuda_graphs`, one call launches forward, backward and
+all-reduces of a step, which share its correlation and say nothing of themselves but their names. Windows begin at
+different times and clocks are apart.
 `Job.run` gives the files' content and, for what was done to it, how long the job took.
 """
 
@@ -19,6 +21,7 @@ from typing import Any
 COMPUTE_STREAM, COMM_STREAM = 7, 20
 BASE_NS = 1_700_000_000_000_000_000
 _LAUNCH_US, _DISPATCH_US, _CALL_US, _SYNC_US = 4.0, 3.0, 5.0, 10.0
+_GRAPH_LAUNCH_US, _GRAPH_DISPATCH_US = 12.0, 1.2
 _LAYER = (
     ("aten::linear", "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn", (96, 1, 1), 60.0),
     ("aten::native_layer_norm", "void at::native::vectorized_layer_norm_kernel<float, float>(int)", (512, 1, 1), 9.0),
@@ -55,7 +58,7 @@ class Trouble:
 
 @dataclass
 class _Rank:
-    """One rank while it runs. `events`: what its profiler saw, by its own clock."""
+    """One rank while it runs. `graph`: the call that launched what runs. `events`: what its profiler saw."""
 
     rank: int
     trouble: Trouble
@@ -64,6 +67,7 @@ class _Rank:
     compute_us: float = 0.0
     comm_us: float = 0.0
     correlation: int = 0
+    graph: int | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -77,8 +81,9 @@ class _Rank:
         )  # fmt: skip
 
     def work(self, us: float) -> None:
-        """Host work of about so long."""
-        self.host_us += us * self.trouble.host * self.random.uniform(0.95, 1.05)
+        """Host work of about so long; a graph runs without any."""
+        if self.graph is None:
+            self.host_us += us * self.trouble.host * self.random.uniform(0.95, 1.05)
 
     def launch(self, thread: int, call: str) -> int:
         """A call of the runtime; its correlation."""
@@ -95,14 +100,15 @@ class _Rank:
         )  # fmt: skip
 
     def kernel(self, thread: int, operator: str, name: str, grid: tuple[int, ...], us: float, host_us: float) -> None:
-        """An operator that launches one kernel on the compute stream."""
+        """An operator that launches one kernel on the compute stream, or a node of the graph that does."""
+        if self.graph is not None:
+            self._compute(name, grid, us, self.compute_us + _GRAPH_DISPATCH_US, self.graph)
+            return
         begin = self.host_us
         self.work(host_us)
         correlation = self.launch(thread, "cudaLaunchKernel")
         start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US)
-        took = us * self.trouble.gpu * self.random.uniform(0.98, 1.02)
-        self.gpu("kernel", name, COMPUTE_STREAM, start, took, correlation, grid=list(grid), block=[256, 1, 1])
-        self.compute_us = start + took
+        self._compute(name, grid, us, start, correlation)
         self.host_us += _CALL_US
         for number, inner in enumerate((operator, *_INSIDE)):
             # Nested, with the arguments that make up most of a real file.
@@ -115,6 +121,28 @@ class _Rank:
         for phase, stream, at in (("s", thread, self.host_us - _CALL_US), ("f", COMPUTE_STREAM, start)):
             flow = {"ph": phase, "id": correlation, "pid": self.pid, "tid": stream, "cat": "ac2g", "name": "ac2g"}
             self.events.append({**flow, "ts": at, "dur": 0.0, "args": {}})
+
+    def _compute(self, name: str, grid: tuple[int, ...], us: float, start: float, correlation: int) -> None:
+        took = us * self.trouble.gpu * self.random.uniform(0.98, 1.02)
+        self.gpu("kernel", name, COMPUTE_STREAM, start, took, correlation, grid=list(grid), block=[256, 1, 1])
+        self.compute_us = start + took
+
+    def launch_graph(self, thread: int, host_us: float) -> None:
+        """A call that launches all kernels up to `end_graph`."""
+        self.work(host_us)
+        self.graph = self.launch(thread, "cudaGraphLaunch")
+        self.compute_us = max(self.compute_us, self.comm_us, self.host_us + _GRAPH_LAUNCH_US)
+        self.host_us += _CALL_US
+
+    def end_graph(self) -> None:
+        """What comes is launched one by one again."""
+        self.graph = None
+
+    def collect_garbage(self) -> None:
+        """What Python's garbage collector takes, if anything."""
+        if self.trouble.gc_us:
+            self.span("user_annotation", "Python GC", self.pid, self.host_us, self.host_us + self.trouble.gc_us)
+            self.host_us += self.trouble.gc_us
 
     def item(self) -> None:
         """Python asks for a number that the GPU computes: a copy, and the host waits for it."""
@@ -136,7 +164,7 @@ class Job:
     """A job of `ranks` with `layers`, whose gradients are reduced every `bucket` layers.
 
     `host_us`: host work per kernel. `clocks_us`, `late_us`: how far clocks are apart and how late windows begin, at
-    most.
+    most. `cuda_graphs`: whether a step is a graph.
     """
 
     ranks: int = 4
@@ -149,6 +177,7 @@ class Job:
     late_us: float = 0.0
     troubles: tuple[Trouble, ...] = ()
     seed: int = 0
+    cuda_graphs: bool = False
 
     def run(self) -> Recording:
         """Run it."""
@@ -200,12 +229,14 @@ class Job:
             begin,
             one.host_us,
         )
+        if self.cuda_graphs:
+            one.collect_garbage()
+            one.launch_graph(one.pid, self.host_us)
         for layer in range(self.layers):
             for operator, name, grid, us in _LAYER:
                 one.kernel(one.pid, operator, name, grid, us, self.host_us)
-            if layer == self.layers // 2 and one.trouble.gc_us:
-                one.span("user_annotation", "Python GC", one.pid, one.host_us, one.host_us + one.trouble.gc_us)
-                one.host_us += one.trouble.gc_us
+            if layer == self.layers // 2 and not self.cuda_graphs:
+                one.collect_garbage()
             if layer < one.trouble.syncs:
                 one.item()
         for _ in range(one.trouble.extra_kernels):
@@ -222,7 +253,9 @@ class Job:
             for operator, name, grid, us in reversed(_LAYER):
                 backward = f"autograd::engine::evaluate_function: {operator.removeprefix('aten::').title()}Backward0"
                 one.kernel(thread, backward, name.replace("fwd", "bwd"), (*grid[:2], grid[2] + 1), 2 * us, self.host_us)
-            if (layer + 1) % self.bucket == 0:
+            if (layer + 1) % self.bucket == 0 and one.graph is not None:
+                reduced[layer // self.bucket].append((one.compute_us, one.graph))
+            elif (layer + 1) % self.bucket == 0:
                 begin = one.host_us
                 one.work(15.0)
                 one.span("cuda_runtime", "cudaStreamWaitEvent", thread, one.host_us, one.host_us + 1.0)
@@ -232,6 +265,7 @@ class Job:
                 reduced[layer // self.bucket].append((ready, correlation))
                 one.host_us += _CALL_US
                 one.span("cpu_op", "record_param_comms", thread, begin, one.host_us, **self._args(), Rank=one.rank)
+        one.end_graph()
         one.work(20.0)
 
     def _args(self) -> dict[str, Any]:
@@ -259,14 +293,15 @@ class Job:
                 correlation,
                 grid=[16, 1, 1],
                 block=[512, 1, 1],
-                **self._args(),
+                **({} if self.cuda_graphs else self._args()),
             )
             one.comm_us = end
 
     def _optimizer(self, one: _Rank) -> None:
         begin = one.host_us
-        one.span("cuda_runtime", "cudaStreamWaitEvent", one.pid, one.host_us, one.host_us + 1.0)
-        one.host_us += 1.0
+        if not self.cuda_graphs:
+            one.span("cuda_runtime", "cudaStreamWaitEvent", one.pid, one.host_us, one.host_us + 1.0)
+            one.host_us += 1.0
         one.compute_us = max(one.compute_us, one.comm_us)
         for _ in range(4):
             name = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>(int)"

@@ -3,7 +3,7 @@
 In: frames of ops (step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration), one per replay. Out: a
 `.json.gz` file: one process per replay and worker, one thread per stream, one slice per op with all its columns as
 args, and arrows along the critical path. Steps follow each other; a step begins at the same time in every replay, so
-that they can be compared.
+that they can be compared. `op_chrome.py` draws ops of any shape with the same `write_timelines`.
 `collectors/importers/exported_timeline.py` reads the recorded timeline back.
 """
 
@@ -14,7 +14,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -32,11 +32,13 @@ OPS_MARK = "ops"
 RECORDED = "recorded"
 #: More slices than this make a browser stall.
 MOST_SLICES = 2_000_000
-#: Between two events, each of which is one line, and behind the last.
-SEPARATOR, END = ",\n", "\n]}\n"
+#: Behind the last event, each of which is a line.
+END = "\n]}\n"
+_SEPARATOR = ",\n"
 _ROWS_AT_ONCE = 100_000
 _BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": '
-_GAP_S = 1e-3
+#: From the end of a step to the beginning of the next (seconds).
+GAP_S = 1e-3
 
 #: The track an op kind is drawn on.
 STREAMS: dict[OpKind, str] = {
@@ -73,37 +75,69 @@ def write_chrome(
     ranks: Mapping[Worker, int],
     header: Mapping[str, Any],
 ) -> int:
-    """Write the timelines; returns how many slices.
-
-    Raises OutputError; leaves no half-written file, and replaces none but another timeline of tracekit.
+    """Write the timelines; returns how many slices. Raises OutputError.
 
     `ranks`: the global rank of each worker. `header`: plain JSON data kept as `otherData`. With them goes what places a
     slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
     """
     starts = _step_starts(timelines)
-    slices = 0
+    other = {
+        **header,
+        "timelines": [timeline.name for timeline in timelines],
+        "workers": [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()],
+        "step_starts_us": {str(step): start for step, start in starts.iter_rows()},
+    }
+    drawn = (_drawn(timeline, number, starts, tuple(ranks)) for number, timeline in enumerate(timelines))
+    return write_timelines(path, other, _tracks(timelines, ranks), drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """What the tracks are called: `processes` by process id, `threads` by process id and thread."""
+
+    processes: Mapping[int, str]
+    threads: Mapping[tuple[int, int], str]
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events that name them, and put processes in order of their ids."""
+        for pid, name in self.processes.items():
+            yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+        for (pid, tid), name in self.threads.items():
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTimeline:
+    """Where and when slices are: `pid`, `tid`, `ts` and `dur` (microseconds), `name`, `args` and `step`.
+
+    `critical_path`: those on it, in order.
+    """
+
+    slices: pl.DataFrame
+    critical_path: pl.DataFrame
+
+
+def write_timelines(
+    path: str | os.PathLike[str], other: Mapping[str, Any], tracks: Tracks, timelines: Iterable[DrawnTimeline]
+) -> int:
+    """Write the timelines, one at a time; returns how many slices. `other`: plain JSON data kept as `otherData`.
+
+    Raises OutputError; leaves no half-written file, and replaces none but another timeline of tracekit.
+    """
+    slices = arrows = 0
     with (
         replacing(path, TIMELINE_FILE) as temporary,
         gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file,
     ):
-        other = {
-            **header,
-            "timelines": [timeline.name for timeline in timelines],
-            "workers": [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()],
-            "step_starts_us": {str(step): start for step, start in starts.iter_rows()},
-        }
         file.write(f'{_BEGINNING}{VERSION}, {json.dumps(other)[1:]}, "traceEvents": [\n')
-        file.write(SEPARATOR.join(_track_names(timelines, ranks)))
-        for number, timeline in enumerate(timelines):
-            ops = timeline.ops.join(starts, on="step", maintain_order="left")
-            for lines in _slices(_placed(ops, number, tuple(ranks))):
-                file.write(SEPARATOR)
+        file.write(_SEPARATOR.join(map(json.dumps, tracks.events())))
+        for timeline in timelines:
+            for lines in (*_slices(timeline.slices), *_arrows(timeline.critical_path, arrows)):
+                file.write(_SEPARATOR)
                 file.write(lines)
-            if timeline.critical_path is not None and timeline.critical_path.height > 1:
-                on_path = timeline.critical_path.join(ops, on=timeline.critical_path.columns, maintain_order="left")
-                file.write(SEPARATOR)
-                file.write(_arrows(_placed(on_path, number, tuple(ranks))))
-            slices += timeline.ops.height
+            slices += timeline.slices.height
+            arrows += timeline.critical_path.height
         file.write(END)
     return slices
 
@@ -116,7 +150,7 @@ def is_timeline(file: BinaryIO) -> bool:
     return head.startswith(_BEGINNING.encode())
 
 
-#: What `write_chrome` replaces.
+#: What `write_timelines` replaces.
 TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 
@@ -126,67 +160,70 @@ def _step_starts(timelines: tuple[ExportedTimeline, ...]) -> pl.DataFrame:
         [timeline.ops.select("step", end=pl.col("start") + pl.col("duration")) for timeline in timelines]
     )
     by_step = longest.group_by("step").agg(pl.col("end").max()).sort("step")
-    return by_step.select("step", step_start_us=((pl.col("end") + _GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
+    return by_step.select("step", step_start_us=((pl.col("end") + GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
 
 
-def _track_names(timelines: tuple[ExportedTimeline, ...], ranks: Mapping[Worker, int]) -> Iterator[str]:
-    streams = list(dict.fromkeys(STREAMS.values()))
-    for number, timeline in enumerate(timelines):
-        for position, (worker, rank) in enumerate(ranks.items()):
-            pid = number * len(ranks) + position + 1
-            name = f"{timeline.name}: dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})"
-            yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
-            yield json.dumps({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
-            for thread, stream in enumerate(streams):
-                yield json.dumps(
-                    {"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": stream}}
-                )
+def _tracks(timelines: tuple[ExportedTimeline, ...], ranks: Mapping[Worker, int]) -> Tracks:
+    workers = [
+        f"{timeline.name}: dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})"
+        for timeline in timelines
+        for worker, rank in ranks.items()
+    ]
+    processes = dict(enumerate(workers, start=1))
+    streams = dict.fromkeys(STREAMS.values())
+    threads = {(pid, tid): stream for pid in processes for tid, stream in enumerate(streams)}
+    return Tracks(processes, threads)
 
 
-def _placed(ops: pl.DataFrame, number: int, workers: tuple[Worker, ...]) -> pl.DataFrame:
-    """The ops of timeline `number` with `pid`, `tid`, `ts` and `dur` (microseconds) of their slices."""
+def _drawn(timeline: ExportedTimeline, number: int, starts: pl.DataFrame, workers: tuple[Worker, ...]) -> DrawnTimeline:
+    """The ops of timeline `number` as slices of workers' tracks."""
     streams = list(dict.fromkeys(STREAMS.values()))
     thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
     cells = pl.DataFrame(
         [(worker.dp_rank, worker.pp_rank) for worker in workers],
-        {name: ops.schema[name] for name in ("dp_rank", "pp_rank")},
+        {name: timeline.ops.schema[name] for name in ("dp_rank", "pp_rank")},
         orient="row",
     ).with_row_index("position")
-    return ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left").with_columns(
-        pid=pl.col("position") + (number * len(workers) + 1),
-        tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
-        ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
-        dur=(pl.col("duration") * 1e6).round(6),
+    placed = (
+        timeline.ops.join(starts, on="step", maintain_order="left")
+        .join(cells, on=["dp_rank", "pp_rank"], maintain_order="left")
+        .with_columns(
+            pid=pl.col("position") + (number * len(workers) + 1),
+            tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
+            ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
+            dur=(pl.col("duration") * 1e6).round(6),
+            name=pl.col("kind").cast(pl.String),
+            args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
+        )
     )
+    path = timeline.critical_path
+    on_path = placed.clear() if path is None else path.join(placed, on=path.columns, maintain_order="left")
+    return DrawnTimeline(placed, on_path)
 
 
 def _slices(ops: pl.DataFrame) -> Iterator[str]:
-    """JSON lines of placed ops, a chunk of rows at a time, formatted by polars."""
-    line = pl.struct(
-        "pid", "tid", "ts", "dur",
-        ph=pl.lit("X"),
-        name=pl.col("kind").cast(pl.String),
-        args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
-    ).struct.json_encode()  # fmt: skip
+    """JSON lines of slices, a chunk of rows at a time, formatted by polars."""
+    line = pl.struct("pid", "tid", "ts", "dur", "name", "args", ph=pl.lit("X")).struct.json_encode()
     for part in ops.iter_slices(_ROWS_AT_ONCE):
-        yield part.select(line.alias("line"))["line"].str.join(SEPARATOR)[0]
+        yield part.select(line.alias("line"))["line"].str.join(_SEPARATOR)[0]
 
 
-def _arrows(path: pl.DataFrame) -> str:
-    """JSON lines of arrows from each op of the critical path to the next one of its step.
+def _arrows(path: pl.DataFrame, first: int) -> Iterator[str]:
+    """JSON lines of arrows, numbered from `first`, from each op of the critical path to the next one of its step.
 
     An arrow leaves at the end of a slice, and arrives when that ends, or when the next slice begins if that is later.
     """
     end = pl.col("ts") + pl.col("dur")
     following = [pl.col(name).shift(-1).over("step").alias(f"next_{name}") for name in ("pid", "tid", "ts", "dur")]
-    pairs = path.with_columns(*following).drop_nulls("next_pid").with_row_index("id")
+    pairs = path.with_columns(*following).drop_nulls("next_pid").with_row_index("id", first)
+    if not pairs.height:
+        return
     arrival = pl.max_horizontal("next_ts", pl.min_horizontal(end, pl.col("next_ts") + pl.col("next_dur")))
-    called, number = pl.lit("critical path"), pl.col("id") + pl.col("pid") * 2**20
-    leaves = pl.struct("pid", "tid", ph=pl.lit("s"), ts=end.round(6), name=called, cat=called, id=number)
+    called = pl.lit("critical path")
+    leaves = pl.struct("pid", "tid", "id", ph=pl.lit("s"), ts=end.round(6), name=called, cat=called)
     arrives = pl.struct(
-        ph=pl.lit("f"), bp=pl.lit("e"), pid=pl.col("next_pid"), tid=pl.col("next_tid"), ts=arrival.round(6),
-        name=called, cat=called, id=number,
+        "id", ph=pl.lit("f"), bp=pl.lit("e"), pid=pl.col("next_pid"), tid=pl.col("next_tid"), ts=arrival.round(6),
+        name=called, cat=called,
     )  # fmt: skip
     lines = pairs.select(pl.concat_list(leaves.struct.json_encode(), arrives.struct.json_encode()).alias("line"))
-    joined: str = lines.explode("line")["line"].str.join(SEPARATOR)[0]
-    return joined
+    yield lines.explode("line")["line"].str.join(_SEPARATOR)[0]

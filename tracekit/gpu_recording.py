@@ -7,41 +7,11 @@ aligns and turns into an op trace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 import polars as pl
 
 from tracekit.model import ProcessGroup
-
-
-class KernelClass(StrEnum):
-    """What a GPU op does."""
-
-    COMMUNICATION = "communication"
-    ATTENTION = "attention"
-    MATRIX_PRODUCT = "matrix-product"
-    ELEMENT_WISE = "element-wise"
-    OPTIMIZER = "optimizer"
-    MEMORY = "memory"
-    OTHER = "other"
-
-
-class Activity(StrEnum):
-    """What the profiler calls a GPU op."""
-
-    KERNEL = "kernel"
-    MEMCPY = "memcpy"
-    MEMSET = "memset"
-
-
-class CallRole(StrEnum):
-    """What a call of the GPU's runtime is for."""
-
-    LAUNCH = "launch"  #: starts a GPU op of the recording
-    SYNCHRONISE = "synchronise"  #: returns once the GPU has done something
-    STREAM_WAIT = "stream-wait"  #: makes a stream wait for an event
-
 
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null where that lies outside the recording. `step`: of the launch.
@@ -105,9 +75,10 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while
-    reading, a sentence each. `world_size`: ranks the job has, `device_name`:
-    its kind of GPU, where the files say so.
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, a sentence each.
+    `world_size`: ranks the job has, `device_name`: its kind of GPU, where the files say so. `cut`: whether the end of
+    some file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process groups
+    are named after axes; `axes`: those that depend on none of the others.
     """
 
     name: str
@@ -121,6 +92,9 @@ class GpuRecording:
     world_size: int | None = None
     notes: tuple[str, ...] = ()
     device_name: str | None = None
+    cut: bool = False
+    coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
 from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.gpu_recording import GpuRecording, KernelClass
+from tracekit.gpu_activity import KernelClass
+from tracekit.gpu_recording import GpuRecording
 from tracekit.op_report import OpReport
 from tracekit.report_json import without_nan
 from tracekit.text import seconds
@@ -110,7 +111,14 @@ class GpuReport:
     @property
     def doubts(self) -> list[str]:
         """Why not to rely on the numbers: what the replay says, and what was lost or guessed while reading."""
-        return [*self.replayed.doubts, *self.recording.notes]
+        return [*self.replayed.doubts, *self.recording.notes, *self._alone]
+
+    @property
+    def _alone(self) -> list[str]:
+        """That several ranks have nothing in common, where it is so."""
+        if len(self.recording.ranks) < 2 or self.matches.matched:
+            return []
+        return ["no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"]
 
     @property
     def slowdown_by_rank(self) -> Mapping[int, float]:

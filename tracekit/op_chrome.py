@@ -6,22 +6,16 @@ per stream, one slice per op with its labels as args, and arrows along the criti
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.atomic_write import replacing
-from tracekit.chrome import END, MARK, OPS_MARK, SEPARATOR, TIMELINE_FILE, VERSION
+from tracekit.chrome import GAP_S, OPS_MARK, DrawnTimeline, Tracks, write_timelines
 
-_ROWS_AT_ONCE = 100_000
-_GAP_S = 1e-3
 _ARGS = ("step", "kind", "phase", "operator", "group", "profiler_step", "host")
 
 
@@ -51,25 +45,20 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
         args=pl.struct(*(column for column in _ARGS if column in ops.columns), "rank"),
     )
     shifts = _step_shifts(ops, timelines)
-    with (
-        replacing(path, TIMELINE_FILE) as temporary,
-        gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file,
-    ):
-        other = {"name": name, OPS_MARK: True, "timelines": [timeline.name for timeline in timelines]}
-        head = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": {VERSION}, {json.dumps(other)[1:]}'
-        file.write(f'{head}, "traceEvents": [\n')
-        file.write(SEPARATOR.join(map(json.dumps, _track_names(tracks, timelines))))
-        for number, timeline in enumerate(timelines):
-            placed = drawn.with_columns(
-                pid=pl.col("process") + number * drawn["process"].n_unique() + 1,
-                ts=pl.Series(((timeline.start + shifts) * 1e6).round(3)),
-                dur=pl.Series((timeline.duration * 1e6).round(3)),
-            )
-            for lines in (*_slices(placed), *_arrows(placed[timeline.critical_path])):
-                file.write(SEPARATOR)
-                file.write(lines)
-        file.write(END)
-    return ops.height * len(timelines)
+    processes = drawn["process"].n_unique()
+
+    def placed(number: int, timeline: OpTimeline) -> DrawnTimeline:
+        slices = drawn.with_columns(
+            pid=pl.col("process") + number * processes + 1,
+            ts=pl.Series(((timeline.start + shifts) * 1e6).round(3)),
+            dur=pl.Series((timeline.duration * 1e6).round(3)),
+        )
+        return DrawnTimeline(slices, slices[timeline.critical_path])
+
+    other = {"name": name, OPS_MARK: True, "timelines": [timeline.name for timeline in timelines]}
+    return write_timelines(
+        path, other, _names(tracks, timelines), (placed(number, one) for number, one in enumerate(timelines))
+    )
 
 
 def _tracks(ops: pl.DataFrame) -> pl.DataFrame:
@@ -89,45 +78,17 @@ def _step_shifts(ops: pl.DataFrame, timelines: Sequence[OpTimeline]) -> npt.NDAr
     lasts = np.zeros(int(number.max(initial=0)) + 1)
     for timeline in timelines:
         np.maximum.at(lasts, number, timeline.start + timeline.duration)
-    begins = np.concatenate([[0.0], np.cumsum(lasts + _GAP_S)[:-1]])
+    begins = np.concatenate([[0.0], np.cumsum(lasts + GAP_S)[:-1]])
     return np.asarray(begins[number])
 
 
-def _track_names(tracks: pl.DataFrame, timelines: Sequence[OpTimeline]) -> Iterator[dict[str, Any]]:
+def _names(tracks: pl.DataFrame, timelines: Sequence[OpTimeline]) -> Tracks:
     ranks = tracks.select("process", "rank").unique().sort("process")
     streams = tracks.select("process", "tid", "track").unique().sort("process", "tid")
+    processes: dict[int, str] = {}
+    threads: dict[tuple[int, int], str] = {}
     for number, timeline in enumerate(timelines):
         first = number * ranks.height + 1
-        for process, rank in ranks.iter_rows():
-            named = {"name": f"{timeline.name}: rank {rank}"}
-            yield {"ph": "M", "name": "process_name", "pid": first + process, "args": named}
-            yield {"ph": "M", "name": "process_sort_index", "pid": first + process,
-                   "args": {"sort_index": first + process}}  # fmt: skip
-        for process, thread, track in streams.iter_rows():
-            yield {"ph": "M", "name": "thread_name", "pid": first + process, "tid": thread, "args": {"name": track}}
-
-
-def _slices(ops: pl.DataFrame) -> Iterator[str]:
-    """JSON lines of ops, a chunk of rows at a time, formatted by polars."""
-    line = pl.struct("pid", "tid", "ts", "dur", "name", "args", ph=pl.lit("X")).struct.json_encode()
-    for part in ops.iter_slices(_ROWS_AT_ONCE):
-        yield part.select(line.alias("line"))["line"].str.join(SEPARATOR)[0]
-
-
-def _arrows(path: pl.DataFrame) -> Iterator[str]:
-    """JSON lines of arrows from each op of the critical path to the next one of its step, if there are any."""
-    end = pl.col("ts") + pl.col("dur")
-    following = [pl.col(name).shift(-1).over("step").alias(f"next_{name}") for name in ("pid", "tid", "ts", "dur")]
-    pairs = path.with_columns(*following).drop_nulls("next_pid").with_row_index("id")
-    if not pairs.height:
-        return
-    called, number = pl.lit("critical path"), pl.col("id") + pl.col("pid") * 2**24
-    leaves = pl.struct("pid", "tid", ph=pl.lit("s"), ts=end.round(3), name=called, cat=called, id=number)
-    # An arrow arrives when its op ends, or when the next slice begins if that is later.
-    arrival = pl.max_horizontal("next_ts", pl.min_horizontal(end, pl.col("next_ts") + pl.col("next_dur")))
-    arrives = pl.struct(
-        ph=pl.lit("f"), bp=pl.lit("e"), pid=pl.col("next_pid"), tid=pl.col("next_tid"), ts=arrival.round(3),
-        name=called, cat=called, id=number,
-    )  # fmt: skip
-    lines = pairs.select(pl.concat_list(leaves.struct.json_encode(), arrives.struct.json_encode()).alias("line"))
-    yield lines.explode("line")["line"].str.join(SEPARATOR)[0]
+        processes |= {first + process: f"{timeline.name}: rank {rank}" for process, rank in ranks.iter_rows()}
+        threads |= {(first + process, tid): track for process, tid, track in streams.iter_rows()}
+    return Tracks(processes, threads)

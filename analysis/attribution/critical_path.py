@@ -206,7 +206,8 @@ class _Walk:
         groups = len(self.template.join)
         self.group_of_row = np.empty(self.template.rows, np.int64)
         self.group_of_row[self.template.order] = np.repeat(np.arange(groups), np.diff(self.template.first_of_group))
-        self.group_of_join = {int(join): group for group, join in enumerate(self.template.join) if join >= 0}
+        joins = np.flatnonzero(self.template.join >= 0)
+        self.group_of_join = dict(zip(self.template.join[joins].tolist(), joins.tolist(), strict=True))
 
     def back(self, first_lane: Ints, lane: Ints, row: Ints, *, apart: bool) -> tuple[Ints, _Ops]:
         """The paths from ops back to the start of their steps, or to a collective that other templates take part in.

@@ -20,11 +20,11 @@ import polars as pl
 from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
-#: A rank that would give back less of the recording than this is not named; of two ranks, where no third says which of
-#: them is usual, twice as much.
-SMALLEST_SHARE = 0.005
+#: A rank that would give back less of the recording than this is not named, however surely it is slower: ranks never
+#: are exactly equal, and a healthy job names nobody.
+SMALLEST_SHARE = 0.01
 #: A rank that came late costs that once, and mends nothing if it is looked after: it is named where that is this share.
 _LATE_SHARE = 0.05
 #: No other rank may give back more than this share of what the named one does.
@@ -79,7 +79,7 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
         return None
     saved, covered = saved_by_rank(pace, waits), _covered(ops)
     rank = max(saved, key=lambda one: saved[one])
-    least = SMALLEST_SHARE * pace.recorded_s * (2 if len(waits.ranks) == 2 else 1)
+    least = SMALLEST_SHARE * pace.recorded_s
     others_wait = waits.sole_delay[waits.ranks.index(rank)] > 0
     alone = all(seconds <= _NEXT * saved[rank] for one, seconds in saved.items() if one != rank)
     if saved[rank] >= least and others_wait and alone and _beyond_noise(pace, ops, rank, covered) >= least:

@@ -18,7 +18,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.gpu_recording import GpuRecording, KernelClass
+from tracekit.gpu_activity import KernelClass
+from tracekit.gpu_recording import GpuRecording
 from tracekit.model import ProcessGroup
 
 #: Group of kernels of which the recording does not say whose they are: all ranks are taken to take part.

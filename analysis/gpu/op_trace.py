@@ -23,8 +23,10 @@ import polars as pl
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
-from tracekit.gpu_recording import Activity, CallRole, GpuRecording, KernelClass
+from tracekit.gpu_activity import Activity, CallRole, KernelClass
+from tracekit.gpu_recording import GpuRecording
 from tracekit.op_trace import OpTrace
 
 #: Of the ops that a rank launched, this share may begin before their launch, by noise: the rest shows how far the
@@ -35,9 +37,6 @@ _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
 #: A thread that did nothing that was recorded for this long may have waited for the GPU (seconds): not every call that
 #: waits is recorded.
 _LONG_GAP_S = 1e-3
-
-
-_LARGEST_NUMBER = 1 << 62
 
 _SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
 
@@ -71,21 +70,28 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         resumed_by=_looked_up(host["resumed_by_call"], row_of_call),
         copied=pl.when(pl.col("copied") >= 0).then(pl.col("copied") + before_gpu),
     )
-    ops = pl.concat([window, host, gpu], how="diagonal")
+    read = {*COLUMNS, *_OF_PEERS}
+    ops = pl.concat(
+        [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)], how="diagonal"
+    )
     peer, from_end = _peers(ops, recording.step_spans)
-    ops = ops.with_columns(peer=peer)
-    # Of what was cut off by the beginning of windows, what every rank has.
-    on_all = pl.col("rank").n_unique().over("peer", "profiler_step") == len(recording.ranks)
+    # Of what was cut off by the beginning or the end of windows or files, what every rank has.
+    whole = ~from_end & _on_all_ranks(np.zeros(ops.height, np.int64), ops) & (not recording.cut)
+    on_all = _on_all_ranks(peer, ops) | whole
     host_in_no_step = pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()
     ops = ops.with_columns(
-        comparable=~pl.col("role").eq("window") & ~host_in_no_step & (on_all | ~pl.Series(from_end)),
+        peer=pl.Series(peer), comparable=~pl.col("role").eq("window") & ~host_in_no_step & pl.Series(on_all)
     )
     if recording.hosts:
-        ops = ops.with_columns(
-            host=pl.col("rank").replace_strict(dict(recording.hosts), default=None, return_dtype=pl.String)
-        )
+        hosts = pl.Series([recording.hosts.get(rank) for rank in recording.ranks], dtype=pl.String)
+        ops = ops.with_columns(host=hosts[np.searchsorted(recording.ranks, ops["rank"].to_numpy())])
+    rank = ops["rank"].to_numpy()
+    for label, of_rank in recording.coordinates.items():
+        places = np.array([of_rank[one] for one in recording.ranks], np.int32)
+        ops = ops.with_columns(pl.Series(label, places[np.searchsorted(recording.ranks, rank)]))
     columns = [name for name in COLUMNS if name in ops.columns and ops[name].null_count() < ops.height]
-    return GpuOpTrace(OpTrace(ops.select(columns), recording.name, rules=("kineto",)), skew)
+    trace = OpTrace(ops.select(*columns, *recording.coordinates), recording.name, recording.axes, rules=("kineto",))
+    return GpuOpTrace(trace, skew)
 
 
 #: Columns of the trace: those of every op trace, labels, and what the rule reads.
@@ -95,6 +101,10 @@ COLUMNS = (
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at",
 )  # fmt: skip
+
+
+#: What says, beside name and role, which ops are the same.
+_OF_PEERS = ("shape", "collective", "elements")
 
 
 def _aligned(
@@ -121,7 +131,7 @@ def _aligned(
     communicates = pl.col("kernel_class") == str(KernelClass.COMMUNICATION)
     phases = pl.concat([calls["phase"], pl.Series([None], dtype=pl.String)])[gpu["launch"].fill_null(-1)]
     ops = corrected(gpu, {}).with_columns(
-        stream=pl.format("stream {}", "stream") if gpu["device"].n_unique() <= len(recording.ranks) else
+        stream=_named("stream", gpu["stream"]) if gpu["device"].n_unique() <= len(recording.ranks) else
         pl.format("gpu {} stream {}", "device", "stream"),
         kind=pl.col("kernel_class"),
         role=pl.lit("gpu"),
@@ -141,8 +151,8 @@ def _host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl
     times = _times_of_calls(calls, gpu, marks)
     start = times.start
     common = calls.select(
-        "rank", "name", "phase", "operator",
-        stream=pl.format("thread {}", "thread"), profiler_step="step", call=pl.Series(np.arange(len(start))),
+        "rank", "thread", "name", "phase", "operator",
+        stream=_named("thread", calls["thread"]), profiler_step="step", call=pl.Series(np.arange(len(start))),
     )  # fmt: skip
     waiting = common.with_columns(
         **_SYNCHRONISES, start=pl.Series(times.freed), duration=pl.Series(times.busy - times.freed),
@@ -162,10 +172,19 @@ def _host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl
     scope = pl.when(pl.col("name").str.contains(_OF_DEVICE)).then(pl.lit("device")).otherwise(pl.lit("stream"))
     synchronise = common.with_columns(
         **_SYNCHRONISES, start=pl.Series(times.done), duration=pl.Series(times.end - times.done),
-        scope=scope, copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
-    ).filter(pl.Series(times.waits))  # fmt: skip
+        copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
+    ).filter(pl.Series(times.waits)).with_columns(scope=scope)  # fmt: skip
     every = pl.concat([waiting, host, synchronise], how="diagonal")
-    return every.sort("rank", "stream", "call", "part", maintain_order=True).drop("part")
+    order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
+    return every[order].drop("part")
+
+
+def _named(prefix: str, numbers: pl.Series) -> pl.Series:
+    """The number of a thread or a stream as its name, such as "stream 7"."""
+    code = numbered(numbers)
+    first = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
+    first[code] = np.arange(len(code))
+    return pl.Series([f"{prefix} {number}" for number in numbers.gather(first).to_list()], dtype=pl.String)[code]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,33 +241,42 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
 
 
 def _with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
-    """Host work that is mostly a pause gets the pause's kind: the data loader, a garbage collection."""
-    kind = host["kind"].to_list()
-    rank, start = host["rank"].to_numpy(), host["start"].to_numpy()
-    stream, end = host["stream"], (host["start"] + host["duration"]).to_numpy()
-    is_host = (host["kind"] == "host").to_numpy()
-    rows: dict[tuple[int, int], Ints] = {}
-    spent: dict[int, dict[str, float]] = {}
-    for of_rank, thread, begun, duration, what in pauses.select(
-        "rank", "thread", "start", "duration", "kind"
-    ).iter_rows():
-        key = (of_rank, thread)
-        if key not in rows:
-            mine = np.flatnonzero((rank == of_rank) & (stream == f"thread {thread}").to_numpy() & is_host)
-            rows[key] = mine[np.argsort(start[mine], kind="stable")]
-        mine = rows[key]
-        first = np.searchsorted(end[mine], begun, side="right")
-        for row in mine[first:].tolist():
-            if start[row] >= begun + duration:
-                break
-            covered = min(end[row], begun + duration) - max(start[row], begun)
-            of_row = spent.setdefault(row, {})
-            of_row[what] = of_row.get(what, 0.0) + covered
-    for row, by_kind in spent.items():
-        what = max(by_kind, key=lambda one: by_kind[one])
-        if 2 * by_kind[what] > end[row] - start[row] > 0:
-            kind[row] = what
-    return host.with_columns(kind=pl.Series(kind, dtype=pl.String))
+    """Host work that is mostly a pause gets the pause's kind: the data loader, a garbage collection.
+
+    Both by rank and thread, in order of start.
+    """
+    rows = np.flatnonzero((host["kind"] == "host").to_numpy())
+    if not pauses.height or not len(rows):
+        return host.drop("thread")
+    thread = numbered(pl.concat([host["thread"].gather(rows), pauses["thread"]]))
+    rank = np.concatenate([host["rank"].to_numpy()[rows], pauses["rank"].to_numpy()]).astype(np.int64)
+    lane = rank * (int(thread.max()) + 1) + thread
+    start, length = host["start"].to_numpy()[rows], host["duration"].to_numpy()[rows]
+    order = np.lexsort((start, lane[: len(rows)]))
+    rows, start, end, mine = rows[order], start[order], (start + length)[order], lane[: len(rows)][order]
+    begun = pauses["start"].to_numpy()
+    over = begun + pauses["duration"].to_numpy()
+    first, last = np.zeros(len(begun), np.int64), np.zeros(len(begun), np.int64)
+    theirs = lane[len(rows) :]
+    for one in np.unique(theirs):
+        here, low, high = theirs == one, *np.searchsorted(mine, [one, one + 1])
+        first[here] = low + np.searchsorted(end[low:high], begun[here], side="right")
+        last[here] = low + np.searchsorted(start[low:high], over[here], side="left")
+    count = np.maximum(last - first, 0)
+    pause = np.repeat(np.arange(len(begun)), count)
+    at = np.arange(len(pause)) - np.repeat(np.cumsum(count) - count - first, count)
+    covered = np.minimum(end[at], over[pause]) - np.maximum(start[at], begun[pause])
+    kinds = pauses["kind"].unique(maintain_order=True)
+    of_kind = [
+        np.bincount(at, weights=covered * (pauses["kind"] == kind).to_numpy()[pause], minlength=len(rows))
+        for kind in kinds
+    ]
+    most = np.argmax(of_kind, axis=0)
+    mostly = np.flatnonzero((2 * np.max(of_kind, axis=0) > end - start) & (end > start))
+    kind = np.full(host.height, -1)
+    kind[rows[mostly]] = most[mostly]
+    named = pl.concat([kinds, pl.Series([None], dtype=pl.String)])[kind]
+    return host.drop("thread").with_columns(kind=named.fill_null(host["kind"]))
 
 
 def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
@@ -296,10 +324,10 @@ def _places(calls: pl.DataFrame) -> Ints:
     """
     thread = ["rank", "thread"]
     pair = ["name", "before"]
-    numbered = calls.with_columns(before=pl.col("name").shift(1).over(thread)).with_columns(
+    placed = calls.with_columns(before=pl.col("name").shift(1).over(thread)).with_columns(
         position=pl.int_range(pl.len()).over([*thread, "step", *pair])
     )
-    return _numbered(*(numbered[name] for name in (*pair, "position")))
+    return numbered(*(placed[name] for name in (*pair, "position")))
 
 
 def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> tuple[Floats, Ints]:
@@ -347,21 +375,31 @@ def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Seri
     return pl.Series(found).set(pl.Series(found < 0), None)
 
 
-def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
+def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Whether every rank has an op of the same class in the same step, [ops]."""
+    kind, rank = numbered(pl.Series(peer), ops["profiler_step"]), numbered(ops["rank"])
+    ranks = int(rank.max(initial=-1)) + 1
+    there = np.zeros((int(kind.max(initial=-1)) + 1, ranks), np.bool_)
+    there[kind, rank] = True
+    return np.asarray(there.all(axis=1))[kind]
+
+
+def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """A number for each class of comparable ops: same name, shape and position among those of its step.
 
     Host work is comparable by what it launches. What was launched before a rank's first mark, STEP_SCHEMA, is counted
     from the end, for ranks' windows begin at different ops; the second result says which ops were.
     """
-    same = ops.with_columns(ELEMENTS_OF_ALL) if "elements" in ops.columns else ops
-    what = _numbered(*(same[name] for name in ("role", "name", "shape", "collective", "elements") if name in same))
+    what = _what_it_is(ops)
     early = ops["profiler_step"].is_null().to_numpy()
     step = ops["profiler_step"].fill_null(-1).cast(pl.Int64).to_numpy()
     first_mark = marked.group_by("rank").agg(pl.col("step").min().cast(pl.Int64))
-    mark = ops.select("rank").join(first_mark, on="rank", how="left", maintain_order="left")["step"]
-    from_end = early | (step < mark.fill_null(-1).to_numpy())
-    kind = _numbered(pl.Series(what), pl.Series(step))
-    place = _numbered(pl.Series(kind), ops["rank"])
+    rank = ops["rank"].to_numpy()
+    mark = np.full(int(rank.max(initial=0)) + 1, -1)
+    mark[first_mark["rank"].to_numpy()] = first_mark["step"].to_numpy()
+    from_end = early | (step < mark[rank])
+    kind = numbered(pl.Series(what), pl.Series(step))
+    place = numbered(pl.Series(kind), ops["rank"])
     order = np.lexsort((ops["start"].to_numpy(), place))
     first = np.concatenate([[True], np.diff(place[order]) != 0])
     counts = np.diff(np.append(np.flatnonzero(first), len(order)))
@@ -370,25 +408,20 @@ def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[pl.Series, npt.NDAr
     most = np.zeros(int(kind.max(initial=0)) + 1, np.int64)
     np.maximum.at(most, kind[order[first]], counts)
     position += np.where(from_end, most[kind] - counts[place], 0)
-    peer = _numbered(pl.Series(what), pl.Series(position), pl.Series(early))
+    peer = numbered(pl.Series(what), pl.Series(position), pl.Series(early))
     launches = np.full(ops.height, -1, np.int64)
     launched = np.flatnonzero(ops["launched_by"].is_not_null().to_numpy())[::-1]
     launches[ops["launched_by"].cast(pl.Int64).gather(launched).to_numpy()] = peer[launched]
-    return pl.Series(_numbered(pl.Series(np.where(launches >= 0, launches, peer)), ops["role"])), from_end
+    return numbered(pl.Series(np.where(launches >= 0, launches, peer)), ops["role"]), from_end
 
 
-def _numbered(*columns: pl.Series) -> Ints:
-    """A number for each combination of values, [rows]; a null is a value."""
-    found, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        whole = (column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column).cast(pl.Int64)
-        code = whole.fill_null(0).to_numpy()
-        code = code - code.min(initial=0)
-        values = int(code.max(initial=0)) + 2
-        if size * values >= _LARGEST_NUMBER:
-            some, found = np.unique(found, return_inverse=True)
-            size = len(some)
-        found = found * values + np.where(whole.is_null().to_numpy(), values - 1, code)
-        size *= values
-    _, found = np.unique(found, return_inverse=True)
-    return np.asarray(found, np.int64)
+def _what_it_is(ops: pl.DataFrame) -> Ints:
+    """A number for ops that are alike but for their place: role, name, shape, and what a collective says."""
+    alike = [ops[name] for name in ("role", "name", "shape") if name in ops.columns]
+    if "collective" not in ops.columns:
+        return numbered(*alike)
+    of_collective = np.full(ops.height, -1, np.int64)
+    said = np.flatnonzero(ops["collective"].is_not_null().to_numpy())
+    table = ops.select("collective", "elements")[said].with_columns(ELEMENTS_OF_ALL)
+    of_collective[said] = numbered(table["collective"], table["elements"])
+    return numbered(*alike, pl.Series(of_collective))

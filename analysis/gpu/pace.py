@@ -18,10 +18,11 @@ from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
 
 @dataclass(frozen=True)
@@ -56,29 +57,32 @@ class PaceOfPeers:
     def _critical(self) -> Ints:
         """The ops that the recording consists of, one after the other."""
         path = critical_path(self.replay, _At(self.graph, self.own))
-        ops = [
-            self.graph.blocks[at].op[row, lane] for at, row, lane in zip(path.block, path.row, path.lane, strict=True)
-        ]
-        return np.array(ops, np.int64)
+        ops = np.empty(len(path.row), np.int64)
+        for at, block in enumerate(self.graph.blocks):
+            here = path.block == at
+            ops[here] = block.op[path.row[here], path.lane[here]]
+        return ops
 
-    def _parts(self, count: int) -> Ints:
+    def part_of_step(self, count: int) -> Ints:
         """In which of so many parts of a step each op lies, [ops]: comparable ops in the same, so that steps align."""
-        ops = self.graph.ops
-        _, step = np.unique(self.steps, return_inverse=True)
+        return np.minimum((self._share_of_step * count).astype(np.int64), count - 1)
+
+    @cached_property
+    def _share_of_step(self) -> Floats:
+        """How far into its step each op starts, a share of it, the mean of comparable ops, [ops]."""
+        ops, step = self.graph.ops, dense(self.steps.astype(np.int64))
         begin, end = np.full(int(step.max()) + 1, np.inf), np.full(int(step.max()) + 1, -np.inf)
         np.minimum.at(begin, step, ops.start)
         np.maximum.at(end, step, ops.start)
         share = (ops.start - begin[step]) / np.maximum(end - begin, np.finfo(float).tiny)[step]
-        _, peer = np.unique(ops.peer, return_inverse=True)
-        mean = np.bincount(peer, weights=share) / np.bincount(peer)
-        return np.minimum((mean * count).astype(np.int64), count - 1)[peer]
+        peer = dense(ops.peer.astype(np.int64))
+        return np.asarray((np.bincount(peer, weights=share) / np.bincount(peer))[peer])
 
     @cached_property
     def _class(self) -> Ints:
         """Comparable ops of one step of the training loop share a number, [ops]: steps differ for all ranks at once."""
         ops, step = self.graph.ops, self.steps
-        _, number = np.unique(ops.peer.astype(np.int64) * (int(step.max()) + 2) + step + 1, return_inverse=True)
-        return np.asarray(number, np.int64)
+        return dense(ops.peer.astype(np.int64) * (int(step.max()) + 2) + step + 1)
 
     @cached_property
     def _totals(self) -> Floats:
@@ -119,7 +123,7 @@ class PaceOfPeers:
         classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
         # Of a class whose ops are partly critical, that part.
         share = count / np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
-        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self._parts(parts)[mine[first]]
+        cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self.part_of_step(parts)[mine[first]]
         behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
         for at in range(len(behind)):
             more = (self._totals[classes, at] - self._usual(classes, at)) * share
@@ -147,7 +151,20 @@ class PaceOfPeers:
 
     def _usual(self, classes: Ints, at: int) -> Floats:
         """What ranks spend on each of these classes, the median of all but the one `at` this position, seconds."""
-        return np.asarray(np.median(np.delete(self._totals[classes], at, axis=1), axis=1))
+        return self._usual_without[at][classes]
+
+    @cached_property
+    def _usual_without(self) -> tuple[Floats, ...]:
+        """For each position, the median of what all other ranks spend on each class, seconds, [classes] each."""
+        order = np.argsort(self._totals, axis=1, kind="stable")
+        ordered = np.take_along_axis(self._totals, order, axis=1)
+        ranks, rows = self._totals.shape[1], np.arange(len(order))
+        place = np.argsort(order, axis=1, kind="stable")
+        low, high = (ranks - 2) // 2, (ranks - 1) // 2
+        return tuple(
+            (ordered[rows, low + (place[:, at] <= low)] + ordered[rows, high + (place[:, at] <= high)]) / 2
+            for at in range(ranks)
+        )
 
     def without_extra_waits(self, rank: int, least_s: float) -> PaceOfPeers | None:
         """The same job where `rank` goes on at once in calls that wait for its GPU and that most peers do not make.

@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.replay.costs import Durations
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
 #: The times of two ends of an edge may contradict it by this much, by rounding and noise of clocks (seconds).
 NOISE_S = 5e-6
@@ -41,9 +41,8 @@ def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
     for block, late in zip(graph.blocks, durations.launch_delay, strict=True):
         delay[block.op] = late
     kind = ops.labels["kind"]
-    names = np.array([*(kind.names or ()), ""], dtype=object)[kind.codes]
-    communicates = names == str(KernelClass.COMMUNICATION)
-    computes = ~communicates & np.isin(names, [str(one) for one in KernelClass])
+    communicates = kind.where({str(KernelClass.COMMUNICATION)})
+    computes = ~communicates & kind.where({str(one) for one in KernelClass})
     end = ops.start + ops.duration
     return Unexplained(
         communication_gap_s=_percentile(delay[communicates]),

@@ -19,6 +19,7 @@ import polars as pl
 
 from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.codes import numbered
 from tracekit.errors import GraphError, TraceError
 from tracekit.model import ProcessGroup
 
@@ -323,11 +324,15 @@ class _Reader:
 
 def _numbered(column: pl.Series) -> tuple[Int32s, tuple[str, ...]]:
     """Codes of the values, UNLABELLED for null, and the values in order of first appearance."""
-    names = column.drop_nulls().unique(maintain_order=True)
-    codes = column.replace_strict(
-        names, np.arange(len(names), dtype=np.int32), default=UNLABELLED, return_dtype=pl.Int32
-    )
-    return codes.fill_null(UNLABELLED).to_numpy(), tuple(names.to_list())
+    number = numbered(column)
+    first = np.full(int(number.max(initial=-1)) + 1, len(number))
+    first[number[::-1]] = np.arange(len(number))[::-1]  # of places written twice, the last one stays
+    null = column.is_null().to_numpy()[first] if column.null_count() else np.zeros(len(first), np.bool_)
+    order = np.argsort(np.where(null, len(number), first), kind="stable")
+    code = np.empty(len(first), np.int32)
+    code[order] = np.arange(len(first))
+    code[null] = UNLABELLED
+    return code[number], tuple(column.gather(first[order[: len(first) - int(null.sum())]]).to_list())
 
 
 def _check_edges(graph: OpGraph) -> None:

@@ -6,8 +6,11 @@ job it is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +19,6 @@ from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.kernel import (
-    NO_MATRIX,
     Costs,
     LanesToReplay,
     Timeline,
@@ -80,16 +82,25 @@ class GraphReplay:
         if self.graph.blocks_meet:
             return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
         times = np.zeros((len(scenarios), len(self.graph.steps)))
+        workers = threads or os.cpu_count() or 1
         for number, block in enumerate(self.graph.blocks):
             lanes = len(block.step)
-            together = max(1, LANES_SIDE_BY_SIDE // lanes)
-            for first in range(0, len(scenarios), together):
-                some = scenarios[first : first + together]
-                costs = [scenario.costs(self.graph, self.durations, number) for scenario in some]
-                ends = _replay_side_by_side(block, costs, threads=threads).reshape(len(some), lanes)
-                for at, end in enumerate(ends):
-                    np.maximum.at(times[first + at], block.step, end)
+            together = max(1, LANES_SIDE_BY_SIDE // (workers * lanes))
+            firsts = range(0, len(scenarios), together)
+            # Few lanes leave all cores but one idle; many use all of them for one scenario.
+            run = partial(self._ends, number, scenarios, together, 1 if lanes < LANES_SIDE_BY_SIDE else threads)
+            with ThreadPoolExecutor(workers if lanes < LANES_SIDE_BY_SIDE else 1) as pool:
+                for first, ends in zip(firsts, pool.map(run, firsts), strict=True):
+                    for at, end in enumerate(ends.reshape(-1, lanes)):
+                        np.maximum.at(times[first + at], block.step, end)
         return times
+
+    def _ends(
+        self, number: int, scenarios: Sequence[CostRule], together: int, threads: int | None, first: int
+    ) -> Floats:
+        """When the lanes of block `number` end under the scenarios from `first`, seconds, [scenarios x lanes]."""
+        costs = [one.costs(self.graph, self.durations, number) for one in scenarios[first : first + together]]
+        return _replay_side_by_side(self.graph.blocks[number], costs, threads=threads)
 
     def mean_step_time(self, scenario: CostRule) -> float:
         """T(scenario): the mean over the steps, seconds."""
@@ -129,8 +140,7 @@ def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, thread
     if len(costs) == 1:
         return replay_lanes(block.template, block.first_lane, costs[0], threads=threads)
     rows, lanes = block.template.rows, len(block.step)
-    delayed = any((cost.delay_row >= 0).any() for cost in costs)
-    delay = np.zeros((rows, len(costs), lanes)) if delayed else NO_MATRIX
+    delay = _delays_side_by_side(rows, lanes, costs)
     # Most costs differ in few rows, so all begin as the first one.
     matrix = np.empty((rows, len(costs), lanes))
     matrix[:] = _costs_of_rows(costs[0], slice(None), lanes)[:, None]
@@ -140,24 +150,37 @@ def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, thread
             differs = np.ones(rows, np.bool_)
         changed = np.flatnonzero(differs)
         matrix[changed, at] = _costs_of_rows(cost, changed, lanes)
-        late = np.flatnonzero(cost.delay_row >= 0)
-        if len(late):
-            delay[late, at] = cost.delay[cost.delay_row[late]]
     starts = [block.first_lane[:-1] + at * lanes for at in range(len(costs))]
     first_lane = np.concatenate([*starts, [lanes * len(costs)]])
     wide = (rows, len(costs) * lanes)
     return replay_lanes(
         block.template,
         first_lane,
-        Costs.of_matrix(matrix.reshape(wide), delay.reshape(wide) if delayed else None),
+        Costs.of_matrix(matrix.reshape(wide), None if delay is None else delay.reshape(wide)),
         threads=threads,
     )
 
 
 def _costs_of_rows(cost: Costs, rows: Ints | slice, lanes: int) -> Floats:
     """What these rows cost in each lane, [rows, lanes]."""
-    source, constant = cost.matrix_row[rows], cost.constant[rows]
-    values = np.repeat(constant[:, None], lanes, axis=1)
-    own = np.flatnonzero(source >= 0)
+    source = cost.matrix_row[rows]
+    own = source >= 0
+    if own.all():
+        return cost.matrix[source]
+    values = np.repeat(cost.constant[rows][:, None], lanes, axis=1)
     values[own] = cost.matrix[source[own]]
     return values
+
+
+def _delays_side_by_side(rows: int, lanes: int, costs: Sequence[Costs]) -> Floats | None:
+    """The launch delays of several costs, [rows, costs, lanes]; None where there are none."""
+    first, late = costs[0], [np.flatnonzero(cost.delay_row >= 0) for cost in costs]
+    if not any(map(len, late)):
+        return None
+    delay = np.zeros((rows, len(costs), lanes))
+    if all(cost.delay is first.delay and np.array_equal(cost.delay_row, first.delay_row) for cost in costs):
+        delay[late[0]] = first.delay[first.delay_row[late[0]]][:, None]
+        return delay
+    for at, cost in enumerate(costs):
+        delay[late[at], at] = cost.delay[cost.delay_row[late[at]]]
+    return delay

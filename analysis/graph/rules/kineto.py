@@ -5,7 +5,8 @@ thread, and that what is launched waits for its launch. Events between streams a
 asked to; elsewhere they are inferred from what frameworks do, and their edges say so:
 
 - a collective, and what else runs on a stream that mostly communicates, waits for the last op that its thread launched
-  on another stream before it;
+  on another stream before it; in a CUDA graph, whose ops share one launch, for the last op that had ended before it at
+  its place of the graph in every step and on every rank;
 - where a stream is made to wait outside a collective's call, the thread's next op waits for the latest collective that
   had ended by then;
 - a call that synchronises waits for what was launched before it;
@@ -24,6 +25,7 @@ import polars as pl
 from tracekit.analysis.graph.rules.explicit import NO_EDGES
 from tracekit.analysis.graph.rules.streams import stream_edges
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import dense, numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 
 #: Columns that only this rule reads; none is a label.
@@ -31,8 +33,9 @@ COLUMNS = (
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at",
 )  # fmt: skip
-#: A GPU op that starts so long after all that it is known to wait for waited for something else (seconds).
-_LATE_S = 100e-6
+#: A GPU op that starts so long after all that it is known to wait for waited for something else (seconds). Within a
+#: CUDA graph, where no host comes in between, any gap beyond noise counts.
+_LATE_S, _LATE_IN_GRAPH_S = 100e-6, 10e-6
 #: How much earlier than its cause's end an op may be recorded, by noise of the clocks (seconds).
 SLACK_S = 10e-6
 
@@ -51,7 +54,7 @@ def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
         rules.inferred(rules.consumers()),
         rules.inferred(rules.synchronised()),
     ]
-    edges = pl.concat(parts).unique(["before", "after"], keep="first", maintain_order=True)
+    edges = pl.concat(parts)
     edges = pl.concat([edges, rules.inferred(rules.late_starts(edges))])
     return pl.concat([edges, rules.beginnings(edges)])
 
@@ -62,6 +65,9 @@ _TYPES = {
 }  # fmt: skip
 
 
+_ROLES = ("gpu", "stream-wait", "synchronise", "window")
+
+
 class _Rules:
     """The ops as arrays, and each rule as a method that gives rows before and rows after."""
 
@@ -70,9 +76,11 @@ class _Rules:
         self.rank = ops["rank"].to_numpy()
         self.start = ops["start"].to_numpy()
         self.end = (ops["start"] + ops["duration"]).to_numpy()
-        self.role = ops["role"].to_numpy()
-        self.stream = ops["stream"].fill_null("").rank("dense").to_numpy().astype(np.int64)
-        self.gpu = np.flatnonzero(self.role == "gpu")
+        roles = ops["role"].cast(pl.Categorical)
+        self.role = {role: (roles == role).fill_null(value=False).to_numpy() for role in _ROLES}
+        self.peer = numbered(ops["peer"] if "peer" in ops.columns else ops["name"])
+        self.stream = numbered(ops["stream"])
+        self.gpu = np.flatnonzero(self.role["gpu"])
         self.launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
         self.aside = self._aside()
         # When, and by which thread, each GPU op was launched.
@@ -82,11 +90,11 @@ class _Rules:
     def _aside(self) -> npt.NDArray[np.bool_]:
         """Communication, and what else runs on streams that mostly communicate, such as the packing of messages."""
         communicates = self.ops["communicates"].fill_null(value=False).to_numpy()
-        _, place = np.unique(self.rank * (1 + self.stream.max(initial=0)) + self.stream, return_inverse=True)
-        duration = np.where(self.role == "gpu", self.end - self.start, 0.0)
+        place = dense(self.rank * (1 + self.stream.max(initial=0)) + self.stream)
+        duration = np.where(self.role["gpu"], self.end - self.start, 0.0)
         of_stream = np.bincount(place, weights=duration)
         mostly = 2 * np.bincount(place, weights=duration * communicates) > of_stream
-        return np.asarray((self.role == "gpu") & (communicates | mostly[place]))
+        return np.asarray(self.role["gpu"] & (communicates | mostly[place]))
 
     def linked(self, column: str, why: str) -> pl.DataFrame:
         """Ops that name the op they wait for."""
@@ -102,8 +110,49 @@ class _Rules:
         return _frame(before[possible], after[possible], "inferred")
 
     def producers(self) -> tuple[Ints, Ints]:
-        """The last other op that its thread launched before each collective."""
-        return self._launched_before(self.gpu[self.aside[self.gpu]], self.gpu[~self.aside[self.gpu]])
+        """The last other op that its thread launched before each collective, or that ended before it in its graph."""
+        wanted, others = self.gpu[self.aside[self.gpu]], self.gpu[~self.aside[self.gpu]]
+        before, after = self._ended_before_in_graph(wanted, others)
+        launched = self._launched_before(np.setdiff1d(wanted, after), others)
+        return np.concatenate([launched[0], before]), np.concatenate([launched[1], after])
+
+    def _ended_before_in_graph(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
+        """The last of `among` of the same launch that had ended before each of `wanted`, at its place of the graph.
+
+        A collective can also start late because the one before it ended late: what it waits for had ended before it in
+        every run of the graph, so that of all runs the one counts in which the fewest ops had.
+        """
+        wanted = wanted[self.launcher[wanted] >= 0]
+        among = self._in_every_run(wanted, among)
+        scale = _scale(self.end)
+        ends = _keys(self.launcher[among], np.zeros(len(among), np.int64), self.end[among], scale)
+        order = np.argsort(ends, kind="stable")
+        launches = self.launcher[among[order]]
+        first, last = (np.searchsorted(launches, self.launcher[wanted], side=side) for side in ("left", "right"))
+        inside = last > first
+        wanted, first, last = wanted[inside], first[inside], last[inside]
+        starts = _keys(self.launcher[wanted], np.zeros(len(wanted), np.int64), self.start[wanted] + SLACK_S, scale)
+        ended = np.clip(np.searchsorted(ends[order], starts, side="right"), first, last) - first
+        fewest = np.full(int(self.peer.max()) + 1, len(among))
+        np.minimum.at(fewest, self.peer[wanted], ended)
+        place = fewest[self.peer[wanted]]
+        return among[order[(first + place - 1)[place > 0]]], wanted[place > 0]
+
+    def _in_every_run(self, wanted: Ints, among: Ints) -> Ints:
+        """Those of `among` whose like is in every launch of their graph; graphs are told apart by their first `wanted`.
+
+        So ops have the same number on all ranks, though one of them runs more.
+        """
+        order = wanted[np.lexsort((self.start[wanted], self.launcher[wanted]))]
+        launches, first = np.unique(self.launcher[order], return_index=True)
+        graph = self.peer[order[first]]
+        at = np.minimum(np.searchsorted(launches, self.launcher[among]), max(len(launches) - 1, 0))
+        among = among[launches[at] == self.launcher[among]] if len(launches) else among[:0]
+        graph_of = graph[np.searchsorted(launches, self.launcher[among])]
+        runs = np.bincount(graph, minlength=int(graph.max(initial=-1)) + 1)
+        alike = graph_of * (int(self.peer.max()) + 1) + self.peer[among]
+        _, like, times = np.unique(alike, return_inverse=True, return_counts=True)
+        return np.asarray(among[times[like] == runs[graph_of]])
 
     def _launched_before(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
         """The last of `among` that the same thread launched before each of `wanted`."""
@@ -153,7 +202,7 @@ class _Rules:
         """The latest collective that had ended when the op behind a wait of its thread began."""
         recorded = self.ops["waits_for_stream"].is_not_null().to_numpy()
         inside = self.ops["in_collective"].fill_null(value=False).to_numpy()
-        waits = np.flatnonzero((self.role == "stream-wait") & ~recorded & ~inside)
+        waits = np.flatnonzero(self.role["stream-wait"] & ~recorded & ~inside)
         key = self._by_thread(self.gpu[~self.aside[self.gpu]])
         at = np.searchsorted(key.keys, _keys(self.rank[waits], self.stream[waits], self.end[waits], key.scale))
         waits, at = waits[at < len(key.rows)], at[at < len(key.rows)]
@@ -168,18 +217,26 @@ class _Rules:
         ready = np.full(len(self.start), -np.inf)
         np.maximum.at(ready, edges["after"].to_numpy(), self.end[edges["before"].to_numpy()])
         gap = self.start - ready
-        late = self.gpu[np.isfinite(gap[self.gpu]) & (gap[self.gpu] >= _LATE_S)]
+        least = np.where(self._follows_in_graph(), _LATE_IN_GRAPH_S, _LATE_S)
+        late = self.gpu[np.isfinite(gap[self.gpu]) & (gap >= least)[self.gpu]]
         found = self._latest_ended(self.gpu, late, slack=0.0)
         earlier = (found >= 0) & (self.start[found] < self.start[late])
         late, found = late[earlier], found[earlier]
-        same = self.ops["peer"] if "peer" in self.ops.columns else self.ops["name"]
         waits = waits_beyond_chance(
             gap[late],
             self.start[late] - self.end[found],
             self._ended_between(ready[late], self.start[late], self.rank[late]),
-            same.rank("dense").to_numpy().astype(np.int64)[late],
+            self.peer[late],
         )
         return found[waits], late[waits]
+
+    def _follows_in_graph(self) -> npt.NDArray[np.bool_]:
+        """Which ops are behind another one of the same launch, [ops]."""
+        launched = self.gpu[self.launcher[self.gpu] >= 0]
+        order = launched[np.lexsort((self.start[launched], self.launcher[launched]))]
+        follows = np.zeros(len(self.start), np.bool_)
+        follows[order[1:]] = self.launcher[order[1:]] == self.launcher[order[:-1]]
+        return follows
 
     def _ended_between(self, begin: Floats, end: Floats, rank: Ints) -> Ints:
         """How many GPU ops of the rank ended between two times."""
@@ -204,7 +261,7 @@ class _Rules:
 
     def synchronised(self) -> tuple[Ints, Ints]:
         """What each synchronising call waits for: its own copy, the last op of its thread, or of every stream."""
-        calls = np.flatnonzero(self.role == "synchronise")
+        calls = np.flatnonzero(self.role["synchronise"])
         copied = self.ops["copied"].fill_null(-1).to_numpy().astype(np.int64)
         copies = calls[copied[calls] >= 0]
         before, after = [copied[copies]], [copies]
@@ -237,7 +294,7 @@ class _Rules:
 
     def beginnings(self, edges: pl.DataFrame) -> pl.DataFrame:
         """What waits for nothing else begins with the window of its rank."""
-        windows = np.flatnonzero(self.role == "window")
+        windows = np.flatnonzero(self.role["window"])
         of_rank = dict(zip(self.rank[windows].tolist(), windows.tolist(), strict=True))
         waits = np.zeros(len(self.rank), np.bool_)
         waits[edges["after"].to_numpy()] = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import polars as pl
 
 from tracekit.analysis.graph.op_graph import OpGraph
@@ -41,7 +42,15 @@ def op_graph(trace: OpTrace) -> OpGraph:
     stated = [name for name in read if name in trace.ops.columns]
     return OpGraph.from_frames(
         trace.ops.drop(stated),
-        edges.unique(["before", "after"], keep="first", maintain_order=True),
+        _each_once(edges, trace.ops.height),
         axes=trace.axes,
         groups=trace.groups,
     )
+
+
+def _each_once(edges: pl.DataFrame, ops: int) -> pl.DataFrame:
+    """Of edges between the same two ops the first, by the later op: a graph is walked in that order."""
+    key = edges["after"].to_numpy() * (ops + 1) + edges["before"].to_numpy()
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    return edges[order[np.flatnonzero(np.diff(ordered, prepend=-1))]]

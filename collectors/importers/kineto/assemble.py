@@ -13,10 +13,13 @@ import numpy as np
 import polars as pl
 
 from tracekit.collectors.importers.kineto.event_columns import ROLES
+from tracekit.collectors.importers.kineto.host_names import PAUSES, PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
+from tracekit.collectors.importers.kineto.mesh import mesh_of
 from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.errors import FormatError
+from tracekit.gpu_activity import Activity
 from tracekit.gpu_recording import CALL_SCHEMA, GPU_OP_SCHEMA, PAUSE_SCHEMA, STEP_SCHEMA, GpuRecording
 
 #: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
@@ -38,9 +41,10 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         late_us = (origins[number] - first) / 1e3
         gpu.append(_gpu_ops(one, rank, late_us, calls_before, groups, number, classes))
         calls.append(_calls(one, rank, late_us))
-        spans.append(_on_axis(one.step_spans, rank, late_us).select(STEP_SCHEMA.names()).cast(STEP_SCHEMA))
-        pauses.append(_on_axis(one.pauses, rank, late_us).select(PAUSE_SCHEMA.names()).cast(PAUSE_SCHEMA))
-        calls_before += one.calls.height
+        spans.append(_on_axis(pl.DataFrame(dict(one.step_spans)), rank, late_us, STEP_SCHEMA))
+        pauses.append(_pauses(one, rank, late_us))
+        calls_before += len(one.calls["start"])
+    mesh = mesh_of(files, placement.ranks)
     hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
     return GpuRecording(
         name=name,
@@ -54,17 +58,20 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         world_size=placement.world_size,
         notes=tuple(dict.fromkeys([*placement.notes, *(note for one in files for note in one.notes)])),
         device_name=_device_name(files),
+        cut=any(one.cut for one in files),
+        coordinates=mesh.coordinates,
+        axes=mesh.axes,
     )
 
 
 def _check(files: Sequence[RankColumns]) -> None:
     """Raise FormatError for a file that holds nothing to analyse."""
     for one in files:
-        if one.gpu.height:
+        if len(one.gpu["start"]):
             continue
         if one.notes:
             raise FormatError(f"{one.notes[0]}, and no GPU op is left; copy or record it again")
-        if one.host_events or one.calls.height:
+        if one.host_events or len(one.calls["start"]):
             raise FormatError(
                 f"{one.file}: holds no GPU ops ({one.host_events:,} events of the host): recorded on the CPU only;"
                 " record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
@@ -77,7 +84,7 @@ def _check(files: Sequence[RankColumns]) -> None:
 
 def _check_steps(files: Sequence[RankColumns]) -> None:
     """Raise FormatError for two files that both mark steps, but none in common: recordings of different times."""
-    marked = [(one, set(one.step_spans["step"].to_list())) for one in files if one.step_spans.height]
+    marked = [(one, steps) for one in files if (steps := set(one.step_spans["step"].tolist()))]
     for one, steps in marked[1:]:
         first, others = marked[0]
         if not steps & others:
@@ -97,17 +104,34 @@ def _origin_ns(one: RankColumns) -> int:
 
 
 def _first_us(one: RankColumns) -> float:
-    return float(min(frame["start"].to_numpy().min() for frame in (one.gpu, one.calls) if frame.height))
+    return float(min(table["start"].min() for table in (one.gpu, one.calls) if len(table["start"])))
 
 
-def _on_axis(frame: pl.DataFrame, rank: int, late_us: float) -> pl.DataFrame:
-    """Times in seconds of the recording."""
+def _on_axis(frame: pl.DataFrame, rank: int, late_us: float, schema: pl.Schema) -> pl.DataFrame:
+    """The columns of `schema`, null where the frame lacks them, with times in seconds of the recording."""
     times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
-    return frame.with_columns(
+    there = frame.with_columns(
         *((pl.col(name) + late_us) * 1e-6 for name in times),
+        *(pl.lit(None).alias(name) for name in schema if name not in {*frame.columns, "rank"}),
         duration=pl.col("duration") * 1e-6,
-        rank=pl.lit(rank, pl.Int32),
+        rank=pl.lit(rank),
     )
+    return there.select(schema.names()).cast(schema)
+
+
+def _texts(values: Sequence[str], codes: np.ndarray) -> pl.Series:
+    """What codes stand for, null for -1."""
+    return pl.Series([*values, None], dtype=pl.String)[np.where(codes < 0, len(values), codes)]
+
+
+def _or_null(values: np.ndarray) -> pl.Series:
+    """Numbers, null for those below 0."""
+    return pl.Series(values).set(pl.Series(values < 0), None)
+
+
+def _pauses(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
+    frame = pl.DataFrame({**one.pauses, "kind": _texts(PAUSES, one.pauses["kind"])})
+    return _on_axis(frame, rank, late_us, PAUSE_SCHEMA)
 
 
 def _gpu_ops(
@@ -128,34 +152,47 @@ def _gpu_ops(
         schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
         strict=False,
     )
-    names = one.gpu["name"].unique(maintain_order=True)
-    class_of = pl.DataFrame({"name": names, "kernel_class": [str(classes.of(name)) for name in names]})
-    at = one.gpu["collective"].to_numpy()
-    described = table.vstack(table.clear(1))[np.where(at >= 0, at, len(args))]
-    return (
-        _on_axis(one.gpu.drop("collective"), rank, late_us)
-        .join(class_of, on="name", how="left", maintain_order="left")
-        .with_columns(
-            described,
-            launch=pl.when(pl.col("launch") >= 0).then(pl.col("launch") + calls_before),
-            step=pl.when(pl.col("step") >= 0).then("step"),
-        )
-        .select(GPU_OP_SCHEMA.names())
-        .cast(GPU_OP_SCHEMA)
+    class_of = {code: str(classes.of(one.strings[code])) for code in np.unique(one.gpu["name"]).tolist()}
+    kernel_class = [class_of.get(code) for code in range(len(one.strings))]
+    described = pl.concat([table, table.clear(1)])[
+        np.where(one.gpu["collective"] >= 0, one.gpu["collective"], len(args))
+    ]
+    launch = one.gpu["launch"]
+    frame = pl.DataFrame(
+        {
+            **{name: one.gpu[name] for name in ("start", "duration", "device", "stream", "stated")},
+            "name": _texts(one.strings, one.gpu["name"]),
+            "activity": _texts([str(kind) for kind in Activity], one.gpu["activity"]),
+            "kernel_class": pl.Series(kernel_class, dtype=pl.String)[one.gpu["name"]],
+            "shape": _texts(one.strings, one.gpu["shape"]),
+            "launch": _or_null(np.where(launch >= 0, launch.astype(np.int64) + calls_before, -1)),
+            "step": _or_null(one.gpu["step"]),
+        }
     )
+    return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
 
 
 _OF_COLLECTIVES = ("collective", "elements", "dtype", "group", "sequence", "comms_id", "source", "destination")
 
 
 def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
-    roles = pl.Series([str(role) for role in ROLES], dtype=pl.String)
-    return (
-        _on_axis(one.calls, rank, late_us)
-        .with_columns(role=roles[one.calls["role"]], step=pl.when(pl.col("step") >= 0).then("step"))
-        .select(CALL_SCHEMA.names())
-        .cast(CALL_SCHEMA)
+    frame = pl.DataFrame(
+        {
+            **{name: one.calls[name] for name in ("thread", "start", "duration", "busy_since", "collective_call")},
+            "name": _texts(one.strings, one.calls["name"]),
+            "role": _texts([str(role) for role in ROLES], one.calls["role"]),
+            "operator": _texts(one.strings, one.calls["operator"]),
+            "phase": _texts(PHASES, one.calls["phase"]),
+            "step": _or_null(one.calls["step"]),
+            **{name: _or_null(one.calls[name]) for name in _STREAMS if name in one.calls},
+        }
     )
+    if "recorded_at" in one.calls:
+        frame = frame.with_columns(recorded_at=pl.Series(one.calls["recorded_at"]).fill_nan(None))
+    return _on_axis(frame, rank, late_us, CALL_SCHEMA)
+
+
+_STREAMS = ("waits_stream", "waits_for_stream")
 
 
 def _host(one: RankColumns) -> str | None:

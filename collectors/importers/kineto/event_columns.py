@@ -1,7 +1,8 @@
 """The events of a file as columns.
 
 In: batches of events. Out: `FileColumns`: what the analysis needs, and nothing of the rest. Events that came as rows of
-numbers stay columns all the way.
+numbers stay columns all the way. Of nested operators only the outermost are kept, batch by batch, for a file has many
+times as many.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
+from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR, says_more
 from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
-from tracekit.gpu_recording import Activity, CallRole
+from tracekit.gpu_activity import Activity, CallRole
 
 #: A fused file holds several ranks: its process ids are rank * FUSED_PID + pid.
 FUSED_PID = 100_000_000
@@ -49,7 +50,6 @@ _CALL_CATEGORIES = (
 )
 _OPERATOR_CATEGORIES = ("cpu_op", "operator", "cpu_instant_event")
 _ANNOTATION_CATEGORIES = ("user_annotation", "python_gc")
-COLLECTIVE_OPERATOR = "record_param_comms"
 #: Allocating and freeing memory waits for the GPU too, freeing always.
 _SYNCHRONISES = re.compile(
     r"(Device|Stream|Event|Ctx|Context)Synchronize|^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free)(Host)?(_v\d)?$"
@@ -60,16 +60,18 @@ _RECORDS = re.compile(r"EventRecord")
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 
-_TIMES = {"part": pl.Int64, "ts": pl.Float64, "dur": pl.Float64}
-GPU_COLUMNS = _TIMES | dict.fromkeys(
-    ("name", "activity", "device", "stream", "correlation", "shape", "collective"), pl.Int64
-)
-HOST_COLUMNS = _TIMES | {"thread": pl.Int64, "name": pl.Int64}
-CALL_COLUMNS = HOST_COLUMNS | {"correlation": pl.Int64, "role": pl.Int64}
-OPERATOR_COLUMNS = HOST_COLUMNS | {"collective": pl.Int64}
-SYNC_COLUMNS = _TIMES | dict.fromkeys(
-    ("name", "stream", "correlation", "waits_for_stream", "waits_for_record"), pl.Int64
-)
+#: A table of events: arrays by name, all of one length.
+Table = dict[str, npt.NDArray[Any]]
+
+_TIMES = {"part": np.int32, "ts": np.float64, "dur": np.float64}
+_GPU_TYPES = _TIMES | {
+    "name": np.int32, "activity": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
+    "shape": np.int32, "collective": np.int32,
+}  # fmt: skip
+_HOST_TYPES = _TIMES | {"thread": np.int32, "name": np.int32}
+_CALL_TYPES = _HOST_TYPES | {"correlation": np.int64, "role": np.int8}
+_OPERATOR_TYPES = _HOST_TYPES | {"collective": np.int32}
+_SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream", "waits_for_record"), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +97,36 @@ class CollectiveArgs:
 class FileColumns:
     """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
 
-    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0. `threads`: what
-    codes of threads stand for. `negative`, `absurd`: durations below 0 (taken as 0), and ops of more than a day or
-    without times (left out).
+    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0.
+    `operators`: those inside no other one of their thread, and what says more than that.
+    `host_events`: of operators and annotations, all. `negative`, `absurd`: durations below 0 (taken as 0), and ops of
+    more than a day or without times (left out).
     """
 
     base_us: int
-    gpu: pl.DataFrame
-    calls: pl.DataFrame
-    operators: pl.DataFrame
-    annotations: pl.DataFrame
-    syncs: pl.DataFrame
+    gpu: Table
+    calls: Table
+    operators: Table
+    annotations: Table
+    syncs: Table
+    host_events: int
     strings: tuple[str, ...]
     collectives: tuple[CollectiveArgs, ...]
     negative: int
     absurd: int
+
+
+def rows_of(table: Table, rows: Ints) -> Table:
+    """Some rows of a table."""
+    return {name: values[rows] for name, values in table.items()}
+
+
+def outermost(begin: npt.NDArray[np.float64], duration: npt.NDArray[np.float64]) -> Ints:
+    """Positions of the spans that lie in no other one, in order of begin."""
+    order = np.lexsort((-duration, begin))
+    end = (begin + duration)[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
+    return np.asarray(order[begin[order] >= before])
 
 
 class ColumnBuilder:
@@ -124,7 +141,8 @@ class ColumnBuilder:
             table: {name: [] for name in schema} for table, schema in _SCHEMAS.items()
         }
         self._base_us: int | None = None
-        self._negative = self._absurd = 0
+        self._negative = self._absurd = self._host_events = 0
+        self._says_more: list[bool] = []
         self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
             "syncs": self._syncs,
@@ -189,25 +207,46 @@ class ColumnBuilder:
         when = {
             "part": np.maximum(pid, 0) // FUSED_PID, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)
         }  # fmt: skip
-        for name, values in (when | columns).items():
-            self._parts[table][name].append(np.asarray(values))
+        found = {name: np.asarray(values, _SCHEMAS[table][name]) for name, values in (when | columns).items()}
+        if table in {"operators", "annotations"}:
+            self._host_events += len(start)
+        if table == "operators":
+            kept = self._outer_operators(found)
+            found = {name: values[kept] for name, values in found.items()}
+        for name, values in found.items():
+            self._parts[table][name].append(values)
+
+    def _outer_operators(self, found: Table) -> Ints:
+        """Positions of operators that no other one of their thread contains, or whose name says more than that."""
+        strings = list(self._strings)
+        self._says_more += [says_more(name) for name in strings[len(self._says_more) :]]
+        kept = np.array(self._says_more, np.bool_)[found["name"]]
+        lane = found["part"].astype(np.int64) << 32 | found["thread"]
+        for one in np.unique(lane):
+            here = np.flatnonzero(lane == one)
+            kept[here[outermost(found["ts"][here], found["dur"][here])]] = True
+        return np.flatnonzero(kept)
 
     def columns(self) -> FileColumns:
         """All that was kept."""
-        frames = {}
+        tables: dict[str, Table] = {}
         for table, schema in _SCHEMAS.items():
             # Two copies of everything at once would be the most that reading a file takes.
             parts = self._parts.pop(table)
-            whole = {name: np.concatenate(parts.pop(name)) if parts[name] else np.empty(0) for name in schema}
-            frames[table] = pl.DataFrame(whole, schema=schema)
-        frames["calls"] = frames["calls"].filter((pl.col("role") >= 0) | (pl.col("correlation") != NO_ID))
+            tables[table] = {
+                name: np.concatenate(parts.pop(name)) if parts[name] else np.empty(0, kind)
+                for name, kind in schema.items()
+            }
+        calls = tables["calls"]
+        tables["calls"] = rows_of(calls, np.flatnonzero((calls["role"] >= 0) | (calls["correlation"] != NO_ID)))
         return FileColumns(
             base_us=self._base_us or 0,
+            host_events=self._host_events,
             strings=tuple(self._strings),
             collectives=tuple(self._collectives),
             negative=self._negative,
             absurd=self._absurd,
-            **frames,
+            **tables,
         )
 
     def _gpu_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
@@ -279,7 +318,6 @@ class ColumnBuilder:
     def _syncs(self, events: list[Event]) -> dict[str, Any]:
         args = [event.args or _NO_ARGS for event in events]
         return {
-            "name": self._codes([event.name or "" for event in events]),
             "stream": _integers([one.stream for one in args]),
             "correlation": _integers([one.correlation for one in args]),
             "waits_for_stream": _integers([one.wait_on_stream for one in args]),
@@ -314,11 +352,11 @@ class ColumnBuilder:
 
 
 _SCHEMAS: dict[str, dict[str, Any]] = {
-    "gpu": GPU_COLUMNS,
-    "calls": CALL_COLUMNS,
-    "operators": OPERATOR_COLUMNS,
-    "annotations": HOST_COLUMNS,
-    "syncs": SYNC_COLUMNS,
+    "gpu": _GPU_TYPES,
+    "calls": _CALL_TYPES,
+    "operators": _OPERATOR_TYPES,
+    "annotations": _HOST_TYPES,
+    "syncs": _SYNC_TYPES,
 }
 #: Which table the events of a category are for.
 TABLES = {

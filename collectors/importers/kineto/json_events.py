@@ -253,6 +253,8 @@ class EventStream:
                 return head[found.end() :]
             if len(head) > LARGEST_HEAD_BYTES or head.lstrip()[:1] != b"{":
                 break
+        if self.cut is not None:
+            raise FormatError(f"{self.path}: {self.cut}, before its first event; copy or record it again")
         raise FormatError(f"{self.path}: {_instead(head)}")
 
 

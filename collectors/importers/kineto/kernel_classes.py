@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from tracekit.errors import FormatError, SelectionError
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
 
 #: Searched in the lower-case name, in this order.
 PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {

@@ -74,9 +74,9 @@ def _rank(one: RankColumns) -> int | None:
     found: list[tuple[str, int]] = []
     if one.fused:
         return one.part
-    info = _info(one)
-    if type(info.get("rank")) is int and 0 <= info["rank"] < LARGEST_SIZE:
-        found.append(("distributedInfo", info["rank"]))
+    stated = info(one)
+    if type(stated.get("rank")) is int and 0 <= stated["rank"] < LARGEST_SIZE:
+        found.append(("distributedInfo", stated["rank"]))
     if len(seen := _ranks_of_collectives(one)) == 1:
         found.append(("the arguments of its collectives", seen.pop()))
     path = PurePath(one.file)
@@ -104,19 +104,20 @@ def _ranks_of_collectives(one: RankColumns) -> set[int]:
 
 
 def _world_size(one: RankColumns) -> int | None:
-    size = _info(one).get("world_size")
+    size = info(one).get("world_size")
     return size if type(size) is int and 0 < size <= LARGEST_SIZE else None
 
 
-def _info(one: RankColumns) -> Mapping[str, Any]:
-    info = one.header.get("distributedInfo")
-    return info if isinstance(info, dict) else {}
+def info(one: RankColumns) -> Mapping[str, Any]:
+    """What the head of the file says of the job; empty where it says nothing."""
+    stated = one.header.get("distributedInfo")
+    return stated if isinstance(stated, dict) else {}
 
 
 def pg_config(one: RankColumns) -> dict[str, tuple[int, ...]]:
     """The groups that the head of the file lists, as far as it lists all of their ranks."""
     found = {}
-    listed = _info(one).get("pg_config")
+    listed = info(one).get("pg_config")
     for entry in listed if isinstance(listed, list) else ():
         if not isinstance(entry, dict):
             continue

@@ -5,21 +5,18 @@ In: paths. Out: a `GpuRecording`. Files are read in processes of their own, two 
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 
 from tracekit.collectors.importers.kineto.assemble import assemble
-from tracekit.collectors.importers.kineto.event_columns import CATEGORIES, ColumnBuilder
-from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
-from tracekit.collectors.importers.kineto.packing import packed, unpacked
-from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
+from tracekit.collectors.importers.kineto.packing import unpacked
+from tracekit.collectors.importers.kineto.rank_columns import RankColumns
+from tracekit.collectors.importers.kineto.reading import read_file
 from tracekit.collectors.importers.kineto.sniff import SUFFIXES, traces_in
 from tracekit.errors import FormatError
 from tracekit.gpu_recording import GpuRecording
@@ -56,25 +53,6 @@ def read_kineto(
     return assemble(read, table, name=_name(paths[0]))
 
 
-def read_file(path: Path) -> list[RankColumns]:
-    """The ranks of one file, none where it holds no events of torch.profiler. Raises FormatError."""
-    stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
-    with _no_garbage_collection():
-        for batch in stream:
-            builder.add(batch)
-        columns = builder.columns()
-        notes = []
-        if stream.cut is not None:
-            notes.append(f"{path.name}: {stream.cut}; what comes before was read")
-        if stream.lost:
-            notes.append(f"{path.name}: {stream.lost} damaged events were left out")
-        if columns.absurd:
-            notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
-        if columns.negative:
-            notes.append(f"{path.name}: {columns.negative} durations below zero were taken as 0")
-        return list(ranks_of(columns, str(path), stream.header(), tuple(notes)))
-
-
 def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumns]]:
     """Each file's ranks, as they become ready."""
     if (
@@ -109,28 +87,7 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
                 process.kill()
 
 
-def send_file() -> None:
-    """In a process of its own: the ranks of the file that the arguments name, or the error, packed, on stdout."""
-    try:
-        found = packed(read_file(Path(sys.argv[1])))
-    except FormatError as error:
-        found = packed(error)
-    sys.stdout.buffer.write(found)
-
-
-_READ_ONE = "from tracekit.collectors.importers.kineto.reader import send_file; send_file()"
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Millions of small objects without cycles: collecting them over and over takes longer than reading."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+_READ_ONE = "from tracekit.collectors.importers.kineto.reading import send_file; send_file()"
 
 
 def _name(path: Path) -> str:

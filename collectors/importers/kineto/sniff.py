@@ -10,8 +10,6 @@ import re
 import zlib
 from pathlib import Path
 
-from tracekit.chrome import MARK
-
 SUFFIXES = (".json", ".json.gz")
 _SNIFFED_BYTES = 1 << 16
 _MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
@@ -40,7 +38,11 @@ def _is_trace(path: Path) -> bool:
         head = first_bytes(path)
     except OSError:
         return False
-    return any(mark in head for mark in _MARKS) and MARK.encode() not in head
+    if not any(mark in head for mark in _MARKS):
+        return False
+    from tracekit.chrome import MARK  # of what polars is needed for, which readers do without
+
+    return MARK.encode() not in head
 
 
 def first_bytes(path: Path) -> bytes:

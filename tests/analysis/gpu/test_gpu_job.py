@@ -1,5 +1,8 @@
 """Who waits for whom, what it costs and why: small jobs with answers computed by hand."""
 
+import gzip
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -213,6 +216,27 @@ def test_what_was_done_to_a_rank_is_found_and_priced(tmp_path, trouble, cause):
     assert culprit.saved_s / US == pytest.approx(recording.took_us - healthy.took_us, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [
+        (Trouble(1, gpu=1.15), GpuCause.SLOW_GPU),
+        (Trouble(1, input_us=1500), GpuCause.LATE_INPUT),
+        (Trouble(1, extra_kernels=16), GpuCause.UNEVEN_WORK),
+        (Trouble(1, link_us=800), GpuCause.SLOW_LINK),
+        (Trouble(1), None),
+    ],
+)
+def test_ranks_that_run_cuda_graphs_are_compared_and_priced(tmp_path, trouble, cause):
+    """All kernels of a step have one launch, and the collectives among them say nothing but their names."""
+    job = Job(ranks=2, layers=8, bucket=2, seed=1, cuda_graphs=True, troubles=(trouble,))
+    recording = job.run()
+    recording.write(tmp_path)
+    lost_us = recording.took_us - replace(job, troubles=()).run().took_us
+    culprit = load_gpu(tmp_path).whatif().culprit
+    assert (culprit and (culprit.rank, culprit.causes[0].cause)) == (cause and (1, cause))
+    assert culprit is None or culprit.saved_s / US == pytest.approx(lost_us, rel=0.05)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("host_us", [12.0, 30.0])
 def test_a_healthy_job_names_nobody(tmp_path, ranks, host_us):
@@ -269,3 +293,30 @@ def test_a_rank_that_comes_late_into_the_recording_is_named_and_nothing_else_is_
 def test_of_two_ranks_or_by_little_coming_late_names_nobody(tmp_path, ranks, late_us):
     """Nobody says that it is unusual; 100 us are less than a twentieth of the recording."""
     assert late_into_the_recording(tmp_path, ranks, late_us) is None
+
+
+def test_a_file_that_is_cut_off_makes_nobody_slow(tmp_path):
+    """What the other rank did afterwards has no peers."""
+    Job(ranks=2, layers=4, bucket=2, seed=0).run().write(tmp_path)
+    whole = gzip.decompress((tmp_path / "rank1_trace.json.gz").read_bytes())
+    (tmp_path / "rank1_trace.json.gz").write_bytes(gzip.compress(whole[: len(whole) * 2 // 3])[:-8])
+    report = load_gpu(tmp_path).whatif()
+    assert report.culprit is None
+    assert any("cut off" in doubt and "record it again" in doubt for doubt in report.doubts)
+
+
+def test_steps_that_only_one_rank_recorded_make_nobody_slow(tmp_path):
+    """Rank 1's profiler stopped a step earlier."""
+    short, long = Job(ranks=2, layers=4, bucket=2, seed=0, steps=2), Job(ranks=2, layers=4, bucket=2, seed=0)
+    document = long.run()
+    end = max(event["ts"] for event in short.run().events[1])
+    document.events[1][:] = [event for event in document.events[1] if event["ts"] + event["dur"] <= end]
+    document.write(tmp_path)
+    assert load_gpu(tmp_path).whatif().culprit is None
+
+
+def test_ranks_without_a_collective_in_common_are_not_trusted(tmp_path):
+    report = load_ranks(
+        tmp_path, {rank: [launch(0, 1), kernel(GEMM, 10, 30, correlation=1)] for rank in (0, 1)}
+    ).whatif()
+    assert any("no collective" in doubt for doubt in report.doubts)

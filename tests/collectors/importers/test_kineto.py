@@ -12,7 +12,8 @@ from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, k
 from tracekit.collectors.importers.kineto.reader import read_kineto
 from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
 from tracekit.errors import FormatError, SelectionError
-from tracekit.gpu_recording import KernelClass
+from tracekit.gpu_activity import KernelClass
+from tracekit.gpu_job import load_gpu
 from tracekit.model import ProcessGroup
 
 EVENTS = [
@@ -336,3 +337,46 @@ def test_recorded_synchronisation_names_the_stream_and_since_when(tmp_path):
         calls.filter(pl.col("role") == "stream-wait").select("waits_stream", "waits_for_stream", "recorded_at").row(0)
     )
     assert wait == (20, 7, pytest.approx(2e-6))
+
+
+def on_a_mesh(folder, descriptions):
+    """Four ranks, whose files list these groups: description -> lists of ranks."""
+    for rank in range(4):
+        groups = [
+            {"pg_name": f"{name} {ranks}", "pg_desc": name, "pg_size": len(ranks), "ranks": ranks}
+            for name, every in descriptions.items() for ranks in every if rank in ranks
+        ]  # fmt: skip
+        content = document(EVENTS, rank, world=4)
+        content["distributedInfo"]["pg_config"] = groups
+        write(folder / f"rank{rank}.json", content)
+    return folder
+
+
+ROWS, COLUMNS, ALL = [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "axes"),
+    [
+        ({"default_pg": ALL, "mesh_tp": ROWS, "mesh_dp_shard": COLUMNS}, ("dp_shard_rank", "tp_rank")),
+        ({"pp": COLUMNS, "tp": ROWS}, ("pp_rank", "tp_rank")),
+        ({"TENSOR_MODEL_PARALLEL_GROUP": ROWS, "DATA_PARALLEL_GROUP": COLUMNS}, ("dp_rank", "tp_rank")),
+        ({"mesh_dp": ROWS, "mesh_cp": COLUMNS, "mesh_dp_cp": ALL}, ("cp_rank", "dp_rank")),
+        ({"default_pg": ALL, "undefined": ROWS, "mesh_dim_0": COLUMNS}, ()),
+        ({"tp": [[0, 1], [1, 2, 3]]}, ()),
+    ],
+)
+def test_ranks_have_coordinates_where_groups_are_named_after_axes(tmp_path, descriptions, axes):
+    """What says nothing, such as default_pg, makes no axis; nor do groups that overlap; one over two axes is none."""
+    recording = read_kineto([on_a_mesh(tmp_path, descriptions)])
+    assert recording.axes == axes
+    if "mesh_tp" in descriptions:
+        assert recording.coordinates["tp_rank"] == {0: 0, 1: 1, 2: 0, 3: 1}
+        assert recording.coordinates["dp_shard_rank"] == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def test_a_report_attributes_by_an_axis_of_the_mesh(tmp_path):
+    folder = on_a_mesh(tmp_path, {"mesh_tp": ROWS, "mesh_dp": COLUMNS})
+    report = load_gpu(folder).whatif(by=["tp_rank,dp_rank"]).to_dict()
+    assert sorted(row["value"] for row in report["by_label"]["tp_rank"]) == [0, 1]  # an axis, without being asked for
+    assert sorted(row["value"] for row in report["by_label"]["tp_rank,dp_rank"]) == [[0, 0], [0, 1], [1, 0], [1, 1]]

@@ -4,7 +4,7 @@ import gzip
 import json
 
 from tests.collectors.conftest import collect, torchrun
-from tracekit.collectors.importers.kineto.reader import read_file
+from tracekit.collectors.importers.kineto.reading import read_file
 
 
 def test_every_rank_writes_the_steps_asked_for_into_a_file_of_its_own(tmp_path):

@@ -1,0 +1,49 @@
+"""Numbers for values, so that what follows works on arrays of integers.
+
+In: columns and arrays. Out: codes from 0. Most values to be numbered lie close together: they are told apart by a table
+instead of by sorting, which on millions of values takes a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.numeric.arrays import Ints
+
+#: Beyond so many places for each value, a table takes longer than sorting.
+_PLACES_PER_VALUE = 8
+_LARGEST_NUMBER = 1 << 62
+
+
+def dense(values: Ints) -> Ints:
+    """A number for each value, equal ones alike, in their order and without gaps."""
+    lowest = int(values.min(initial=0))
+    places = int(values.max(initial=0)) - lowest + 1
+    if places > _PLACES_PER_VALUE * (len(values) + 1024):
+        return np.asarray(np.unique(values, return_inverse=True)[1], np.int64)
+    there = np.zeros(places, np.bool_)
+    there[values - lowest] = True
+    return np.asarray((np.cumsum(there) - 1)[values - lowest], np.int64)
+
+
+def codes_of(column: pl.Series) -> tuple[Ints, int]:
+    """A number for each value of a column, and how many numbers there can be; a null is a value, the last."""
+    whole = column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column
+    code = whole.cast(pl.Int64).fill_null(0).to_numpy()
+    code = code - code.min(initial=0)
+    values = int(code.max(initial=0)) + 2
+    return (np.where(whole.is_null().to_numpy(), values - 1, code) if whole.null_count() else code), values
+
+
+def numbered(*columns: pl.Series) -> Ints:
+    """A number for each combination of values, without gaps, [rows]; a null is a value."""
+    found, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        code, values = codes_of(column)
+        if size * values >= _LARGEST_NUMBER:
+            found = dense(found)
+            size = int(found.max(initial=0)) + 1
+        found = found * values + code
+        size *= values
+    return dense(found)

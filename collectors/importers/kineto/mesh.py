@@ -1,0 +1,81 @@
+"""Where ranks are on the job's mesh, where names of process groups say so.
+
+In: `RankColumns` of all files. Out: axes and the coordinate of each rank. A group named after an axis holds the ranks
+that differ along it, in their order. Where names say nothing, there are no axes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tracekit.collectors.importers.kineto.placement import info, members, pg_config, rank_list
+from tracekit.collectors.importers.kineto.rank_columns import RankColumns
+
+#: What frameworks call axes where they name groups after nothing else.
+_KNOWN = {"dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "hsdp", "tp", "sp", "pp", "cp", "ep", "etp"}
+#: DeviceMesh names the group of an axis so, and of one without a name after its number.
+_OF_DEVICE_MESH = re.compile(r"mesh_(?!dim_\d+$)([a-z]\w*)")
+#: Megatron's names, such as TENSOR_MODEL_PARALLEL_GROUP.
+_OF_MEGATRON = re.compile(r"(data|tensor|pipeline|context|expert)(?:_model)?_parallel_group")
+_INITIALS = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankMesh:
+    """`coordinates`: label such as tp_rank -> rank -> coordinate. `axes`: labels that depend on none of the others."""
+
+    coordinates: Mapping[str, Mapping[int, int]]
+    axes: tuple[str, ...]
+
+
+def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
+    """The axes of which every one of these ranks has one coordinate."""
+    groups: dict[str, set[tuple[int, ...]]] = {}
+    for one in files:
+        for description, listed in _described(one):
+            if (axis := axis_of(description)) is not None and len(listed) > 1:
+                groups.setdefault(f"{axis}_rank", set()).add(tuple(sorted(listed)))
+    coordinates = {
+        axis: place for axis, some in sorted(groups.items()) if (place := _places(some)).keys() >= set(ranks)
+    }
+    axes: list[str] = []
+    # A group over two axes is named like one of its own; each axis by itself is smaller.
+    for axis in sorted(coordinates, key=lambda one: (max(coordinates[one].values()), one)):
+        known = [coordinates[one] for one in (*axes, axis)]
+        shared = set.intersection(*(set(place) for place in known))
+        if len({tuple(place[rank] for place in known) for rank in shared}) == prod(max(p.values()) + 1 for p in known):
+            axes.append(axis)
+    return RankMesh(coordinates, tuple(axes))
+
+
+def axis_of(description: str) -> str | None:
+    """The axis that a group is named after, None for none."""
+    name = description.lower()
+    if found := _OF_DEVICE_MESH.fullmatch(name):
+        return found[1]
+    if found := _OF_MEGATRON.fullmatch(name):
+        return _INITIALS[found[1]]
+    return name if name in _KNOWN else None
+
+
+def _described(one: RankColumns) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Groups that a file names, by what it says they are."""
+    listed = info(one).get("pg_config")
+    for entry in listed if isinstance(listed, list) else ():
+        if isinstance(entry, dict):
+            yield str(entry.get("pg_desc")), rank_list(entry.get("ranks"))
+    config = pg_config(one)
+    for args in one.collectives:
+        yield str(args.group_description), members(args, config)
+
+
+def _places(groups: Iterable[tuple[int, ...]]) -> dict[int, int]:
+    """The place of each rank in its group; none where groups overlap or differ in size."""
+    some = list(groups)
+    places = {rank: place for group in some for place, rank in enumerate(group)}
+    if len({len(group) for group in some}) != 1 or len(places) != sum(map(len, some)):
+        return {}
+    return places

@@ -1,0 +1,63 @@
+"""Reads one file, in a process of its own where there are several.
+
+In: a path. Out: `RankColumns`. Imports no library of data frames, so that such a process stays small.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tracekit.collectors.importers.kineto.event_columns import CATEGORIES, ColumnBuilder
+from tracekit.collectors.importers.kineto.json_events import EventStream
+from tracekit.collectors.importers.kineto.packing import packed
+from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
+from tracekit.errors import FormatError
+
+
+def read_file(path: Path) -> list[RankColumns]:
+    """The ranks of one file, none where it holds no events of torch.profiler. Raises FormatError."""
+    stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
+    with _no_garbage_collection():
+        for batch in stream:
+            builder.add(batch)
+        columns = builder.columns()
+        notes = []
+        if stream.cut is not None:
+            notes.append(
+                f"{path.name}: {stream.cut}; what comes before was read, and only what all ranks have is compared: copy"
+                " or record it again for the rest"
+            )
+        if stream.lost:
+            notes.append(f"{path.name}: damaged events were left out ({stream.lost})")
+        if columns.absurd:
+            notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
+        if columns.negative:
+            notes.append(f"{path.name}: {columns.negative} durations below zero were taken as 0")
+        found = ranks_of(columns, str(path), stream.header(), tuple(notes))
+        return [replace(one, cut=stream.cut is not None) for one in found]
+
+
+def send_file() -> None:
+    """In a process of its own: the ranks of the file that the arguments name, or the error, packed, on stdout."""
+    try:
+        found = packed(read_file(Path(sys.argv[1])))
+    except FormatError as error:
+        found = packed(error)
+    sys.stdout.buffer.write(found)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Millions of small objects without cycles: collecting them over and over takes longer than reading."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
