@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: how long until a page can be used, cold and warm, and many browsers at once."""
+"""The dashboard in a real browser: how long until a page can be used, what that costs the server, and many at once."""
 
 import re
 import statistics
@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarks.measure import table, tracekit
+from benchmarks import many_jobs
+from benchmarks.measure import cpu_s, table, tracekit
 from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job
 from tracekit.model import Layout
@@ -22,12 +24,16 @@ from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace import Trace
 
-JOBS, DIFFERENT = 1200, 24
+JOBS, DIFFERENT = 62, 24
+#: Jobs of 8,192 workers each in the other store.
+MANY_JOBS = 10_000
 RUNS = 5
 CAUSES = ("slow-worker:factor=1.4", "python-gc", "slow-last-stage", "sequence-length-imbalance", None, None)
 #: Large jobs: DP ranks, stages, microbatches, steps.
 LARGE = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
 PAGES = ("/job", "/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
+#: Pages about all jobs.
+OF_ALL = ("/", "/incidents", "/hosts")
 #: A page can be used when its content is there, every figure is drawn and every grid has its rows.
 READY = """() => document.querySelector("#page > *") && !document.querySelector("[data-dash-is-loading]")
   && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))
@@ -45,16 +51,18 @@ FRAMES = """async () => {
 
 INTRO = f"""## Dashboard
 
-A store of {JOBS:,} jobs and two large ones. Time until a page can be used: its content there, figures drawn, grids
-filled; in Chromium on the same machine. Cold: a new browser profile, a job nobody has looked at; warm: the same page
-again."""
+Time until a page can be used: its content there, figures drawn, grids filled; in Chromium on the same machine. Cold: a
+new browser profile, a job nobody has looked at; warm: the same page again, loaded anew. Server: its processor seconds
+for the cold page, with all files of it. Two stores: {JOBS:,} jobs of 16 workers with two large ones, and {MANY_JOBS:,}
+jobs of {many_jobs.LARGE.dp * many_jobs.LARGE.pp:,} workers on {many_jobs.HOSTS:,} hosts each."""
 
 
 def section() -> str:
     """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "jobs.store"
+        store, many = Path(folder) / "jobs.store", Path(folder) / "many.store"
         _fill(store)
+        many_jobs.fill(many, MANY_JOBS)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path="/usr/bin/chromium-headless-shell",
@@ -62,7 +70,11 @@ def section() -> str:
             )
             parts = [
                 INTRO,
-                _pages(browser, store),
+                _pages(browser, store, [f"job-{number:04d}" for number in range(JOBS)], f"{JOBS:,} jobs"),
+                _pages(
+                    browser, many, [many_jobs.name(number) for number in range(1, 100)], f"{MANY_JOBS:,} large jobs"
+                ),
+                _table(browser, many),
                 _wire(browser, store),
                 _large(browser, store),
                 _timeline(browser, store),
@@ -108,9 +120,21 @@ def _fill(store: Path) -> None:
     Store(store).add(small + large)
 
 
+@dataclass(frozen=True)
+class Server:
+    """A running dashboard."""
+
+    url: str
+    process: int
+
+    def cpu_s(self) -> float:
+        """Processor seconds that it has used so far, with its workers."""
+        return cpu_s(self.process)
+
+
 @contextmanager
-def _serving(store: Path) -> Iterator[str]:
-    """`tracekit dashboard` as it is used; yields its address."""
+def _serving(store: Path) -> Iterator[Server]:
+    """`tracekit dashboard` as it is used."""
     with subprocess.Popen(
         tracekit("dashboard", str(store), "--port", "0"), stdout=subprocess.PIPE, stderr=sys.stderr, text=True
     ) as process:
@@ -120,7 +144,7 @@ def _serving(store: Path) -> Iterator[str]:
         url = found[0].rstrip("/")
         with urlopen(f"{url}/readyz") as answer:
             answer.read()
-        yield url
+        yield Server(url, process.pid)
         process.terminate()
 
 
@@ -131,41 +155,116 @@ def _until_ready(page: Page, url: str) -> float:
     return time.perf_counter() - began
 
 
-def _cold_and_warm(browser: Browser, url: str) -> tuple[float, float]:
-    """Seconds until ready in a new profile, and again in the same."""
+@dataclass(frozen=True)
+class Visit:
+    """Seconds until a page can be used: in a new profile, and again in the same; processor seconds of the first."""
+
+    cold_s: float
+    warm_s: float
+    server_s: float
+
+
+def _visit(browser: Browser, server: Server, address: str) -> Visit:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    cold = _until_ready(page, url)
-    warm = statistics.median(_until_ready(page, url) for _ in range(RUNS))
+    page, before = context.new_page(), server.cpu_s()
+    cold = _until_ready(page, server.url + address)
+    page.wait_for_load_state("networkidle")
+    spent = server.cpu_s() - before
+    warm = statistics.median(_until_ready(page, server.url + address) for _ in range(RUNS))
     context.close()
-    return cold, warm
+    return Visit(cold, warm, spent)
 
 
-def _pages(browser: Browser, store: Path) -> str:
+def _middle(visits: list[Visit]) -> list[str]:
+    """The medians, as a row has them."""
+    return [
+        f"{statistics.median(getattr(visit, name) for visit in visits):.2f}"
+        for name in ("cold_s", "warm_s", "server_s")
+    ]
+
+
+def _pages(browser: Browser, store: Path, jobs: list[str], title: str) -> str:
     rows = []
-    with _serving(store) as url:
-        for path in ("/", *PAGES):
-            times = []
+    with _serving(store) as server:
+        for path in (*OF_ALL, *PAGES):
+            visits = []
             for number in range(RUNS):
-                asked = "" if path == "/" else f"?job=job-{100 + number:04d}"
-                if path == "/compare":
-                    asked += f"&with=job-{200 + number:04d}"
-                times.append(_cold_and_warm(browser, url + path + asked))
-            cold, warm = (statistics.median(column) for column in zip(*times, strict=True))
-            rows.append([path, f"{cold:.2f}", f"{warm:.2f}"])
-    return table(["page", "cold s", "warm s"], rows)
+                asked = path if path in OF_ALL else f"{path}?job={jobs[10 + number]}"
+                asked += f"&with={jobs[20 + number]}" if path == "/compare" else ""
+                visits.append(_visit(browser, server, asked))
+            rows.append([path, *_middle(visits)])
+    return f"{title}:\n\n" + table(["page", "cold s", "warm s", "server CPU s"], rows)
+
+
+#: Unfolds, sorts, searches, scrolls and exports the table of jobs; how long each took, and each frame of scrolling, ms.
+TABLE = """async () => {
+  const took = {}, frame = () => new Promise((done) => requestAnimationFrame(done));
+  const until = async (there) => { while (!there()) await frame(); await frame(); };
+  const timed = async (name, act, there) => {
+    const began = performance.now();
+    act();
+    await until(there);
+    took[name] = performance.now() - began;
+  };
+  const first = () => document.querySelector('#fleet-grid .ag-row[row-index="0"] [col-id="shown"]')?.innerText;
+  await timed("unfold", () => document.querySelector("#all-jobs-summary").click(), first);
+  const grid = dash_ag_grid.getApi("fleet-grid"), top = first();
+  took.rows = grid.getDisplayedRowCount();
+  await timed("sort", () => grid.applyColumnState({state: [{colId: "shown", sort: "desc"}]}), () => first() !== top);
+  await timed("search", () => grid.setGridOption("quickFilterText", "00077"), () => grid.getDisplayedRowCount() < 20);
+  await timed("all again", () => grid.setGridOption("quickFilterText", ""),
+              () => grid.getDisplayedRowCount() === took.rows);
+  await timed("export", () => { took.characters = grid.getDataAsCsv().length; }, () => true);
+  const body = document.querySelector("#fleet-grid .ag-body-viewport"), frames = [];
+  body.scrollIntoView();
+  let last = performance.now();
+  for (let at = 0; at < 120; at++) {
+    body.scrollTop += 700;
+    await frame();
+    frames.push(performance.now() - last);
+    last = performance.now();
+  }
+  return {took, frames};
+}"""
+
+
+def _table(browser: Browser, store: Path) -> str:
+    """What can be done with the table of all jobs."""
+    measured = []
+    with _serving(store) as server:
+        for _ in range(3):
+            context = browser.new_context(viewport={"width": 1280, "height": 900})
+            page = context.new_page()
+            _until_ready(page, server.url)
+            measured.append(page.evaluate(TABLE))
+            context.close()
+        before = server.cpu_s()
+        with urlopen(f"{server.url}/download/jobs.csv") as answer:
+            size = len(answer.read())
+        spent = server.cpu_s() - before
+    frames = sorted(frame for one in measured for frame in one["frames"])
+    rows = [
+        [name, f"{statistics.median(one['took'][name] for one in measured):.0f}"]
+        for name in ("unfold", "sort", "search", "all again", "export")
+    ]
+    rows.append(["a frame while scrolling, median", f"{statistics.median(frames):.1f}"])
+    rows.append(["a frame while scrolling, 95th percentile", f"{frames[int(len(frames) * 0.95)]:.1f}"])
+    return (
+        f"The table of {measured[0]['took']['rows']:,} jobs on the page Jobs:\n\n{table(['', 'ms'], rows)}\n\n"
+        f"All of it as a file of the server: {size / 1e6:.1f} MB, {spent:.2f} processor seconds."
+    )
 
 
 def _wire(browser: Browser, store: Path) -> str:
     """Bytes of each page as they come over the wire: first of a visit, and after another page."""
     rows = []
-    with _serving(store) as url:
-        for path in ("/", *PAGES):
-            asked = path if path == "/" else f"{path}?job=job-0100"
-            asked += "&with=job-0101" if path == "/compare" else ""
-            first, requests = _bytes(browser, [url + asked])
-            both, _ = _bytes(browser, [f"{url}/nowhere", url + asked])
-            other, _ = _bytes(browser, [f"{url}/nowhere"])
+    with _serving(store) as server:
+        for path in (*OF_ALL, *PAGES):
+            asked = path if path in OF_ALL else f"{path}?job=job-0010"
+            asked += "&with=job-0011" if path == "/compare" else ""
+            first, requests = _bytes(browser, [server.url + asked])
+            both, _ = _bytes(browser, [f"{server.url}/nowhere", server.url + asked])
+            other, _ = _bytes(browser, [f"{server.url}/nowhere"])
             rows.append([path, f"{first / 1e3:.0f}", str(requests), f"{(both - other) / 1e3:.0f}"])
     return "Bytes over the wire, compressed:\n\n" + table(["page", "first kB", "requests", "later kB"], rows)
 
@@ -188,13 +287,13 @@ def _bytes(browser: Browser, addresses: list[str]) -> tuple[int, int]:
 def _large(browser: Browser, store: Path) -> str:
     rows = []
     for name in LARGE:
-        times = []
+        visits = []
         for _ in range(3):
-            with _serving(store) as url:
-                times.append(_cold_and_warm(browser, f"{url}/workers?job={name}"))
-        cold, warm = (statistics.median(column) for column in zip(*times, strict=True))
-        rows.append([name, f"{cold:.2f}", f"{warm:.2f}"])
-    return "Worker map of a large job, the server just started:\n\n" + table(["dp x pp", "cold s", "warm s"], rows)
+            with _serving(store) as server:
+                visits.append(_visit(browser, server, f"/workers?job={name}"))
+        rows.append([name, *_middle(visits)])
+    heads = ["dp x pp", "cold s", "warm s", "server CPU s"]
+    return "Worker map of a large job, the server just started:\n\n" + table(heads, rows)
 
 
 def _timeline(browser: Browser, store: Path) -> str:
@@ -203,10 +302,10 @@ def _timeline(browser: Browser, store: Path) -> str:
     for name in LARGE:
         painted, frames = [], []
         for _ in range(3):
-            with _serving(store) as url:
+            with _serving(store) as server:
                 context = browser.new_context(viewport={"width": 1920, "height": 1080})
                 page = context.new_page()
-                path = f"{url}/timeline?job={name}&view=recorded&streams=all"
+                path = f"{server.url}/timeline?job={name}&view=recorded&streams=all"
                 painted.append([_until_painted(page, path) for _ in range(2)])
                 spans = page.evaluate("() => tracekitTimeline.current().scene.spans")
                 frames += page.evaluate(FRAMES)
@@ -230,7 +329,7 @@ def _until_painted(page: Page, url: str) -> float:
 
 def _crowd(store: Path) -> str:
     """Twenty browsers' worth of requests at once: the page's own request for each page."""
-    with _serving(store) as url:
+    with _serving(store) as server:
 
         def ask(number: int) -> tuple[int, float]:
             began = time.perf_counter()
@@ -239,9 +338,9 @@ def _crowd(store: Path) -> str:
                 "/_dash-layout",
                 "/download/jobs.csv",
                 "/metrics",
-                f"/download/by_worker.csv?job=job-{number:04d}",
+                f"/download/by_worker.csv?job=job-{number % JOBS:04d}",
             )
-            with urlopen(url + paths[number % len(paths)]) as answer:
+            with urlopen(server.url + paths[number % len(paths)]) as answer:
                 answer.read()
                 return answer.status, time.perf_counter() - began
 

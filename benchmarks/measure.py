@@ -42,6 +42,14 @@ def tracekit(*arguments: str) -> tuple[str, ...]:
     return (str(Path(sys.executable).with_name("tracekit")), *arguments)
 
 
+def cpu_s(process: int) -> float:
+    """Processor seconds that a running process and those it started have used so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    own = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return own + sum(cpu_s(int(child)) for child in children)
+
+
 def machine() -> str:
     """Processor, cores, memory, Python."""
     model = next(

@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.verdict import LossKind
+from tracekit.figures.theme import DARK, LIGHT, Theme
 from tracekit.report_svg import step_bars, worker_map
 from tracekit.report_words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
 from tracekit.text import printable, short
@@ -34,8 +35,30 @@ def fragment(report: Report) -> str:
 
 @cache
 def style() -> str:
-    """The style sheet of everything below an element of class `tracekit`."""
-    return files("tracekit").joinpath("report.css").read_text(encoding="utf-8")
+    """The style sheet of everything below an element of class `tracekit`: dark where the system is.
+
+    JupyterLab says which theme it wears, whatever the system's.
+    """
+    sheet = files("tracekit").joinpath("report.css").read_text(encoding="utf-8")
+    dark = f'.tracekit:not([data-jp-theme-light="true"] *) {{ {_colours(DARK)} }}'
+    return f".tracekit {{ {_colours(LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{sheet}"
+
+
+def _colours(theme: Theme) -> str:
+    """A theme as variables of a style sheet; `--l0` to `--l5` are the levels of `worker_cells`."""
+    colours = {
+        "paper": theme.paper,
+        "text": theme.text,
+        "dim": theme.dimmed,
+        "line": theme.grid,
+        "good": theme.ideal,
+        "bad": theme.accent,
+        "unsure": theme.dimmed,
+        "bar": theme.recorded,
+        "pick": theme.outline,
+        **{f"l{level}": colour for level, colour in enumerate(theme.slow)},
+    }
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
 
 
 def card(report: Report, *, gpu_hour: float | None = None) -> str:
@@ -59,7 +82,7 @@ def pair(report: Report) -> str:
 
 def causes(report: Report) -> str:
     """Every cause, costliest first."""
-    return f"<section><h2>Causes</h2>{_table(CAUSE_HEADS, cause_rows(report))}</section>"
+    return f"<section><h2>Causes</h2>{table(CAUSE_HEADS, cause_rows(report))}</section>"
 
 
 def fixes(report: Report) -> str:
@@ -67,7 +90,7 @@ def fixes(report: Report) -> str:
     if not report.diagnosis.fixes:
         return "<section><h2>Fixes</h2><p>None that would save 1 % of the step.</p></section>"
     note = f"<p>{plain(report.rate_assumption)}. Steps as recorded, with launch delays.</p>"
-    return f"<section><h2>Fixes</h2>{_table(FIX_HEADS, fix_rows(report))}{note}</section>"
+    return f"<section><h2>Fixes</h2>{table(FIX_HEADS, fix_rows(report))}{note}</section>"
 
 
 def plain(text: str) -> str:
@@ -75,7 +98,7 @@ def plain(text: str) -> str:
     return escape(printable(text))
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose cells carry their heads, for narrow screens where rows become blocks."""
     head = "".join(f"<th>{plain(name)}</th>" for name in heads)
     body = "".join(

@@ -7,12 +7,12 @@ frames (`tables.pandas("by_worker")`), CSV and Parquet.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -222,8 +222,7 @@ class ReportTables:
             "next_check": pl.String,
             "suggested_fix": pl.String,
         }
-        rows = [cause.to_dict() for cause in self.diagnosis.causes]
-        return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
+        return _of_findings(self.diagnosis.causes, schema)
 
     @cached_property
     def fixes(self) -> pl.DataFrame:
@@ -242,8 +241,7 @@ class ReportTables:
             "cause": pl.String,
             "confidence": pl.Float64,
         }
-        rows = [fix.to_dict() for fix in self.diagnosis.fixes]
-        return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema)
+        return _of_findings(self.diagnosis.fixes, schema)
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see TABLES and PER_STEP_TABLES). Raises SelectionError for another name."""
@@ -308,3 +306,15 @@ class ReportTables:
         columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
         columns["slowdown"] = (times / found.ideal[:, None]).ravel()
         return pl.DataFrame(columns)
+
+
+class _Finding(Protocol):
+    """A cause or a fix."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+
+
+def _of_findings(found: Iterable[_Finding], schema: Mapping[str, Any]) -> pl.DataFrame:
+    """One row each, with what of their JSON fits into a table."""
+    return pl.DataFrame([{name: row[name] for name in schema} for row in (one.to_dict() for one in found)], schema)

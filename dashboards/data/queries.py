@@ -122,17 +122,25 @@ class Results:
         """One row per job, and whether windows of it still come (`LiveTables.live_jobs`)."""
         return self._of_store(("live jobs",), lambda catalogue: catalogue.live.live_jobs())
 
-    def incidents(self, name: str | None = None) -> tuple[Incident, ...]:
-        """The incidents of one job or of all, newest first."""
-        return self._of_store(("incidents", name), lambda catalogue: catalogue.live.incidents(name))
+    def incidents(self, name: str | None = None, most: int | None = None) -> tuple[Incident, ...]:
+        """The incidents of one job or of all (`LiveTables.incidents`)."""
+        return self._of_store(("incidents", name, most), lambda catalogue: catalogue.live.incidents(name, most=most))
 
-    def host_jobs(self) -> pl.DataFrame:
-        """Which jobs ran on each host, and in which it was the culprit (`LiveTables.host_jobs`)."""
-        return self._of_store(("host jobs",), lambda catalogue: catalogue.live.host_jobs())
+    def count_incidents(self) -> tuple[int, int]:
+        """How many incidents are open, and how many closed."""
+        return self._of_store(("counted incidents",), lambda catalogue: catalogue.live.count_incidents())
 
-    def gpu_jobs(self) -> pl.DataFrame:
-        """In which jobs each GPU was the culprit (`LiveTables.gpu_jobs`)."""
-        return self._of_store(("GPU jobs",), lambda catalogue: catalogue.live.gpu_jobs())
+    def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
+        """Hosts and the jobs in which they were culprits (`LiveTables.host_history`)."""
+        return self._of_store(
+            ("hosts", text, last, most), lambda catalogue: catalogue.live.host_history(text, last=last, most=most)
+        )
+
+    def gpu_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
+        """The GPUs that were culprits (`LiveTables.gpu_history`)."""
+        return self._of_store(
+            ("GPUs", text, last, most), lambda catalogue: catalogue.live.gpu_history(text, last=last, most=most)
+        )
 
     def state(self) -> str:
         """What tells one state of the store from the next, as text."""

@@ -176,14 +176,10 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
 
 def _nothing_chosen(stored: Stored) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
-    jobs = results().jobs().filter(pl.col("slowdown").is_not_null() & (pl.col("name") != stored.name))
     own = stored.report["job"]["layout"] if stored.report else {}
-    names = [
-        str(row["name"])
-        for row in jobs.iter_rows(named=True)
-        if all(row[size] == own[size] for size in ("dp", "pp", "tp", "cp", "vpp"))
-    ]
-    close = difflib.get_close_matches(stored.name, names[:500], n=MOST_SUGGESTED, cutoff=0.0)
+    alike = [pl.col(size) == own[size] for size in ("dp", "pp", "tp", "cp", "vpp")]
+    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *alike)["name"]
+    close = difflib.get_close_matches(stored.name, names[:MOST_OFFERED].to_list(), n=MOST_SUGGESTED, cutoff=0.0)
     links = [
         dcc.Link(short(name), href=href("/compare", job=stored.name, **{"with": name}), className="chip-button")
         for name in close

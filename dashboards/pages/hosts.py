@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.ui.components import href, note, panel
+from tracekit.dashboards.data.queries import Results
+from tracekit.dashboards.ui.components import href, note, panel, row_table
 from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.shell import page
 from tracekit.text import short
 
@@ -23,64 +26,45 @@ MOST_LISTED = 200
 
 def build(q: str = "", **_: str) -> list[Component]:
     """`q`: text that the name of a host, or the UUID or host of a GPU, contains."""
-    hosts = results().host_jobs().filter(pl.col("host").str.contains(q, literal=True))
-    named = pl.col("gpu", "host").str.contains(q, literal=True)
-    gpus = results().gpu_jobs().filter(pl.any_horizontal(named))
+    found = results()
+    tables = [
+        _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED))
+        for title, what, read in (
+            ("Hosts, the most frequent culprits first", "Host", found.host_history),
+            ("GPUs that were culprits", "GPU", found.gpu_history),
+        )
+    ]
+    shown = [table for table in tables if table is not None]
+    if not shown:
+        why = (
+            f"No host or GPU has {short(q)!r} in its name." if q else "No job in this store says on which hosts it ran."
+        )
+        way_on = [html.P(dcc.Link("All hosts", href=href("/hosts")))] if q else []
+        shown = [panel("No host", note(why), *way_on)]
     said = note(
         "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5 % of the step and"
         " sits on this host, or this GPU, alone."
     )
-    if hosts.is_empty() and gpus.is_empty():
-        why = (
-            f"No host or GPU has {short(q)!r} in its name." if q else "No job in this store says on which hosts it ran."
-        )
-        return [html.H1("Hosts"), panel("No host", note(why))]
-    parts = []
-    for rows, what, title in (
-        (hosts, "host", "Hosts, the most frequent culprits first"),
-        (gpus, "gpu", "GPUs that were culprits"),
-    ):
-        if not rows.is_empty():
-            counted = _counted(rows, what)
-            parts.append(panel(title, _history_table(_WORDS[what], counted), _left_out(counted.height)))
-    return [html.H1("Hosts"), said, *parts]
+    return [html.H1("Hosts"), _search(q), said, *shown]
 
 
-def _counted(rows: pl.DataFrame, what: str) -> pl.DataFrame:
-    """One row per host or GPU, named by column `what`: its last jobs, and in how many of them it was the culprit."""
-    last = rows.group_by(what, maintain_order=True).head(LAST_JOBS)
-    return (
-        last.group_by(what, maintain_order=True)
-        .agg(
-            pl.col("job", "kinds", "number"),
-            place=pl.col("host").first(),
-            blamed=pl.col("kinds").count(),
-            jobs=pl.len(),
-            at=pl.col("added_at").max(),
-        )
-        .sort("blamed", "at", descending=True)
-        .rename({what: "name"})
-    )
-
-
-def _history_table(what: str, counted: pl.DataFrame) -> Component:
+def _history_panel(title: str, what: str, machines: pl.DataFrame) -> Component | None:
+    """A row per host or GPU; None where there is none."""
+    if machines.is_empty():
+        return None
     rows = [
         html.Tr(
             [
-                html.Td([html.B(short(row["name"])), *_place(row)]),
+                html.Td([html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])]),
                 html.Td(_verdict(row["blamed"], row["jobs"])),
                 html.Td(_jobs(row)),
-                html.Td(viewer().moment(row["at"])),
+                html.Td(viewer().moment(row["added_at"])),
             ]
         )
-        for row in counted.head(MOST_LISTED).iter_rows(named=True)
+        for row in machines.iter_rows(named=True)
     ]
-    return _table((what, "History", "In which jobs", "Last seen"), rows)
-
-
-def _place(row: dict[str, Any]) -> list[str]:
-    """Where a GPU was in its newest job."""
-    return [] if row["place"] in (None, row["name"]) else [f" on {short(row['place'])}"]
+    table = row_table((what, "History", "In which jobs", "Last seen"), rows, f"{what}s")
+    return panel(title, table, _left_out(machines))
 
 
 def _verdict(blamed: int, jobs: int) -> str:
@@ -91,24 +75,31 @@ def _verdict(blamed: int, jobs: int) -> str:
 
 def _jobs(row: dict[str, Any]) -> list[Any]:
     """The jobs in which it was the culprit, each a link to the window that shows it."""
-    found = [one for one in zip(row["job"], row["kinds"], row["number"], strict=True) if one[1] is not None]
     return [
-        html.Div([dcc.Link(short(job), href=href("/job", job=job, window=number)), f": {kinds.replace('-', ' ')}"])
-        for job, kinds, number in found
+        html.Div(
+            [
+                dcc.Link(short(one["job"]), href=href("/job", job=one["job"], window=one["number"])),
+                f": {one['kinds'].replace('-', ' ')}",
+            ]
+        )
+        for one in row["culprit_in"] or ()
     ]
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[Component]) -> Component:
-    table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
-    return html.Div(table, className="table-wide", tabIndex=0, role="region")
+def _left_out(listed: pl.DataFrame) -> Component | None:
+    more = listed["found"][0] - listed.height
+    return note(f"{more:,} more are not listed: search for a part of the name.") if more else None
 
 
-def _left_out(count: int) -> Component | None:
-    return (
-        note(f"{count - MOST_LISTED:,} more are not listed; add ?q=NAME to the address.")
-        if count > MOST_LISTED
-        else None
-    )
+def _search(text: str) -> Component:
+    """A field whose text goes into the address with Enter."""
+    field = text_field("hosts-q", "Host or GPU", text, placeholder="part of its name", sent_as="q")
+    return html.Form(field, action=href("/hosts"), method="GET", role="search")
 
 
-page(__name__, "/hosts", "Hosts", build, lambda found, _: [found.host_jobs, found.gpu_jobs])
+def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+    ask = {"last": LAST_JOBS, "most": MOST_LISTED}
+    return [partial(read, texts.get("q", ""), **ask) for read in (found.host_history, found.gpu_history)]
+
+
+page(__name__, "/hosts", "Hosts", build, _reads)

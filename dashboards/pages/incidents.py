@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dash import html
 from dash.development.base_component import Component
 
@@ -10,22 +12,30 @@ from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.ui.incidents import incident_table
 from tracekit.dashboards.ui.shell import page
 
-#: Closed incidents that are listed.
-MOST_CLOSED = 200
+#: Incidents that are listed, of the open and of the closed ones.
+MOST_LISTED = 200
 
 
 def build(**_: str) -> list[Component]:
     """Both lists, the newest first."""
-    incidents = results().incidents()
-    running = [one for one in incidents if one.closed_at is None]
-    over = [one for one in incidents if one.closed_at is not None]
-    none = "No cause costs any watched job 5 % of its step, and none hangs."
-    listed = panel(f"{len(running):,} open", incident_table(running) if running else note(none))
-    parts = [html.H1("Incidents"), listed]
+    incidents, (running, over) = results().incidents(most=MOST_LISTED), results().count_incidents()
+    none = note("No cause costs any watched job 5 % of its step, and none hangs.")
+    listed = [one for one in incidents if one.closed_at is None]
+    parts = [html.H1("Incidents"), panel(_title("open", running), incident_table(listed) if listed else none)]
     if over:
-        more = f", the newest {MOST_CLOSED} of {len(over):,}" if len(over) > MOST_CLOSED else ""
-        parts.append(panel(f"{len(over):,} closed{more}", incident_table(over[:MOST_CLOSED])))
+        closed = [one for one in incidents if one.closed_at is not None]
+        parts.append(panel(_title("closed", over), incident_table(closed)))
     return parts
 
 
-page(__name__, "/incidents", "Incidents", build, lambda found, _: [found.incidents])
+def _title(state: str, count: int) -> str:
+    return f"{count:,} {state}" + (f", the newest {MOST_LISTED} of them" if count > MOST_LISTED else "")
+
+
+page(
+    __name__,
+    "/incidents",
+    "Incidents",
+    build,
+    lambda found, _: [partial(found.incidents, most=MOST_LISTED), found.count_incidents],
+)

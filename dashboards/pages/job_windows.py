@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.ui.components import attributes, href, panel
+from tracekit.dashboards.ui.components import attributes, href, panel, row_table
 from tracekit.dashboards.ui.context import chosen_window, results, viewer
 from tracekit.dashboards.ui.incidents import incident_table
 from tracekit.text import printable
@@ -59,7 +60,8 @@ def window_bar(stored: Stored) -> list[Component]:
 
 def _live(name: str) -> dict[str, Any] | None:
     """What metrics know of the job; None where its store is of a form that has no windows."""
-    return next((row for row in results().live_jobs().iter_rows(named=True) if row["name"] == name), None)
+    rows = results().live_jobs().filter(pl.col("name") == name)
+    return None if rows.is_empty() else rows.row(0, named=True)
 
 
 def _way(words: str, job: str, window: int | None) -> Component:
@@ -124,5 +126,4 @@ def history(stored: Stored) -> list[Component]:
         for row in reversed(results().history(stored.name, MOST_LISTED).to_dicts())
     ]
     heads = ("Window", "Steps", "Stored", "S", "What it showed")
-    table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
-    return [*parts, panel("History", html.Div(table, className="table-wide", tabIndex=0, role="region"))]
+    return [*parts, panel("History", row_table(heads, rows, "Windows of this job"))]

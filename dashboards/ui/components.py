@@ -155,6 +155,12 @@ def scrolled(table: Component, label: str, *, style: str = "") -> Component:
     return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
+def row_table(heads: Sequence[Children], rows: Sequence[Component], label: str) -> Component:
+    """A table of rows made by hand, which scrolls sideways where it is too wide. `label`: what it lists."""
+    table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
+    return html.Div(table, className="table-wide", tabIndex=0, role="region", **attributes(aria_label=label))
+
+
 def inline_csv(table: pl.DataFrame) -> str:
     """A link that holds a small table itself: for what the server has no download of."""
     return f"data:text/csv;charset=utf-8,{quote(safe_csv(table))}"

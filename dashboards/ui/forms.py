@@ -24,10 +24,11 @@ def text_field(
     wait_s: float | bool = False,
     style: str = "",
     known: Sequence[str] = (),
+    sent_as: str = "",
 ) -> Component:
     """A line to write. `wait_s`: tell the server so long after the last letter; True: with Enter, or when left.
 
-    `known`: what the browser offers; anything else can be written too.
+    `known`: what the browser offers; anything else can be written too. `sent_as`: its name in the form around it.
     """
     offered = html.Datalist([html.Option(value=each) for each in known], id=f"{name}-known")
     line = dcc.Input(
@@ -38,6 +39,7 @@ def text_field(
         debounce=wait_s,
         autoComplete="off",
         spellCheck=False,
+        name=sent_as or None,
         list=f"{name}-known" if known else None,
     )
     parts = [html.Span(label, className="field-label"), line, *([offered] if known else [])]

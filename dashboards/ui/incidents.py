@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.ui.components import badge, href
+from tracekit.dashboards.ui.components import badge, href, row_table
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.live.incident_words import advice, lasted
@@ -22,9 +22,7 @@ _HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
 
 def incident_table(incidents: Sequence[Incident]) -> Component:
     """One row per incident; an open one says who, what to check and what to do."""
-    head = html.Thead(html.Tr([html.Th(name) for name in _HEADS]))
-    table = html.Table([head, html.Tbody([_row(one) for one in incidents])], className="plain")
-    return html.Div(table, className="table-wide", tabIndex=0, role="region")
+    return row_table(_HEADS, [_row(one) for one in incidents], "Incidents")
 
 
 def _row(incident: Incident) -> Component:

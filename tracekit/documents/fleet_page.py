@@ -11,9 +11,11 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.atomic_write import Kind, replacing, starting_with
-from tracekit.documents.elements import head, html, html_table
+from tracekit.documents.elements import head
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
+from tracekit.report_html import plain
+from tracekit.report_html import table as html_table
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"
 #: What `write_fleet_page` replaces.
@@ -24,13 +26,13 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
 
 def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame, rate: float, name: str) -> str:
     """The whole page. `curves`: as `figures.quantiles`, many of them. `culprits`: recurring ones at that rate."""
-    rows = "".join(f"<dt>{html(about)}</dt><dd>{html(words)}</dd>" for about, words in answer_rows(found))
+    rows = "".join(f"<dt>{plain(about)}</dt><dd>{plain(words)}</dd>" for about, words in answer_rows(found))
     sections = "".join(map(_section, [*tables(found), culprits_table(culprits, rate)]))
     return (
-        f'{_BEGINNING}<html lang="en" class="tracekit">{head(html(name))}<body><main>'
-        f"<header><h1><bdi>{html(name)}</bdi></h1><p>{found.jobs:,} jobs</p></header>"
+        f'{_BEGINNING}<html lang="en" class="tracekit">{head(plain(name))}<body><main>'
+        f"<header><h1><bdi>{plain(name)}</bdi></h1><p>{found.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if found.straggling_jobs.value > 0 else "good"}"><p class="headline">'
-        f"{html(headline(found))}</p><dl>{rows}</dl></section>"
+        f"{plain(headline(found))}</p><dl>{rows}</dl></section>"
         f'<div class="pair">{"".join(_curves(curves)) if found.jobs else ""}</div>{sections}'
         f"<footer>Made by tracekit.</footer></main>"
         "</body></html>\n"
@@ -39,7 +41,7 @@ def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame
 
 def _section(table: Table) -> str:
     rows = html_table(table.heads, table.rows) if table.rows else "<p>None beyond chance.</p>"
-    return f"<section><h2>{html(table.title)}</h2>{rows}<p>{html(table.note)}</p></section>"
+    return f"<section><h2>{plain(table.title)}</h2>{rows}<p>{plain(table.note)}</p></section>"
 
 
 def write_fleet_page(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tracekit import report_html
 from tracekit.atomic_write import Kind, replacing, starting_with
+from tracekit.documents.elements import head
 from tracekit.documents.worst_steps import worst_steps
 from tracekit.report import Report
 from tracekit.report_words import job_sizes
@@ -20,9 +21,6 @@ from tracekit.text import short
 _BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
 #: What `write_page` replaces.
 PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(_BEGINNING.encode()))
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
 
 
 def page(report: Report, *, gpu_hour: float | None = None) -> str:
@@ -30,15 +28,12 @@ def page(report: Report, *, gpu_hour: float | None = None) -> str:
     name = report_html.plain(short(report.name))
     data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'{_BEGINNING}<html lang="en" class="tracekit"><head><meta charset="utf-8"><title>{name}: tracekit</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme"'
-        f' content="light dark"><style>{report_html.style()}{_asset("page.css")}</style></head><body><main>'
+        f'{_BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(job_sizes(report))}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{report_html.pair(report)}"
         f"{report_html.causes(report)}{report_html.fixes(report)}{_TIMELINE}"
         f"<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer></main>"
-        f'<script type="application/json" id="worst-steps">{data}</script><script>{_asset("page.js")}</script>'
+        f'<script type="application/json" id="worst-steps">{data}</script><script>{_script()}</script>'
         "</body></html>\n"
     )
 
@@ -57,5 +52,5 @@ _TIMELINE = (
 )
 
 
-def _asset(name: str) -> str:
-    return files("tracekit.documents").joinpath(name).read_text(encoding="utf-8")
+def _script() -> str:
+    return files("tracekit.documents").joinpath("page.js").read_text(encoding="utf-8")

@@ -36,8 +36,10 @@ SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, cle
 FROM incidents JOIN jobs USING (job_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
     AND (incident_id > $after OR list_contains($known::INTEGER[], incident_id))
+QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
 ORDER BY incident_id DESC
 """
+_COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with what has added up over all of them.
 _LIVE_JOBS = """
 SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.slowdown, newest.waste,
@@ -56,39 +58,42 @@ LEFT JOIN watches ON watches.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
-#: Which jobs ran on a host, and in which of them a trusted window had a cause on that host alone.
-_HOST_JOBS = """
-WITH blamed AS (
-    SELECT job_id, culprits.hosts[1] AS host, string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds,
+#: Of each host or GPU its last jobs, and in which of them a trusted window had a cause on it alone. `place`: of a job in
+#: the order of their newest windows; `blamed_on`: a list of `culprits`.
+_MACHINES = """
+WITH newest AS (
+    SELECT job_id, max(epoch(added_at)) AS added_at, row_number() OVER (ORDER BY max(added_at), job_id) AS place
+    FROM windows GROUP BY job_id
+), blamed AS (
+    SELECT job_id, {blamed_on}[1] AS machine, string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds,
            max_by(number, share) AS number
     FROM culprits JOIN windows USING (job_id, number)
-    WHERE len(culprits.hosts) = 1 AND share >= $share AND windows.trustworthy
+    WHERE len({blamed_on}) = 1 AND share >= $share AND windows.trustworthy
     GROUP BY ALL
+), machines AS ({machines}), history AS (
+    SELECT machine, max(place, $last) AS places, max_by(host, place) AS host
+    FROM machines JOIN newest USING (job_id)
+    GROUP BY machine
+    HAVING contains(machine, $text) OR contains(coalesce(max_by(host, place), ''), $text)
+), seen AS (
+    SELECT machine, host, unnest(places) AS place FROM history
 )
-SELECT hosts.host, jobs.name AS job, max(epoch(windows.added_at)) AS added_at, any_value(blamed.kinds) AS kinds,
-       any_value(blamed.number) AS number
-FROM hosts JOIN jobs USING (job_id) JOIN windows USING (job_id)
-LEFT JOIN blamed ON blamed.job_id = hosts.job_id AND blamed.host = hosts.host
-GROUP BY hosts.host, jobs.name
-ORDER BY hosts.host, added_at DESC, jobs.name
+SELECT machine, any_value(host) AS host, count(*) AS jobs, max(added_at) AS added_at, count(kinds) AS blamed,
+       list(struct_pack(job := jobs.name, kinds := kinds, number := number) ORDER BY place DESC)
+           FILTER (kinds IS NOT NULL) AS culprit_in, count(*) OVER () AS found
+FROM seen JOIN newest USING (place) JOIN jobs USING (job_id) LEFT JOIN blamed USING (job_id, machine)
+GROUP BY machine
+ORDER BY blamed DESC, added_at DESC, machine
+LIMIT $most
 """
-#: The same of the GPUs that have ever been blamed so.
-_GPU_JOBS = """
-WITH blamed AS (
-    SELECT job_id, culprits.gpu_uuids[1] AS gpu,
-           string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds, max_by(number, share) AS number
-    FROM culprits JOIN windows USING (job_id, number)
-    WHERE len(culprits.gpu_uuids) = 1 AND share >= $share AND windows.trustworthy
-    GROUP BY ALL
+_HOSTS = _MACHINES.format(
+    blamed_on="culprits.hosts", machines="SELECT job_id, host AS machine, NULL::VARCHAR AS host FROM hosts"
 )
-SELECT gpus.gpu, any_value(gpus.host) AS host, jobs.name AS job, max(epoch(windows.added_at)) AS added_at,
-       any_value(blamed.kinds) AS kinds, any_value(blamed.number) AS number
-FROM gpus JOIN jobs USING (job_id) JOIN windows USING (job_id)
-LEFT JOIN blamed ON blamed.job_id = gpus.job_id AND blamed.gpu = gpus.gpu
-WHERE gpus.gpu IN (SELECT gpu FROM blamed)
-GROUP BY gpus.gpu, jobs.name
-ORDER BY gpus.gpu, added_at DESC, jobs.name
-"""
+#: Of the GPUs that have ever been blamed so.
+_GPUS = _MACHINES.format(
+    blamed_on="culprits.gpu_uuids",
+    machines="SELECT job_id, gpu AS machine, host FROM gpus WHERE gpu IN (SELECT machine FROM blamed)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,19 @@ class LiveTables:
         return pl.DataFrame(rows).reverse()
 
     def incidents(
-        self, name: str | None = None, *, only_open: bool = False, after: int = 0, known: Collection[int] = ()
+        self,
+        name: str | None = None,
+        *,
+        only_open: bool = False,
+        after: int = 0,
+        known: Collection[int] = (),
+        most: int | None = None,
     ) -> tuple[Incident, ...]:
-        """The incidents of one job or of all, newest first: those after number `after`, and `known` ones."""
-        which = {"name": name, "open": only_open, "after": after, "known": list(known)}
+        """The incidents of one job or of all, newest first: those after number `after`, and `known` ones.
+
+        `most`: at most so many of the open ones, and of the closed ones.
+        """
+        which = {"name": name, "open": only_open, "after": after, "known": list(known), "most": most}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
@@ -118,24 +132,35 @@ class LiveTables:
             for row in rows
         )  # fmt: skip
 
+    def count_incidents(self) -> tuple[int, int]:
+        """How many incidents are open, and how many closed."""
+        (counted,) = self.connection.execute(_COUNTED_INCIDENTS).fetchall()
+        return counted[0], counted[1]
+
     def live_jobs(self) -> pl.DataFrame:
         """One row per job for metrics: of its newest window, and sums over all."""
         return pl.DataFrame(self.connection.sql(_LIVE_JOBS).to_arrow_table())
 
-    def host_jobs(self) -> pl.DataFrame:
-        """One row per host and job that ran on it, the newest job of a host first: `added_at` of its newest window.
+    def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
+        """The hosts with `text` in their name, at most `most`, the most frequent culprits first.
 
-        `kinds`: the causes that alarm and sat on this host alone, null without one; `number`: the window that shows the
-        costliest.
+        `machine`: the name. `jobs`: of its last `last` jobs, how many there are; `blamed`: in how many of them
+        it was the culprit; `culprit_in`: these, the newest first, as structs of `job`, `kinds` of causes that alarm and
+        sat on this host alone, and `number` of the window that shows the costliest. `added_at`: of the newest window.
+        `found`: how many hosts there are.
         """
-        return self._alarming(_HOST_JOBS)
+        return self._alarming(_HOSTS, text, last, most)
 
-    def gpu_jobs(self) -> pl.DataFrame:
-        """The same per GPU, by UUID, of those that were ever the culprit; `host`: where it was, null if unknown."""
-        return self._alarming(_GPU_JOBS)
+    def gpu_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
+        """The same of the GPUs that were ever the culprit, by UUID; `host`: of its newest job, null if unknown.
 
-    def _alarming(self, query: str) -> pl.DataFrame:
-        return pl.DataFrame(self.connection.sql(query, params={"share": SMALLEST_ALARMING_SHARE}).to_arrow_table())
+        `text`: in the UUID or in the name of that host.
+        """
+        return self._alarming(_GPUS, text, last, most)
+
+    def _alarming(self, query: str, text: str, last: int, most: int) -> pl.DataFrame:
+        asked = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}
+        return pl.DataFrame(self.connection.sql(query, params=asked).to_arrow_table())
 
     # ---- writing
 
