@@ -31,9 +31,11 @@ def test_the_script_makes_the_same_sample(tmp_path, monkeypatch, capsys):
 def test_the_first_lines_say_who_why_how_much_and_whether_to_believe_it():
     ran = run("whatif", SAMPLE, env={"COLUMNS": "160"})
     assert ran.code == 0
-    verdict, why, recording, trust = [line for line in ran.out.splitlines() if line[:1].isalpha()][1:5]
+    verdict, why, fix, recording, trust = [line for line in ran.out.splitlines() if line[:1].isalpha()][1:6]
     assert verdict.startswith("Verdict    SLOW RANK  rank 2")
     assert why.startswith("Why        late-input: ")
+    assert fix.startswith("Fix        ")
+    assert re.search(r": saves \d\.\d ms of the 13\.7 ms recorded", fix)
     assert recording.startswith("Recording ")
     assert trust.startswith("Trust      yes  replay error 0.00%")
 

@@ -102,8 +102,8 @@ def _worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
     return (
         Figure("compute beyond that of its peers", factor, SMALLEST_FACTOR, Unit.SHARE),
         *_confidence_figures(evidence, hit),
-        Figure("exact S_w", float(exact.max()), 0.0),
-        Figure("M_W", evidence.attribution.m_w.removal, 0.0, Unit.SHARE),
+        Figure("slowdown from it alone", float(exact.max()), 0.0),
+        Figure("loss gone if the slowest 3% of workers were ideal", evidence.attribution.m_w.removal, 0.0, Unit.SHARE),
         *([] if throttled is None else [Figure("share of samples with its GPU throttled", throttled, 0.0, Unit.SHARE)]),
     )
 
@@ -372,7 +372,7 @@ class StageImbalance(Rule):
                     Unit.SHARE,
                 ),
                 Figure("S of the stage", float(evidence.attribution.stage_slowdown[stage]), 0.0),
-                Figure("M_S", evidence.attribution.m_s.removal, 0.0, Unit.SHARE),
+                Figure("loss gone if the last stage were ideal", evidence.attribution.m_s.removal, 0.0, Unit.SHARE),
             )
             yield Candidate(
                 self.kind,

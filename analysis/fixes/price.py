@@ -28,6 +28,7 @@ from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.text import seconds
 from tracekit.trace import Trace
 
 #: Fixes that save less than this share of the step are left out.
@@ -154,7 +155,7 @@ class _Pricer:
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)
             if seen is None:
-                reason = f"the saving of {saved_s:.3g} s is below its error of {error_s:.3g} s"
+                reason = f"the saving of {seconds(saved_s)} is below its error of {seconds(error_s)}"
             else:
                 bound, details = True, {"assumes": f"as often as in this trace ({seen} steps)", **details}
         return Fix(

@@ -49,7 +49,7 @@ def _attention(analysed: pl.DataFrame) -> list[Component]:
     losing = losing.sort("trustworthy", "lost_gpu_hours_per_day", descending=True, maintain_order=True)
     if losing.is_empty():
         return [panel("No job needs attention", note("Nothing costs any analysed job 5 % of its step."))]
-    cards = [job_card(results().stored(str(name))) for name in losing["name"][:MOST_CARDS]]
+    cards = [job_card(stored) for stored in results().stored_jobs(losing["name"][:MOST_CARDS].to_list())]
     more = losing.height - len(cards)
     said = [note(f"{more:,} more jobs lose time: they are in the table below.")] if more > 0 else []
     count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention"

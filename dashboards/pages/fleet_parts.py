@@ -14,7 +14,7 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.job_parts import tone_class
 from tracekit.dashboards.ui.charts import step_bars
 from tracekit.dashboards.ui.components import badge, href
-from tracekit.dashboards.ui.sentences import first_action, headline, op_headline, why_no_advice
+from tracekit.dashboards.ui.sentences import first_action, gpu_action, gpu_culprit, headline, op_headline, why_no_advice
 from tracekit.text import short
 
 
@@ -23,7 +23,7 @@ def job_card(stored: Stored) -> Component:
     if stored.report is not None:
         verdict, rows, steps = headline(stored.report), _rows(stored.report), stored.report["by_step"]
     elif stored.op_report is not None:
-        verdict, rows, steps = op_headline(stored.op_report), [], []
+        verdict, rows, steps = op_headline(stored.op_report), _gpu_rows(stored.op_report), []
     else:  # the list of jobs says more than the report, which is gone
         return html.Article(dcc.Link(short(stored.name), href=href("/job", job=stored.name)), className="job-card")
     lines = [part for label, words in rows for part in (html.Dt(label), html.Dd(words))]
@@ -46,8 +46,17 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", None)
     rows = {
         "Do first": html.B(action),
-        "Gives back": saves,
+        "Saves": saves and saves.removeprefix("saves "),
         "Who": answer.get("who"),
         "Costs": answer.get("cost"),
     }
     return [(label, words) for label, words in rows.items() if words]
+
+
+def _gpu_rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The same of a recording of GPUs; none of another op trace, whose report names no cause."""
+    action = gpu_action(report)
+    if action is None:
+        return []
+    what, saves = action
+    return [("Do first", html.B(what)), ("Saves", saves), ("Who", gpu_culprit(report))]

@@ -17,7 +17,7 @@ from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card, do_first
 from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, trust_row
 from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import op_headline
+from tracekit.dashboards.ui.sentences import gpu_action, gpu_culprit, op_headline
 from tracekit.text import seconds, short
 
 
@@ -41,25 +41,15 @@ def gpu_content(stored: Stored) -> list[Component]:
 def _hero(report: dict[str, Any]) -> Component:
     """Who, why, what to do first, what that saves, and whether to believe it."""
     culprit = report["verdict"]["culprit"] or {"causes": []}
-    rows: list[AnswerRow] = [("Who", _who(culprit), None)]
+    rows: list[AnswerRow] = [("Who", gpu_culprit(report), None)]
     # Reports of older stores have no words for what a cause does, nor for what to do.
     for number, one in enumerate(culprit["causes"]):
         effect = f"{one['effect']}: " if "effect" in one else ""
         rows.append(("Also" if number else "Why", f"{effect}{one['evidence']} ({one['cause']})", None))
     rows.append(trust_row(report))
-    trusted = report["trust"]["trustworthy"]
-    leading: dict[str, Any] = next(iter(culprit["causes"]), {})
-    action = None
-    if trusted and "action" in leading:
-        recorded = seconds(report["recording_time_s"]["recorded"])
-        action = do_first(leading["action"], f"gives back {seconds(leading['saved_s'])} of the {recorded} recorded")
+    first = gpu_action(report)
+    action = None if first is None else do_first(first[0], f"saves {first[1]}")
     return answer_card(op_headline(report), action, rows, report["trust"])
-
-
-def _who(culprit: dict[str, Any]) -> str | None:
-    if "rank" not in culprit:
-        return None
-    return f"rank {culprit['rank']}" + (f" on {short(culprit['host'])}" if culprit["host"] else "")
 
 
 def _ranks(report: dict[str, Any]) -> Component:

@@ -93,7 +93,7 @@ def _left_out(listed: pl.DataFrame) -> Component | None:
 
 def _search(text: str) -> Component:
     """A field whose text goes into the address with Enter."""
-    field = text_field("hosts-q", "Host or GPU", text, placeholder="part of its name", sent_as="q")
+    field = text_field("hosts-q", "Host or GPU", text, placeholder="part of its name", style="wide", sent_as="q")
     return html.Form(field, action=href("/hosts"), method="GET", role="search")
 
 

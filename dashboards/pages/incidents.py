@@ -13,7 +13,7 @@ from tracekit.dashboards.ui.incidents import incident_table
 from tracekit.dashboards.ui.shell import page
 
 #: Incidents that are listed, of the open and of the closed ones.
-MOST_LISTED = 200
+MOST_LISTED = 100
 
 
 def build(**_: str) -> list[Component]:

@@ -18,7 +18,7 @@ from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, sure
+from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, place_words, sure
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.text import cost, seconds, short
 
@@ -40,17 +40,18 @@ def build(stored: Stored, **_: str) -> list[Component]:
 
 def _causes(report: dict[str, Any], name: str) -> Component:
     remedies = advised(report)
-    return html.Ol([html.Li(_cause(cause, name, remedies)) for cause in report["causes"]], className="causes")
+    return html.Ol([html.Li(_cause(report, cause, name, remedies)) for cause in report["causes"]], className="causes")
 
 
-def _cause(cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> list[Any]:
+def _cause(report: dict[str, Any], cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> list[Any]:
     """`advised_kinds`: the kinds of cause for which a fix is promised; only they get a remedy."""
     found = cause["kind"] not in NO_CAUSE
     # Reports of older stores say since when only.
     since = "in every step" if cause["since_step"] is None else f"since step {cause['since_step']}"
     head: list[Any] = [html.B(cause["title"])]
     if found:
-        head.append(f"  {short(cause['where_text'])}, {cause.get('when', since)}")
+        where = place_words(report, cause) or "whole job"
+        head.append(f"  {where}, {cause.get('when', since)}")
     if found and (cause["saved_s"] or cause["alone_s"]):  # else the trace is at fault, and nothing is lost to it
         price = dcc.Link(cost(cause["saved_s"], cause["alone_s"]), href=href("/time", job=name))
         head += [": ", price, f", {sure(cause['confidence'])}"]

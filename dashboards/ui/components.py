@@ -155,10 +155,13 @@ def scrolled(table: Component, label: str, *, style: str = "") -> Component:
     return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
-def row_table(heads: Sequence[Children], rows: Sequence[Component], label: str) -> Component:
-    """A table of rows made by hand, which scrolls sideways where it is too wide. `label`: what it lists."""
+def row_table(heads: Sequence[str], rows: Sequence[Component], label: str) -> Component:
+    """A table of rows made by hand; on a phone, each row becomes a block. `label`: what it lists."""
+    for row in rows:
+        for head, cell in zip(heads, row.children, strict=True):
+            setattr(cell, "data-head", head)
     table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
-    return html.Div(table, className="table-wide", tabIndex=0, role="region", **attributes(aria_label=label))
+    return html.Div(table, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
 
 
 def inline_csv(table: pl.DataFrame) -> str:

@@ -66,7 +66,7 @@ def headline(report: Report) -> Headline:
     if kind is LossKind.BALANCED:
         misleading = [cause for cause in named_causes(report) if not _costs(cause)]
         if misleading:
-            return Headline(badge, f"{said} The trace may mislead: {_cause_words(misleading[0])}.", Tone.UNSURE)
+            return Headline(badge, f"{said} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE)
         return Headline(badge, said, Tone.BAD if verdict["losses"] else Tone.GOOD)
     lost = f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
     unsure = "" if trusted else f" {figure} is not to be trusted."
@@ -99,6 +99,26 @@ def _gpu_headline(report: Report) -> Headline:
     return Headline(f"slow rank {culprit['rank']}", said, Tone.BAD)
 
 
+def gpu_culprit(report: Report) -> str | None:
+    """The rank that a recording of GPUs waits for, and its host."""
+    culprit = (report.get("verdict") or {}).get("culprit")
+    if not culprit:
+        return None
+    return f"rank {culprit['rank']}" + (f" on {short(culprit['host'])}" if culprit["host"] else "")
+
+
+def gpu_action(report: Report) -> tuple[str, str] | None:
+    """What to do first about that rank, and what that gives back; None where nothing is advised.
+
+    Reports of older stores have no words for it.
+    """
+    causes = ((report.get("verdict") or {}).get("culprit") or {}).get("causes") or [{}]
+    if not report["trust"]["trustworthy"] or "action" not in causes[0]:
+        return None
+    recorded = seconds(report["recording_time_s"]["recorded"])
+    return causes[0]["action"], f"{seconds(causes[0]['saved_s'])} of the {recorded} recorded"
+
+
 def _sentence(text: str) -> str:
     """`text` with a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
@@ -110,6 +130,14 @@ def named_causes(report: Report) -> list[Mapping[str, Any]]:
     """
     named = [cause for cause in report["causes"] if cause["kind"] not in NO_CAUSE]
     return named if report["trust"]["trustworthy"] else [cause for cause in named if cause["kind"] in advised(report)]
+
+
+def place_words(report: Report, cause: Mapping[str, Any]) -> str:
+    """Where a cause is: rank and node first, where the report knows them; empty for the whole job."""
+    places = (report.get("answer") or {}).get("places") or []
+    known = [words for one, words in zip(report["causes"], places, strict=False) if one == cause]
+    words = known[0] if known else cause["where_text"]
+    return "" if words == "whole job" else short(words)
 
 
 def sure(confidence: float) -> str:
@@ -127,7 +155,7 @@ def diagnosis_words(report: Report) -> str:
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"Not trustworthy: {_distrust(report)}."
     if named := named_causes(report):
-        return f"Diagnosis: {'; '.join(_cause_words(cause) for cause in named)}."
+        return f"Diagnosis: {'; '.join(_cause_words(report, cause) for cause in named)}."
     return "Diagnosis: slow, and no known cause fits." if report["straggling"] else "Diagnosis: no cause named."
 
 
@@ -204,9 +232,10 @@ def _costs(cause: Mapping[str, Any]) -> bool:
     return max(cause["saved_s"], cause["alone_s"]) > 0
 
 
-def _cause_words(cause: Mapping[str, Any]) -> str:
+def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
     """One cause: what, where, what it costs, how sure."""
-    place = "" if cause["where_text"] == "whole job" else f", {short(cause['where_text'])}"
+    where = place_words(report, cause)
+    place = f", {where}" if where else ""
     costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if _costs(cause) else ""
     return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
 

@@ -22,7 +22,7 @@ from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
-from tracekit.errors import StoreError
+from tracekit.errors import NotStoredError, StoreError
 from tracekit.figures.theme import DARK
 from tracekit.text import short
 
@@ -109,7 +109,13 @@ def job_page(
         name = results().newest() if job is None else job
         if window is not None:
             choose_window(name, window)
-        stored = results().stored(name)
+        try:
+            stored = results().stored(name)
+        except NotStoredError as error:
+            if window is None:
+                raise
+            newest = dcc.Link("The newest window of this job", href=href(path, job=name))
+            return [problem(str(error), way_on=newest)]
         said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
         if stored.op_report is not None:
             content = guarded(build_ops or _pipelines_only)(stored)

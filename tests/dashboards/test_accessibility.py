@@ -11,12 +11,15 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboards.conftest import Serving
 from tests.dashboards.tabs import FOLLOW
+from tests.dashboards.watched import write_watched
 
 Visit = Callable[..., Page]
 
 JOB = "job=slow-worker"
 PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "workers", "attribution", "time", "whatif", "timeline", "hang")))
 PAGES = (*PAGES, f"/compare?{JOB}&with=healthy", "/job?job=gpu_slow_input")
+#: Pages about what goes on in a store of watched jobs.
+WATCHED = ("/incidents", "/hosts", "/hosts?q=node-d", "/job?job=live")
 #: What tells that a page is whole, where its first part is not all of it.
 WHOLE = {"/timeline": "#timeline-slowest tbody tr", "/whatif": "#whatif-select", "/compare": "#compare-with"}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
@@ -35,11 +38,23 @@ def whole(page: Page, path: str) -> None:
         page.wait_for_selector(selector)
 
 
+@pytest.fixture(scope="module")
+def every_page(watched: Serving, serving: Serving) -> list[tuple[str, str]]:
+    """Address and server of each page."""
+    return [*((path, serving.url) for path in PAGES), *((path, watched.url) for path in WATCHED)]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Serving]) -> Serving:
+    """The dashboard over watched jobs."""
+    return serve(write_watched(tmp_path_factory.mktemp("watched") / "s.store"))
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_against_wcag_aa(visit: Visit, theme: str) -> None:
-    page, found = None, dict[str, Any]()
-    for path in PAGES:
-        page = visit(path, theme=theme, within=page)
+def test_axe_finds_nothing_against_wcag_aa(visit: Visit, every_page: list[tuple[str, str]], theme: str) -> None:
+    page, last, found = None, "", dict[str, Any]()
+    for path, base in every_page:
+        page, last = visit(path, theme=theme, base=base, within=page if base == last else None), base
         whole(page, path)
         if page.evaluate("() => !window.axe"):
             page.evaluate(AXE)
@@ -48,15 +63,26 @@ def test_axe_finds_nothing_against_wcag_aa(visit: Visit, theme: str) -> None:
     assert found == {}
 
 
-def test_no_page_scrolls_sideways_on_a_phone(visit: Visit) -> None:
-    page, wide = None, dict[str, int]()
-    for path in PAGES:
-        page = visit(path, width=390, within=page)
+def test_no_page_scrolls_sideways_on_a_phone(visit: Visit, every_page: list[tuple[str, str]]) -> None:
+    page, last, wide = None, "", dict[str, int]()
+    for path, base in every_page:
+        page, last = visit(path, width=390, base=base, within=page if base == last else None), base
         whole(page, path)
         width = page.evaluate("() => document.documentElement.scrollWidth")
         if width > 390:
             wide[path] = width
     assert wide == {}
+
+
+def test_incidents_and_hosts_can_be_read_on_a_phone_without_moving_them(visit: Visit, watched: Serving) -> None:
+    page = None
+    for path in ("/incidents", "/hosts"):
+        page = visit(path, width=390, base=watched.url, within=page)
+        table = page.locator(".stacked").first
+        assert table.evaluate("(frame) => frame.scrollWidth <= frame.clientWidth")
+        assert (
+            page.locator(".stacked td").first.evaluate("(cell) => getComputedStyle(cell, '::before').content") != "none"
+        )
 
 
 class Wire:

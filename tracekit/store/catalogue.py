@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -67,12 +67,16 @@ SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at
        windows.last_step, windows.ops, windows.slowdown, windows.problem
 FROM windows JOIN jobs USING (job_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR windows.number = $number)
+      AND ($names IS NULL
+           OR (jobs.name, windows.number) IN (SELECT unnest($names::VARCHAR[]), unnest($numbers::INTEGER[])))
 ORDER BY windows.added_at, windows.job_id, windows.number
 """
 _FILES = """
 SELECT files.job_id, files.number, files.part, files.bytes, files.crc32
 FROM files JOIN jobs USING (job_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR files.number = $number)
+      AND ($names IS NULL
+           OR (jobs.name, files.number) IN (SELECT unnest($names::VARCHAR[]), unnest($numbers::INTEGER[])))
 """
 
 
@@ -158,8 +162,15 @@ class Catalogue:
             raise NotStoredError(f"{self.path}: job {short(name)!r} has no window {number}; it has {first} to {last}")
         return found[0]
 
-    def _windows(self, name: str | None, number: int | None) -> tuple[StoredWindow, ...]:
-        which = {"name": name, "number": number}
+    def windows_of(self, wanted: Sequence[tuple[str, int]]) -> tuple[StoredWindow, ...]:
+        """Windows of several jobs, by name and number, as far as they are there."""
+        return self._windows(None, None, wanted)
+
+    def _windows(
+        self, name: str | None, number: int | None, wanted: Sequence[tuple[str, int]] | None = None
+    ) -> tuple[StoredWindow, ...]:
+        names, numbers = (None, None) if wanted is None else map(list, zip(*wanted, strict=True))
+        which = {"name": name, "number": number, "names": names, "numbers": numbers}
         parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
         for job_id, window, part, size, crc32 in self.connection.execute(_FILES, which).fetchall():
             parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)

@@ -65,7 +65,8 @@ WITH newest AS (
     SELECT job_id, max(epoch(added_at)) AS added_at, row_number() OVER (ORDER BY max(added_at), job_id) AS place
     FROM windows GROUP BY job_id
 ), blamed AS (
-    SELECT job_id, {blamed_on}[1] AS machine, string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds,
+    SELECT job_id, {blamed_on}[1] AS machine,
+           string_agg(DISTINCT culprits.kind, ', ' ORDER BY culprits.kind) AS kinds,
            max_by(number, share) AS number
     FROM culprits JOIN windows USING (job_id, number)
     WHERE len({blamed_on}) = 1 AND share >= $share AND windows.trustworthy

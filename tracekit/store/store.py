@@ -298,6 +298,20 @@ class Store:
         """The JSON that `whatif` found when a window was added, by default the newest; None where it was not asked."""
         return self._read(name, window, lambda backend, found: backend.report(found))
 
+    def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """The reports on windows of several jobs, by name and number, in one go; those that are there."""
+        backend = self._backend()
+        if not windows:
+            return {}
+        with backend.reading() as catalogue:
+            found = catalogue.windows_of(windows)
+        reports = {}
+        for window in found:
+            with suppress(FileGoneError):
+                if (report := backend.report(window)) is not None:
+                    reports[window.job, window.number] = report
+        return reports
+
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
         """S of each worker in each step of a window, as `WorkerSlowdowns.rows` has it; None where there is none."""
         return self._read(name, window, lambda backend, found: backend.workers(found))

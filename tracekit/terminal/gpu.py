@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tracekit.analysis.gpu.remedy import ACTIONS
 from tracekit.gpu_report import GpuReport
 from tracekit.terminal.tables import by_label, new_table, percent, questions, side_by_side, slowdown_text
 from tracekit.text import printable, seconds, short
@@ -61,6 +62,10 @@ def _verdict(report: GpuReport) -> Table:
         )
         for number, one in enumerate(culprit.causes):
             grid.add_row("" if number else "Why", Text(f"{one.cause}: {printable(one.evidence)}"))
+        if culprit.causes and not report.doubts:
+            leading = culprit.causes[0]
+            saved = f"saves {seconds(leading.saved_s)} of the {seconds(report.recorded_s)} recorded"
+            grid.add_row("Fix", Text(f"{ACTIONS[leading.cause]}: {saved}"))
     times = f"{seconds(report.recorded_s)} recorded, {seconds(float(replayed.ideal.mean()))} with all ranks alike"
     grid.add_row("Recording", Text(f"{times} (S = {replayed.slowdown:.2f})"))
     trusted = Text("yes", "green") if not replayed.doubts else Text("NO", "bold red")

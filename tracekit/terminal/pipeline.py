@@ -50,7 +50,8 @@ def print_report(
     answer = next((each for each in answers if len(console.render_lines(each)) <= lines), None)
     answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
     console.print(answer)
-    if full or losses or explain or report.questions_asked or report.labels_asked:
+    pictures = list(_pictures(report, lines - len(console.render_lines(answer)))) if losses and not full else []
+    if full or pictures or explain or report.questions_asked or report.labels_asked:
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
@@ -61,9 +62,8 @@ def print_report(
         console.print(by_label(group))
     if full:
         print_details(report, console)
-    elif losses:
-        for picture in _pictures(report, lines - len(console.render_lines(answer))):
-            console.print(picture)
+    for picture in pictures:
+        console.print(picture)
     if source is not None:
         if losses or full:
             console.print()

@@ -5,35 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
+from tests.dashboards.watched import analysed, trace
 from tests.test_store_windows import window
-from tracekit.job import Job
 from tracekit.live.metrics import page_of
-from tracekit.store import Incoming, Store
-from tracekit.trace import Trace
-
-HOSTS = {"0": "node-a", "1": "node-b", "2": "node-c", "3": "node-d"}
-
-
-def trace(*, slow: bool, name: str = "live") -> Trace:
-    """Four steps of four ranks, each on a host of its own; `slow`: the forwards of rank 3 take three times as long."""
-    even = [FORWARD, BACKWARD]
-    last = [("forward-compute", 0.3), BACKWARD] if slow else even
-    return replace(data_parallel_job([even, even, even, last]), name=name, metadata={"hosts": HOSTS})
-
-
-def analysed(ran: Trace) -> Incoming:
-    """A window on its way into the store."""
-    return Incoming(ran, ran.name, "collect", Job(ran).findings())
+from tracekit.store import Store
 
 
 @pytest.fixture(scope="module")
