@@ -21,7 +21,7 @@ from tracekit.text import short
 LAST_JOBS = 9
 _WORDS = {"host": "Host", "gpu": "GPU"}
 #: Hosts and GPUs that are listed.
-MOST_LISTED = 200
+MOST_LISTED = 100
 
 
 def build(q: str = "", **_: str) -> list[Component]:

@@ -16,7 +16,7 @@ from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictu
 from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
-from tracekit.dashboards.ui.components import as_table, attributes, href, note, panel, term
+from tracekit.dashboards.ui.components import as_table, attributes, href, name_cells, note, panel, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, place_words, sure
 from tracekit.dashboards.ui.shell import job_page
@@ -128,12 +128,17 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
                 ]
             )
         )
+    name_cells(rows, ("Fix", "Where", "Sure", "Step then", "Saves a step", "GPU-hours a day"))
     head = html.Thead(html.Tr([html.Th(shown, className=style) for shown, style in heads]))
     said = [*report.get("assumptions", []), "A fix without a confidence is for no named cause: any job could try it"]
     table = html.Table([head, html.Tbody(rows)], className="plain")
     return [
         html.Div(
-            table, className="table-wide", tabIndex=0, role="region", **attributes(aria_label="All fixes, priced")
+            table,
+            className="table-wide stacked",
+            tabIndex=0,
+            role="region",
+            **attributes(aria_label="All fixes, priced"),
         ),
         note(f"{'. '.join(said)}."),
     ]

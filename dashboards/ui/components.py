@@ -155,11 +155,16 @@ def scrolled(table: Component, label: str, *, style: str = "") -> Component:
     return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
+def name_cells(rows: Sequence[Component], heads: Sequence[str]) -> None:
+    """Let each cell carry its head: in a frame of class `stacked`, rows become blocks on a phone."""
+    for row in rows:
+        for head, cell in zip(heads, row.children, strict=False):  # a cell may span several columns
+            setattr(cell, "data-head", head)
+
+
 def row_table(heads: Sequence[str], rows: Sequence[Component], label: str) -> Component:
     """A table of rows made by hand; on a phone, each row becomes a block. `label`: what it lists."""
-    for row in rows:
-        for head, cell in zip(heads, row.children, strict=True):
-            setattr(cell, "data-head", head)
+    name_cells(rows, heads)
     table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
     return html.Div(table, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
 
