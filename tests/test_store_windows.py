@@ -324,3 +324,13 @@ def test_no_window_that_was_reported_is_lost_to_a_kill(store: Store) -> None:
         assert all(store.load("live", number).ops.height == 96 for number in kept)
     number = store.append(window(0))
     assert files(store) == {f"1/{one}.parquet" for one in range(number + 1)}
+
+
+def test_reports_on_windows_of_several_jobs_are_read_in_one_go(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    store.append(window(1))
+    store.append(window(0, "other", analysed=True))
+    asked = [("live", 0), ("live", 1), ("live", 7), ("gone", 0), ("other", 0)]
+    found = {(name, number): store.report(name, number) for name, number in (("live", 0), ("other", 0))}
+    assert store.reports(asked) == found
+    assert store.reports([]) == {}

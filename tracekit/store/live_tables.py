@@ -58,8 +58,8 @@ LEFT JOIN watches ON watches.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
-#: Of each host or GPU its last jobs, and in which of them a trusted window had a cause on it alone. `place`: of a job in
-#: the order of their newest windows; `blamed_on`: a list of `culprits`.
+#: Of each host or GPU its last jobs, and in which of them a trusted window had a cause on it alone. `place`: of a job
+#: in the order of their newest windows; `blamed_on`: a list of `culprits`.
 _MACHINES = """
 WITH newest AS (
     SELECT job_id, max(epoch(added_at)) AS added_at, row_number() OVER (ORDER BY max(added_at), job_id) AS place

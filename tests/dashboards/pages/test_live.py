@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
-from tests.dashboards.watched import analysed, trace
+from tests.dashboards.watched import HOSTS, analysed, trace
 from tests.test_store_windows import window
 from tracekit.live.metrics import page_of
 from tracekit.store import Store
@@ -191,3 +192,23 @@ def test_what_a_page_of_a_window_asks_for_later_is_of_that_window(
     expect(opened.locator("#timeline-slowest tbody tr").first).to_be_visible()
     expect(opened.locator("#timeline-step option")).to_have_count(2)
     expect(opened.locator("#timeline-perfetto")).to_have_attribute("href", re.compile("window=1"))
+
+
+def test_lists_of_many_are_cut_off_and_say_how_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three jobs with an incident each, of which one is closed, on four hosts."""
+    store = Store(tmp_path / "s.store")
+    for number in range(3):
+        store.append(analysed(trace(slow=True, name=f"job-{number}")))
+    store.end_watch("job-0")
+    pages = Pages(store.path)
+    for page in ("incidents", "hosts"):
+        monkeypatch.setattr(f"tracekit.dashboards.pages.{page}.MOST_LISTED", 1)
+    text = pages.text("/incidents")
+    assert "2 open, the newest 1 of them" in text
+    assert "1 closed" in text
+    assert "job-2" in text
+    assert "job-1" not in text
+    hosts = pages.text("/hosts")
+    assert "culprit in 3 of its last 3 jobs" in hosts
+    assert "3 more are not listed: search for a part of the name." in hosts
+    assert "never the culprit in its last 3 jobs" in pages.text("/hosts", q="node-b")

@@ -45,7 +45,7 @@ def test_the_page_of_a_gpu_recording_says_who_why_and_who_waits_for_whom(pages: 
     assert re.search("Rank 2 on simulated holds the others up: they wait", text)
     assert "waits for its data loader: 3.1 ms in its data loader, 0.1 ms on its peers (late-input)" in text
     assert "Do this first: Give this rank's data loader more workers or prefetching, and check its storage" in text
-    assert "gives back 3.0 ms of the 13.7 ms recorded" in text
+    assert "saves 3.0 ms of the 13.7 ms recorded" in text
     assert not {"Workers", "What-if", "Timeline"} & set(text.split("\n"))
     assert "4 of 4 ranks, " in text
     said = [sent(table) for table in found(pages.page("/job", job="gpus"), "Table")]
