@@ -19,7 +19,7 @@ CAUSES = ("slow-worker:factor=2", "slow-worker:dp=700,pp=3,factor=1.6", None)
 _COPIED = {
     "windows": "further AS job_id, lost_gpu_hours_per_day * (1 - further * 1e-5) AS lost_gpu_hours_per_day",
     "incidents": f"further AS job_id, ({len(CAUSES)} + row_number() OVER ())::INTEGER AS incident_id",
-    **dict.fromkeys(("files", "hosts", "findings", "culprits"), "further AS job_id"),
+    **dict.fromkeys(("files", "hosts", "gpus", "findings", "culprits"), "further AS job_id"),
 }
 
 
