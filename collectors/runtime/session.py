@@ -404,7 +404,7 @@ class Session:
         self._compute_ns = 0
         self._stepped.clear()
         self.microbatch = 0
-        self._switch(step == 0 or self.schedule.records(step))
+        self._switch((step == 0 or self.schedule.records(step)) and self.recorder.off is None)
         for entered in self.step_entered:
             self.attempt_hook("step-entered", entered)
 
