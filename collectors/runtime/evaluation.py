@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 EVALUATION = "evaluation"
 
 
+def in_training_mode(module: Any) -> bool:
+    """Whether a module, or any inside it, is: Lightning leaves the wrapper of a model behind in evaluation mode."""
+    return any(one.training for one in module.modules())
+
+
 class Evaluation:
     """Where evaluation begins and ends, as the hooks tell. `under_way`: whether it has begun and not ended."""
 
@@ -73,7 +78,8 @@ class Evaluation:
 
         @functools.wraps(original)
         def evaluate(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if module.training and not is_compiling() and any(one.requires_grad for one in module.parameters()):
+            trains = in_training_mode(module) and any(one.requires_grad for one in module.parameters())
+            if trains and not is_compiling():
                 session.attempt_hook(EVALUATION, self.begins, module)
             return original(module, *args, **kwargs)
 

@@ -15,6 +15,7 @@ import torch
 
 from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.evaluation import in_training_mode
 from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
@@ -240,7 +241,11 @@ class LoopHooks:
         session = self.session
 
         def found(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or session.busy or not session.in_main_thread():
+            if is_compiling() or not session.in_main_thread():
+                return original(module, *args, **kwargs)
+            if session.evaluation.under_way and _trains(module):
+                session.attempt_hook("evaluation", session.evaluation.ends)
+            if session.busy:
                 return original(module, *args, **kwargs)
             session.attempt_hook("forward", self._consider, module)
             try:
@@ -286,7 +291,7 @@ class LoopHooks:
             return
         if _trains(module):
             self.session.attempt_hook("forward", self._forward_begins, module)
-        elif not module.training and not torch.is_grad_enabled():
+        elif not torch.is_grad_enabled() and not in_training_mode(module):
             self.session.attempt_hook("evaluation", self.session.evaluation.begins, module)
 
     def _forward_begins(self, module: Any) -> None:
@@ -359,6 +364,6 @@ def _trains(module: Any) -> bool:
     """Whether a call of the module is part of training: gradients on, and something to learn."""
     return bool(
         torch.is_grad_enabled()
-        and module.training
+        and in_training_mode(module)
         and any(parameter.requires_grad for parameter in module.parameters())
     )

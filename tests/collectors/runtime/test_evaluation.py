@@ -83,6 +83,20 @@ def test_a_framework_that_sets_the_mode_itself_has_evaluated_until_it_loads_for_
     assert loop.ops_ms(Category.DATA_LOAD) == [(0, 3), (18, 21)]
 
 
+def test_a_wrapper_that_stays_in_evaluation_mode_is_evaluated_again(loop):
+    """Lightning puts the wrapper of a model into evaluation mode, and only what is inside back into training."""
+    inner = loop.model
+    loop.model = nn.Sequential(inner)
+    for _ in range(2):
+        loop.train_10()
+        loop.evaluate_8()
+        for module in inner.modules():
+            module.training = True
+    loop.train_10()
+    assert not loop.model.training
+    assert loop.ops_ms(Category.EVALUATION) == [(10, 18), (28, 36)]
+
+
 def test_a_checkpoint_behind_it_is_none_of_it(loop):
     """As Hugging Face's Trainer does, which sets the mode at its next step."""
     loop.train_10()
