@@ -31,6 +31,7 @@ _PART = {
     CauseKind.DATA_SKEW: "workload",
     CauseKind.PYTHON_GC: "python-gc",
     CauseKind.CHECKPOINT_STALLS: "checkpoint",
+    CauseKind.EVALUATION: "evaluation",
     CauseKind.LATE_DATA: "data-loading",
     CauseKind.HOST_BOUND: "host",
     CauseKind.SLOW_HOST_CODE: "host",

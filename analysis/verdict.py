@@ -36,6 +36,7 @@ class LossKind(StrEnum):
     HOST = "host-bound"
     COMMUNICATION = "communication-bound"
     STALLS = "stalls"
+    EVALUATION = "evaluation"
     BALANCED = "balanced"
     CONTRADICTION = "contradiction"
 
@@ -49,18 +50,23 @@ _KIND_OF = {
     CauseKind.SHARED_CARD: LossKind.COMMUNICATION,
     CauseKind.PYTHON_GC: LossKind.STALLS,
     CauseKind.CHECKPOINT_STALLS: LossKind.STALLS,
+    CauseKind.EVALUATION: LossKind.EVALUATION,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
 }
 #: Where the time of a loss goes that all ranks share, by its leading cause or by its kind.
 _WENT_TO: Mapping[CauseKind | LossKind, str] = {
     CauseKind.BUSY_CORES: "are lost to busy cores",
+    CauseKind.CHECKPOINT_STALLS: "go to checkpoints",
     LossKind.INPUT: "are spent waiting for data",
     LossKind.HOST: "go to launches and host work",
     LossKind.COMMUNICATION: "go to communication",
     LossKind.STALLS: "are lost to pauses and stalls",
+    LossKind.EVALUATION: "go to evaluation",
 }
 #: Stops of a few workers hold up the others: those workers are stragglers.
-_STRAGGLER_WHERE_FEW = frozenset({CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.PROCESS_PAUSES})
+_STRAGGLER_WHERE_FEW = frozenset(
+    {CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.EVALUATION, CauseKind.PROCESS_PAUSES}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ BLOCKS = 30
 
 
 def per_call_us(function) -> float:
-    """Microseconds per call, the best of some rounds."""
+    """Microseconds of this thread's processor time per call, the best of some rounds: right on a busy machine, too."""
     best = float("inf")
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(CALLS):
             function()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
     return best / CALLS * 1e6
 
 
@@ -41,12 +41,18 @@ def section() -> str:
         costs, size = _hook_costs(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         threads = _collective_costs(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        idle = _idle_costs(Path(folder))
     rows += [[name, f"{cost:.2f} us"] for name, cost in costs.items()]
     rows += [[f"{name}, all threads", f"{cost:.1f} us"] for name, cost in threads.items()]
     rows.append(["on disk", f"{size:.0f} bytes per op"])
     return (
-        "## Collecting\n\nAdded to the training thread per recorded op, writer thread running; collectives: processor"
-        " time added to all threads.\n\n" + table(["what", "cost"], rows)
+        "## Collecting\n\nProcessor time added to the training thread per recorded op, writer thread running;"
+        " collectives: added to all threads.\n\n"
+        + table(["what", "cost"], rows)
+        + "\n\nWhile nothing is recorded: with `--idle`, between samples, and from the step after a recorder switched"
+        " itself off. 0.00: the original is back in its place.\n\n"
+        + table(["what", "cost"], [[name, f"{cost:.2f} us"] for name, cost in idle.items()])
     )
 
 
@@ -75,10 +81,14 @@ class _Work:
         return True
 
 
+class _Loader:
+    """What a loader iterates with."""
+
+
 class _Op:
     """A p2p op of a stage."""
 
-    peer = 1
+    peer, tensor = 1, None
 
 
 def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
@@ -106,7 +116,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     compute = pipeline._compute("forward-compute", _Stage.forward_one_chunk)
     make_ops = pipeline._tag("forward-send", lambda _stage, _chunk: [op])
     post, wait = pipeline._batch(nothing), pipeline._wait(nothing)
-    load = host._timed(Category.DATA_LOAD, "data-load", nothing)
+    load, loader = host._timed(Category.DATA_LOAD, "data-load", session.evaluation.loads, nothing), _Loader()
 
     def transfer():
         make_ops(stage, 0)
@@ -124,7 +134,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     measured = {
         "forward or backward": lambda: compute(stage, 0),
         "p2p transfer": transfer,
-        "data-load, checkpoint": lambda: load(None),
+        "data-load, checkpoint": lambda: load(loader),
         "optimizer, with the step's record": optimize,
         "gc": collect_garbage,
     }
@@ -138,6 +148,52 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
         raise RuntimeError(f"{recorder.dropped - before} records were dropped: their cost is not that of recording")
     written = sum(path.stat().st_size for path in folder.glob("rank-*"))
     return costs, written / recorder.written
+
+
+def _idle_costs(folder: Path) -> dict[str, float]:
+    """What remains of the hooks in a step that is not recorded: microseconds per op, and per step."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import dataloader
+
+    from tracekit.collectors.runtime.install import install_hooks
+    from tracekit.collectors.runtime.recorder import Recorder
+    from tracekit.collectors.runtime.session import Session
+    from tracekit.collectors.runtime.wire_format import IDLE, RuntimeOptions
+
+    hooked = {
+        "collective": (dist.ProcessGroup, "allreduce"),
+        "wait of a collective": (dist.Work, "wait"),
+        "backward": (torch.autograd, "backward"),
+        "data-load": (dataloader._BaseDataLoaderIter, "__next__"),
+        "checkpoint": (torch, "save"),
+        "evaluation": (torch.nn.Module, "eval"),
+    }
+    before = {name: getattr(owner, attribute) for name, (owner, attribute) in hooked.items()}
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(1, 1))
+    small = torch.ones(1)
+    parameter = torch.nn.Parameter(small.clone())
+    parameter.grad = small.clone()
+    bare_forward = per_call_us(lambda: model(small))
+    bare_step = per_call_us(torch.optim.SGD([parameter], lr=0.0, foreach=False).step)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    options = RuntimeOptions(first_step=IDLE.first_step, last_step=IDLE.last_step)
+    recorder = Recorder(folder, 0, 0, options)
+    session = Session(recorder, options, rank=0, world_size=1, attempt=0)
+    session.start()
+    install_hooks(session)
+    optimizer = torch.optim.SGD([parameter], lr=0.0, foreach=False)
+    for _ in range(3):  # step 0 is recorded, so that its shape is known
+        model(small).sum().backward()
+        optimizer.step()
+    if session.recording:
+        raise RuntimeError("the session is not idle")
+    costs = {"forward of the model": per_call_us(lambda: model(small)) - bare_forward}
+    costs |= {name: 0.0 for name, (owner, attribute) in hooked.items() if getattr(owner, attribute) == before[name]}
+    costs["a step: its optimizer and its record"] = per_call_us(optimizer.step) - bare_step
+    session.close()
+    dist.destroy_process_group()
+    return costs
 
 
 def _collective_costs(folder: Path) -> dict[str, float]:

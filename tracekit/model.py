@@ -22,7 +22,8 @@ class OpKind(StrEnum):
     `checkpoint` and `host-delay` take a worker's time between its computes. `forward-collectives` is what a forward
     waited for in its middle, all in one: collectives over the data-parallel ranks, such as FSDP's gathering of
     parameters; `backward-collectives` likewise. `loss` is what a loop without a pipeline does between a forward and its
-    backward: its loss, and whatever else stands there.
+    backward: its loss, and whatever else stands there. `evaluation` is what lies between `model.eval()` and the
+    return to training.
     """
 
     FORWARD_COMPUTE = "forward-compute"
@@ -47,6 +48,7 @@ class OpKind(StrEnum):
     FORWARD_COLLECTIVES = "forward-collectives"
     BACKWARD_COLLECTIVES = "backward-collectives"
     LOSS = "loss"
+    EVALUATION = "evaluation"
 
     @property
     def code(self) -> int:

@@ -28,6 +28,7 @@ class Part(StrEnum):
     DATA = "data"
     GARBAGE_COLLECTION = "garbage collection"
     CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
     HOST = "host"
 
 
@@ -36,6 +37,7 @@ _PART = {
     OpKind.DATA_LOAD: Part.DATA,
     OpKind.GC: Part.GARBAGE_COLLECTION,
     OpKind.CHECKPOINT: Part.CHECKPOINT,
+    OpKind.EVALUATION: Part.EVALUATION,
     OpKind.HOST_DELAY: Part.HOST,
 }
 

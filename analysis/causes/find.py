@@ -36,7 +36,7 @@ from tracekit.analysis.causes.rules_outside import (
     TooLittleTrace,
     UnrecordedWorkerLate,
 )
-from tracekit.analysis.causes.rules_pauses import Checkpoints, ProcessPauses, PythonGc
+from tracekit.analysis.causes.rules_pauses import Checkpoints, Evaluations, ProcessPauses, PythonGc
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
@@ -62,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     PythonGc(),
     ProcessPauses(),
     Checkpoints(),
+    Evaluations(),
     SlowSteps(),
     SlowLink(),
     SlowNic(),

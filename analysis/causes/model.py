@@ -36,6 +36,7 @@ class CauseKind(StrEnum):
     RANDOM_VARIATION = "random-variation"
     PYTHON_GC = "python-gc"
     CHECKPOINT_STALLS = "checkpoint-stalls"
+    EVALUATION = "evaluation"
     LATE_DATA = "late-data-loading"
     BUSY_CORES = "busy-cores"
     SLOW_HOST_CODE = "slow-host-code"

@@ -1,4 +1,4 @@
-"""Rules for what stops a worker between or inside its ops: garbage collection, checkpoints.
+"""Rules for what stops a worker between or inside its ops: garbage collection, checkpoints, evaluation.
 
 In: `Evidence`. Out: `Candidate`s. See `rule`.
 """
@@ -51,6 +51,15 @@ def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
     usual = float(lower_median(mean.ravel(), 0))
     hit = mean > max(STOP_FACTOR * usual, SMALLEST_STOP_SHARE / 2 * evidence.unchanged_s)
     return evidence.workers_where(hit) if 2 * hit.sum() <= max(hit.size, 2) else ()
+
+
+def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
+    """Of what most workers do, the workers that take much longer for it; none where a few do it for all.
+
+    That rank 0 alone writes checkpoints, or evaluates, is how the job is made: everybody waits, and nobody is slow.
+    """
+    few = 2 * (stops > 0).any(axis=1).sum() <= stops.shape[0] * stops.shape[2]
+    return () if few else _stopped_workers(evidence, stops)
 
 
 def _longest_share(evidence: Evidence, stops: Floats) -> float:
@@ -265,7 +274,7 @@ class Checkpoints(Rule):
         changes += [NoStalls()] if stalled else []
         yield Candidate(
             self.kind,
-            Where(workers=_stopped_workers(evidence, stops) if recorded and not stalled else ()),
+            Where(workers=_slow_at_it(evidence, stops) if recorded and not stalled else ()),
             f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
             f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}",
             figures,
@@ -275,3 +284,50 @@ class Checkpoints(Rule):
             title=None if recorded else "All ranks stop together, as for a checkpoint that is not recorded",
             next_check=None if recorded else STALL_CHECK,
         )
+
+
+class Evaluations(Rule):
+    """Evaluation between training steps takes a large share of the time.
+
+    Paper: no signature. tracekit names evaluations that were recorded as ops and prices them by replaying without. They
+    are compared with those of the same step only, so that an evaluation every n steps makes no straggler.
+    """
+
+    kind = CauseKind.EVALUATION
+    title = "Evaluation takes its time from training"
+    signature = "recorded evaluations that make up a large share of the time"
+    refuted_by = "the time between training steps stays with evaluation off"
+    next_check = "how often the loop evaluates, on how many batches, and whether all ranks share them"
+    suggested_fix = "evaluate less often or on fewer batches, split over all ranks; or checkpoints, in a job of its own"
+
+    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Rule.candidates`."""
+        stops = stops_s(evidence, evidence.evaluations)
+        share = _longest_share(evidence, stops)
+        if share < SMALLEST_STOP_SHARE:
+            return
+        lost_s = stops.max(axis=(0, 2))
+        count = int((lost_s > 0).sum())
+        figures = (
+            Figure("evaluation, over all steps", share, SMALLEST_STOP_SHARE, Unit.SHARE),
+            Figure("steps with an evaluation", count, 0.0),
+            Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
+        )
+        slow = _slow_at_it(evidence, stops)
+        effect = f"evaluation takes {share:.0%} of the time, in {count:,} of {len(lost_s):,} steps"
+        yield Candidate(
+            self.kind,
+            Where(workers=slow),
+            f"{effect}, up to {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}",
+            figures,
+            confidence_from(figures),
+            Scale(evidence.evaluations, _as_in_step(stops, evidence.cells_of(slow)) if slow else np.array(0.0)),
+            1 + lost_s / evidence.unchanged_s,
+            title="Evaluation takes longer on a worker than on its peers" if slow else None,
+        )
+
+
+def _as_in_step(stops: Floats, workers: Bools) -> Floats:
+    """What takes these workers, [stages, dp_ranks], to what others of their stage take in the same step, as a grid."""
+    usual = np.asarray(lower_median(stops, axis=-1))[..., None]
+    return np.asarray(np.where(workers[:, None] & (stops > usual), usual / safe(stops), 1.0)[:, None])

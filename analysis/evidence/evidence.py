@@ -231,6 +231,11 @@ class Evidence:
         return op_grid(self.replay.graph, (OpKind.CHECKPOINT,))
 
     @cached_property
+    def evaluations(self) -> OpGrid:
+        """Evaluations between training steps, where they were recorded."""
+        return op_grid(self.replay.graph, (OpKind.EVALUATION,))
+
+    @cached_property
     def computing(self) -> OpGrid:
         """Every op that is no communication: its launch delay is the host's."""
         return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)

@@ -30,7 +30,12 @@ _PLACES = {
     "before backwards": (OpKind.BACKWARD_COMPUTE,),
     "before the optimizer": (OpKind.OPTIMIZER,),
     "between steps": (OpKind.HOST_DELAY,),
-    "around data loading, checkpoints and gc": (OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.GC),
+    "around data loading, evaluation, checkpoints and gc": (
+        OpKind.DATA_LOAD,
+        OpKind.EVALUATION,
+        OpKind.CHECKPOINT,
+        OpKind.GC,
+    ),
 }
 #: Ops that are host code themselves.
 _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})

@@ -23,6 +23,7 @@ class FixKind(StrEnum):
     BALANCE_SEQUENCES = "balance-sequences"
     PLANNED_GC = "planned-gc"
     ASYNC_CHECKPOINT = "async-checkpoint"
+    EVALUATE_ELSEWHERE = "evaluate-elsewhere"
     STOP_PAUSES = "stop-pauses"
     STEADY_STEPS = "steady-steps"
     REPAIR_LINK = "repair-link"

@@ -59,8 +59,8 @@ class JobReplay(GraphReplay):
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
-        if trace.one_clock and (clocks.moves or not clocks.any_off):
-            # There is no doubt, however unevenly its ranks wake up; and no clock moves beside itself.
+        if trace.one_clock and (clocks.moves or clocks.doubts or not clocks.any_off):
+            # No clock moves beside itself, and what ranks that wake up unevenly leave in doubt is none of it.
             clocks = Clocks.right(graph, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(trace, graph, clocks)

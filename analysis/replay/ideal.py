@@ -6,7 +6,9 @@ some of a row are absent and the others have a cost.
 A compute op's ideal is the mean of its kind over all steps, DP ranks and stages; a communication op's is the median
 (OSDI'25). That compares ops with ops, so an op that one worker alone has is its own ideal and costs nothing by
 definition: a rank that spends half of each step in the garbage collector would read as healthy. What some workers or
-steps do and others do not is therefore compared as a total per worker and step, zero where the op is absent.
+steps do and others do not is therefore compared as a total per worker and step, zero where the op is absent. What the
+loop does in some steps by plan, a checkpoint or an evaluation, is compared among the workers of the same step alone:
+that other steps do without makes nobody slow.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from tracekit.analysis.replay.method import Method
 from tracekit.model import KINDS, OpKind
 
 #: Kinds that a worker need not have in every step. Any worker may: their peers are all workers.
-OCCASIONAL = frozenset({OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY})
+OCCASIONAL = frozenset({OpKind.GC, OpKind.CHECKPOINT, OpKind.EVALUATION, OpKind.HOST_DELAY})
+#: Of these, what the loop does every so many steps: peers are the workers of the same step.
+SCHEDULED = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
 #: The same, but a matter of the stage (the first one loads tokens, the last one labels): peers share the stage.
 OCCASIONAL_BY_STAGE = frozenset({OpKind.DATA_LOAD})
 
@@ -79,15 +83,34 @@ def _compare_totals(
     workers = list(_workers_with(blocks, kind, stages))
     counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
     totals = [own[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
-    cells = len(stages) * sum(block.lanes for block in blocks)
     present = np.concatenate(totals) if totals else np.empty(0)
     # The lower median: where half of the workers do without, that is the usual way.
-    absent = cells - len(present)
-    at = (cells - 1) // 2 - absent
+    by_step = np.zeros(0)
+    if kind in SCHEDULED:
+        steps = [blocks[number].step[count > 0] for (number, _), count in zip(workers, counts, strict=True)]
+        lanes = np.bincount(np.concatenate([block.step for block in blocks]))
+        by_step = _usual_by_step(present, np.concatenate([np.empty(0, np.int64), *steps]), len(stages) * lanes)
+    cells = len(stages) * sum(block.lanes for block in blocks)
+    at = (cells - 1) // 2 - (cells - len(present))
     usual_s = 0.0 if at < 0 else float(np.partition(present, at)[at])
     for (number, rows), count in zip(workers, counts, strict=True):
+        usual = by_step[blocks[number].step] if kind in SCHEDULED else usual_s
         same = (count == count[0]).all()
-        _set(blocks, ideal, number, rows, usual_s / count[0] if same else usual_s / np.maximum(count, 1))
+        _set(blocks, ideal, number, rows, usual / count[0] if same else usual / np.maximum(count, 1))
+
+
+def _usual_by_step(present: Floats, step: np.ndarray, cells: np.ndarray) -> Floats:
+    """The lower median of each step's workers, seconds, [steps]. `present`: totals of those that are not zero, with the
+    `step` of each; `cells`: how many workers each step has.
+    """
+    order = np.lexsort((present, step))
+    count = np.bincount(step, minlength=len(cells))
+    first = np.cumsum(count) - count
+    at = (cells - 1) // 2 - (cells - count)
+    usual = np.zeros(len(cells))
+    some = at >= 0
+    usual[some] = present[order][(first + at)[some]]
+    return usual
 
 
 def _ops_of_lanes(block: Block, rows: np.ndarray) -> np.ndarray:

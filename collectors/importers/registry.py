@@ -18,8 +18,9 @@ from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
 from tracekit.collectors.importers.kineto.other_recordings import other_recording
 from tracekit.collectors.importers.nccl_inspector import InspectorImporter
 from tracekit.collectors.importers.published import read_layout_file, read_published
-from tracekit.collectors.merge.merge import merge_attempt
+from tracekit.collectors.merge.merge import MergedAttempt, merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
+from tracekit.collectors.merge.restarts import merge_run
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import is_run_directory, read_attempt, read_run
 from tracekit.collectors.run_directory.writing import attempts
@@ -101,7 +102,9 @@ class SegmentsImporter:
         return is_run_directory(path)
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The last attempt of the run. `layout`: YAML with those of `STATED_SIZES` that the ranks do not tell."""
+        """The run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the ranks do
+        not tell.
+        """
         refuse_unit(path, unit, "a folder of `tracekit collect`")
         if not is_run_directory(path):
             raise FormatError(f"{path}: not a folder of `tracekit collect --segments`; it has no run.json")
@@ -109,14 +112,19 @@ class SegmentsImporter:
         numbers = attempts(path)
         if not numbers:
             raise FormatError(f"{path}: no rank has written anything; record the run again")
-        return merge_attempt(
-            read_attempt(path, numbers[-1]),
-            name=path.absolute().name,
-            first_step=run.first_step,
-            options=None if layout is None else _stated_sizes(layout),
-            clocks=read_clocks(path),
-            metadata={"command": list(run.command)},
-        ).trace
+        options, clocks = None if layout is None else _stated_sizes(layout), read_clocks(path)
+
+        def merge(number: int) -> MergedAttempt:
+            return merge_attempt(
+                read_attempt(path, number),
+                name=path.absolute().name,
+                first_step=run.first_step,
+                options=options,
+                clocks=clocks,
+                metadata={"command": list(run.command)},
+            )
+
+        return merge_run(numbers, merge)
 
 
 def _stated_sizes(path: Path) -> LayoutOptions:

@@ -13,11 +13,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import check_writable
+from tracekit.collectors.launch.attempts import CollectedAttempt, collect_attempts, job_name
 from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
 from tracekit.collectors.launch.kept_hangs import KeptHangs
 from tracekit.collectors.launch.launcher import (
@@ -31,19 +31,11 @@ from tracekit.collectors.launch.launcher import (
 )
 from tracekit.collectors.launch.live import WatchOptions, start_watch
 from tracekit.collectors.launch.progress import Progress
-from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.placement import LayoutOptions
-from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
-from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.drain import Drain
-from tracekit.collectors.nccl.launching import nccl_lines, prepare_nccl
-from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
-from tracekit.collectors.run_directory.writing import attempts, write_manifest
+from tracekit.collectors.nccl.launching import prepare_nccl
+from tracekit.collectors.run_directory.writing import attempts
 from tracekit.collectors.runtime.wire_format import (
-    IDLE,
-    Category,
-    Flag,
     RuntimeOptions,
     Schedule,
     attempt_directory,
@@ -51,7 +43,7 @@ from tracekit.collectors.runtime.wire_format import (
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import say
-from tracekit.store import Incoming, Store, default_store
+from tracekit.store import Store, default_store
 from tracekit.text import printable
 from tracekit.trace import TRACE_FILE, Trace
 
@@ -91,32 +83,6 @@ class CollectOptions:
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     live: WatchOptions | None = None
     analyse: Analyse | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CollectedAttempt:
-    """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
-
-    `cost`: what recording costs, or why that is not known; None where nothing could be read. `notes`: what
-    the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they were asked
-    for.
-    """
-
-    attempt: int
-    name: str
-    world_size: int
-    steps: int
-    ops: int
-    layout: dict[str, int] | None
-    layout_source: str | None
-    ranks: tuple[RankReport, ...]
-    missing_ranks: tuple[int, ...]
-    out: str | None
-    store: str | None
-    cost: RecordingCost | str | None
-    problem: str | None
-    notes: tuple[str, ...] = ()
-    nccl: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +127,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     drain = Drain(directory)
     watcher: HangWatcher | None = None
     watch: subprocess.Popen[bytes] | None = None
-    options = replace(options, name=_job_name(options, 0, last=True))  # one name for trace, windows and hangs
+    options = replace(options, name=job_name(options, 0, last=True))  # one name for trace, windows and hangs
     hangs = KeptHangs(Store(options.store or default_store()) if options.keep_in_store else None, str(options.name))
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
@@ -261,8 +227,8 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
     try:
         await_other_launchers(directory)
         numbers = attempts(directory)
-        for number in numbers if options.live is None or options.out is not None else ():
-            collected.append(_collect_attempt(options, directory, number, last=number == numbers[-1]))
+        if numbers and (options.live is None or options.out is not None):
+            collected.extend(collect_attempts(options, directory, numbers))
         finish_run(directory)
         if not numbers:
             problem = NOTHING_RECORDED
@@ -294,136 +260,3 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
             yield f"WARNING: torch.profiler wrote the traces of {files} of {one.world_size} ranks into {folder}"
         if files:
             yield f"traces of torch.profiler, {files} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
-
-
-def _collect_attempt(options: CollectOptions, directory: Path, number: int, *, last: bool) -> CollectedAttempt:
-    """Merge one attempt, write and store its trace; a problem with one does not cost the others."""
-    path = directory / f"attempt-{number:03d}"
-    name = _job_name(options, number, last=last)
-    try:
-        write_manifest(path)
-        recording = read_attempt(directory, number)
-    except TracekitError as error:
-        return _failed_attempt(number, name, None, str(error))
-    notes = tuple(find_unrecorded(recording).lines())
-    if options.schedule == IDLE and not _recorded_steps(recording):
-        idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
-        return replace(_failed_attempt(number, name, recording, ""), problem=None, notes=(*notes, idle))
-    cost = recording_cost(recording)
-    try:
-        merged = merge_attempt(
-            recording,
-            name=name,
-            first_step=options.schedule.first_step,
-            options=options.layout,
-            clocks=read_clocks(directory),
-            metadata={"command": list(options.command)},
-        )
-    except TracekitError as error:
-        failed = _failed_attempt(number, name, recording, str(error), cost)
-        return replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None))
-    out = _out_path(options, number, last=last)
-    problem = None
-    store: Path | None = None
-    try:
-        if out is not None:
-            merged.trace.write_parquet(out)
-        if options.keep_in_store and options.live is None:
-            store = store_trace(options, merged.trace)
-    except TracekitError as error:
-        problem = str(error)
-    collected = _collected(number, merged, cost, out, store, problem)
-    nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
-    return replace(collected, notes=notes, nccl=nccl)
-
-
-def _recorded_steps(recording: AttemptRecording) -> bool:
-    """Whether a step behind the first was recorded."""
-    whole = int(Flag.COMPLETE | Flag.RECORDING)
-    return any(
-        bool(
-            (
-                (one.records["flags"] & whole == whole)
-                & (one.records["category"] == Category.STEP)
-                & (one.records["step"] > 0)
-            ).any()
-        )
-        for one in recording.ranks.values()
-    )
-
-
-def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
-    return () if options.nccl is None else tuple(nccl_lines(recording, report, options.nccl))
-
-
-def store_trace(options: CollectOptions, trace: Trace) -> Path:
-    """Add the trace, and what its analysis found, to the store. Raises StoreError."""
-    path = options.store or default_store()
-    findings = None if options.analyse is None else options.analyse(trace)
-    Store(path).check_new(trace.name)
-    Store(path).add([Incoming(trace, trace.name, " ".join(options.command), findings)])
-    return path
-
-
-def _collected(
-    number: int,
-    merged: MergedAttempt,
-    cost: RecordingCost | str | None,
-    out: Path | None,
-    store: Path | None,
-    problem: str | None,
-) -> CollectedAttempt:
-    trace = merged.trace
-    return CollectedAttempt(
-        attempt=number,
-        name=trace.name,
-        world_size=trace.layout.world_size,
-        steps=len(trace.steps),
-        ops=trace.ops.height,
-        layout=trace.layout.to_dict(),
-        layout_source=merged.placement.source,
-        ranks=merged.ranks,
-        missing_ranks=merged.missing_ranks,
-        out=str(out) if out is not None and problem is None else None,
-        store=str(store) if store is not None else None,
-        cost=cost,
-        problem=problem,
-    )
-
-
-def _failed_attempt(
-    number: int, name: str, recording: AttemptRecording | None, problem: str, cost: RecordingCost | str | None = None
-) -> CollectedAttempt:
-    """An attempt without a trace; what its ranks reported is still told."""
-    ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
-    return CollectedAttempt(
-        attempt=number,
-        name=name,
-        world_size=recording.world_size if recording else 0,
-        steps=0,
-        ops=0,
-        layout=None,
-        layout_source=None,
-        ranks=ranks,
-        missing_ranks=recording.missing_ranks if recording else (),
-        out=None,
-        store=None,
-        cost=cost,
-        problem=problem,
-    )
-
-
-def _job_name(options: CollectOptions, attempt: int, *, last: bool) -> str:
-    """The name asked for, else script and time; attempts before the last carry their number."""
-    base = options.name
-    if base is None:
-        scripts = [Path(word).stem for word in options.command if word.endswith(".py")]
-        stem = scripts[0] if scripts else Path(options.command[0]).name
-        base = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    return base if last else f"{base}-attempt-{attempt}"
-
-
-def _out_path(options: CollectOptions, attempt: int, *, last: bool) -> Path | None:
-    if options.out is None or last:
-        return options.out
-    return options.out.with_name(f"{options.out.stem}.attempt-{attempt}{options.out.suffix}")

@@ -17,7 +17,8 @@ from tracekit.stderr import say
 from tracekit.text import printable, short
 
 if TYPE_CHECKING:
-    from tracekit.collectors.launch.collect import Analyse, CollectedAttempt, CollectSummary
+    from tracekit.collectors.launch.attempts import CollectedAttempt
+    from tracekit.collectors.launch.collect import Analyse, CollectSummary
 
 #: Who watches a job hears of its hang within that, without asking for it.
 LIVE_HANG_AFTER_S = 300.0
@@ -242,7 +243,9 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
             lines.append(f"{title}rank {rank.rank}: {', '.join(troubles)}")
     if one.cost is not None:
         lines.append(f"{title}{one.cost if isinstance(one.cost, str) else one.cost.sentence()}")
-    if one.layout is not None and one.problem is None:
+    if one.continued and one.problem is None:
+        lines.append(f"{title}its trace goes on with the next attempt")
+    elif one.layout is not None and one.problem is None:
         lines += _where(one, title)
     return lines
 

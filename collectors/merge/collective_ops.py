@@ -15,7 +15,9 @@ from tracekit.model import OpKind
 
 COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.LOSS), str(OpKind.BACKWARD_COMPUTE))
 #: What collectives and collections of garbage that start inside it belong to.
-HOSTS = (*COMPUTES, str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
+HOSTS = (*COMPUTES, str(OpKind.EVALUATION), str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
+#: Of these, what is cut where it waits inside for other ranks.
+CUT_AT_WAITS = (*COMPUTES, str(OpKind.EVALUATION))
 REDUCTIONS = (str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER))
 CLIP = str(OpKind.OPTIMIZER_CLIP_MAIN_GRAD)
 OP_COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
@@ -23,7 +25,7 @@ _ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.conta
 
 
 def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
-    """`nested`: the record starts inside a compute, data fetch or checkpoint of its rank, which `host_kind` names."""
+    """`nested`: the record starts inside an op of its rank that holds others, which `host_kind` names."""
     hosts = direct.filter(pl.col("kind").is_in(HOSTS)).select(
         "rank", "start_ns", host_end_ns="end_ns", host_kind="kind"
     )

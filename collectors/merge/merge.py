@@ -55,13 +55,14 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class MergedAttempt:
-    """The trace of one attempt with what is known about its making."""
+    """The trace of one attempt with what is known about its making. `program`: the arguments of its first rank."""
 
     trace: Trace
     ranks: tuple[RankReport, ...]
     missing_ranks: tuple[int, ...]
     placement: Placement
     ops: OpReport
+    program: tuple[str, ...]
 
 
 def merge_attempt(
@@ -130,7 +131,7 @@ def merge_attempt(
         },
         source=str(recording.directory),
     )
-    return MergedAttempt(trace, ranks, recording.missing_ranks, placement, report)
+    return MergedAttempt(trace, ranks, recording.missing_ranks, placement, report, recording.program)
 
 
 def rank_report(recording: RankRecording) -> RankReport:

@@ -17,6 +17,7 @@ from tracekit.model import OpKind
 _COLLECTIVES = {
     str(OpKind.FORWARD_COMPUTE): str(OpKind.FORWARD_COLLECTIVES),
     str(OpKind.LOSS): str(OpKind.FORWARD_COLLECTIVES),
+    str(OpKind.EVALUATION): str(OpKind.FORWARD_COLLECTIVES),
     str(OpKind.BACKWARD_COMPUTE): str(OpKind.BACKWARD_COLLECTIVES),
 }
 

@@ -104,6 +104,12 @@ class AttemptRecording:
         """Ranks that wrote nothing."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The arguments of the first rank's process, none where it did not tell them."""
+        told = self.ranks[min(self.ranks)].facts["process"][0].get("program")
+        return tuple(map(str, told)) if isinstance(told, list) else ()
+
     def processes(self) -> dict[int, ProcessId]:
         """Which process each rank was."""
         facts = {rank: one.facts["process"][0] for rank, one in self.ranks.items()}

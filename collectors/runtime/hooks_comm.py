@@ -171,14 +171,16 @@ class CollectiveHooks:
         return self._launched(args)
 
     def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
-        """Record the collective when its future completes, at once where there is none."""
+        """Record the collective when its caller has waited for it or its future completes, at once without either."""
         number = self.group_number(group)
         flags = _flags(args) if self.session.in_main_thread() else 0
         ended = functools.partial(self._ended, name, start, number, self.session.step, _bytes(args), flags)
         if work is None:  # it runs on the current stream
             ended()
             return
-        if name not in self._without_future and not self._is_coalesced(work):
+        # A caller that waits at once goes on when it is over; the thread that completes futures may come late.
+        waited_for_here = flags and isinstance(start, int)
+        if not waited_for_here and name not in self._without_future and not self._is_coalesced(work):
             try:
                 future = work.get_future()
             except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on

@@ -15,6 +15,7 @@ import torch
 
 from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.evaluation import in_training_mode
 from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
@@ -68,9 +69,10 @@ class PipelineHooks:
 
         @functools.wraps(original)
         def compute(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if not session.recording:
+            evaluated = session.evaluation.under_way and not torch.is_grad_enabled()
+            if not session.recording or evaluated:
                 return original(stage, chunk_id, *args, **kwargs)
-            start = session.attempt_hook(name, session.begin_op)
+            start = session.attempt_hook(name, self._begins)
             session.busy += 1
             try:
                 return original(stage, chunk_id, *args, **kwargs)
@@ -80,6 +82,10 @@ class PipelineHooks:
                     session.attempt_hook(name, self._computed, name, stage, chunk_id, start, kwargs)
 
         return compute
+
+    def _begins(self) -> Instant:
+        self.session.evaluation.ends()
+        return self.session.begin_op()
 
     def _computed(self, name: str, stage: Any, chunk_id: int, start: Instant, kwargs: dict[str, Any]) -> None:
         end = self.session.instant()
@@ -126,7 +132,7 @@ class PipelineHooks:
         @functools.wraps(original)
         def make_ops(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             ops = original(stage, chunk_id, *args, **kwargs)
-            if session.recording:
+            if session.recording and not session.evaluation.under_way:
                 session.attempt_hook(kind, tag, stage, ops, chunk_id)
             return ops
 
@@ -235,7 +241,11 @@ class LoopHooks:
         session = self.session
 
         def found(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or session.busy or not session.in_main_thread():
+            if is_compiling() or not session.in_main_thread():
+                return original(module, *args, **kwargs)
+            if session.evaluation.under_way and _trains(module):
+                session.attempt_hook("evaluation", session.evaluation.ends)
+            if session.busy:
                 return original(module, *args, **kwargs)
             session.attempt_hook("forward", self._consider, module)
             try:
@@ -277,13 +287,19 @@ class LoopHooks:
         module._compiled_call_impl = call  # noqa: SLF001
 
     def _before_forward(self, module: Any, _inputs: Any) -> None:
-        if is_compiling() or not self.session.recording or not _trains(module):
+        if is_compiling() or not self.session.recording:
             return
-        self.session.attempt_hook("forward", self._forward_begins, module)
+        if _trains(module):
+            self.session.attempt_hook("forward", self._forward_begins, module)
+        elif not torch.is_grad_enabled() and not in_training_mode(module):
+            self.session.attempt_hook("evaluation", self.session.evaluation.begins, module)
 
     def _forward_begins(self, module: Any) -> None:
         session = self.session
-        if session.busy or not session.in_main_thread():
+        if not session.in_main_thread():
+            return
+        session.evaluation.ends()
+        if session.busy:
             return
         self._open = module, session.begin_op()
         session.busy += 1
@@ -308,7 +324,10 @@ class LoopHooks:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not session.recording or session.busy or not session.in_main_thread():
+            if is_compiling() or not session.recording or not session.in_main_thread():
+                return original(*args, **kwargs)
+            session.attempt_hook("evaluation", session.evaluation.ends)
+            if session.busy:
                 return original(*args, **kwargs)
             start = session.attempt_hook("backward", self._backward_begins)
             session.busy += 1
@@ -345,6 +364,6 @@ def _trains(module: Any) -> bool:
     """Whether a call of the module is part of training: gradients on, and something to learn."""
     return bool(
         torch.is_grad_enabled()
-        and module.training
+        and in_training_mode(module)
         and any(parameter.requires_grad for parameter in module.parameters())
     )

@@ -62,10 +62,10 @@ class HostHooks:
         session.install("the optimizer's hooks", self._hook_optimizers, lacks="optimizer ops, and so the ends of steps")
         for owner, names in CLIPPING.items():
             session.patch_any(owner, dict.fromkeys(names, self._clipping), lacks="clipping in optimizer ops")
-        load = functools.partial(self._timed, Category.DATA_LOAD, "data-load")
+        load = functools.partial(self._timed, Category.DATA_LOAD, "data-load", session.evaluation.loads)
         # The one place all loaders pass.
         session.patch(torch.utils.data.dataloader, "_BaseDataLoaderIter.__next__", load, lacks="data-load ops")
-        save = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint")
+        save = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint", self._saves)
         session.patch(torch, "save", save, lacks="the checkpoint ops of torch.save")
         gc.callbacks.append(self._on_gc)
 
@@ -76,15 +76,25 @@ class HostHooks:
     def install_distributed_checkpoint(self, module: ModuleType) -> None:
         """Hook `torch.distributed.checkpoint.save`; called when it is imported."""
         for name in ("save", "async_save"):
-            timed = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint")
+            timed = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint", self._saves)
             self.session.patch(module, name, timed, lacks="the checkpoint ops of torch.distributed.checkpoint")
 
-    def _timed(self, category: Category, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _saves(self, _saved: Any) -> None:
+        self.session.evaluation.ends()
+
+    def _timed(
+        self, category: Category, name: str, before: Callable[[Any], None], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """`before` is called with the first argument: it may end an evaluation."""
         session = self.session
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if not session.recording or session.busy or not session.in_main_thread():
+            nested = session.busy > session.evaluation.under_way
+            if not session.recording or nested or not session.in_main_thread():
+                return original(*args, **kwargs)
+            session.attempt_hook("evaluation", before, args[0] if args else None)
+            if session.evaluation.under_way:
                 return original(*args, **kwargs)
             start_ns = session.attempt_hook(name, session.begin_host_op)
             session.busy += 1
@@ -119,6 +129,7 @@ class HostHooks:
         inside = self._optimizer is not None and self._optimizer[0] != id(optimizer)
         if inside or is_compiling():
             return
+        self.session.attempt_hook("evaluation", self.session.evaluation.ends)
         start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
         self._optimizer = None if start is None else (id(optimizer), start)
         self.session.optimizing = start is not None

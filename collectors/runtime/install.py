@@ -36,6 +36,7 @@ def install_hooks(session: Session) -> None:
     host, loop = HostHooks(session), LoopHooks(session)
     pipeline = PipelineHooks(session, loop.stop_looking)
     session.install("the host", host.install, lacks="optimizer, data-load, checkpoint and gc ops")
+    session.install("evaluation", session.evaluation.install, lacks="evaluation ops")
     session.install("the loop", loop.install, lacks="the forward and backward ops of plain loops")
     _later(session, "torch.distributed.pipelining.schedules", pipeline.install, lacks="the ops of pipeline stages")
     for name in ("torch.distributed.checkpoint.state_dict_saver", "torch.distributed.checkpoint"):

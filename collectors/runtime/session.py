@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
+from tracekit.collectors.runtime.evaluation import Evaluation
 from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
@@ -40,9 +41,8 @@ class Session:
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
     keep quiet. `optimizing`: inside an optimizer's step, its closure included, or while gradients are clipped for it.
-    `microbatch`: in loops without a
-    pipeline, the backwards of the step so far. `instant` says when it is: on the host, or, while a device clock runs,
-    by a mark on the current stream.
+    `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant` says when it is: on the host,
+    or, while a device clock runs, by a mark on the current stream.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Session:
         self.unfinished = 0
         self.microbatch = 0
         self.step_listeners: list[Callable[[], None]] = []
+        self.evaluation = Evaluation(self)
         self.instant: Callable[[], Instant] = now_ns
         self.device: DeviceClock | None = None
         self._gpu: GpuState | None = None
@@ -92,6 +93,7 @@ class Session:
                 "host": socket.gethostname(),
                 "process_id": self.process_id,
                 "local_rank": os.environ.get("LOCAL_RANK"),
+                "program": sys.argv,
                 "time_ns": time.time_ns(),
                 "monotonic_ns": now_ns(),
             },
@@ -402,7 +404,7 @@ class Session:
         self._compute_ns = 0
         self._stepped.clear()
         self.microbatch = 0
-        self._switch(step == 0 or self.schedule.records(step))
+        self._switch((step == 0 or self.schedule.records(step)) and self.recorder.off is None)
         for entered in self.step_entered:
             self.attempt_hook("step-entered", entered)
 

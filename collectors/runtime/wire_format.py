@@ -65,6 +65,7 @@ class Category(IntEnum):
     # training thread waited for a processor, -1 where the kernel does not say.
     STEP = 9
     WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
+    EVALUATION = 11
 
 
 class Flag(IntEnum):

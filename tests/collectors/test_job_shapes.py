@@ -266,6 +266,7 @@ def test_single_process_loops(runs, alone, style):
     assert list(trace.steps) == list(range(first, last + 1)), run.complained
     seen = counts(trace)
     assert seen.pop(OpKind.CHECKPOINT, 0) == (style != "closure")
+    assert seen.pop(OpKind.EVALUATION, 0) == (style == "eval")
     assert seen == {
         OpKind.FORWARD_COMPUTE: 1 + (style == "two-modules"),
         OpKind.LOSS: 1,

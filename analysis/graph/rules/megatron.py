@@ -33,6 +33,7 @@ COMPUTE_STREAM = (
     OpKind.BACKWARD_COLLECTIVES,
     OpKind.GC,
     OpKind.LOSS,
+    OpKind.EVALUATION,
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)

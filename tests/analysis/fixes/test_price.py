@@ -56,7 +56,7 @@ class TestPrices:
         kinds = {each.fix.kind for each in checked}
         simulated = set(FixKind) - {
             FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES, FixKind.COMBINATION, FixKind.HIDE_LAUNCHES,
-            FixKind.ASYNC_CHECKPOINT, FixKind.STOP_PAUSES, FixKind.FREE_CORES,
+            FixKind.ASYNC_CHECKPOINT, FixKind.EVALUATE_ELSEWHERE, FixKind.STOP_PAUSES, FixKind.FREE_CORES,
         }  # fmt: skip
         assert kinds == simulated
         assert np.median(errors) < 0.03

@@ -296,6 +296,20 @@ def test_a_rank_that_was_shifted_as_a_whole_is_set_right_on_one_host_too():
     assert JobReplay.from_trace(wrong).clocks.any_off
 
 
+def test_a_shared_clock_is_not_set_by_what_is_in_doubt():
+    """Rank 1 is late in every step, by 4 and 20 ms in turn: a clock that is shared shifts all steps alike."""
+    trace = trace_of(layout=LAYOUTS["dp 2"], steps=20)
+    late_s = pl.col("step").replace_strict({int(step): 0.012 + 0.008 * (-1) ** step for step in trace.steps})
+    start = pl.col("start") + pl.when(pl.col("dp_rank") == 1).then(late_s).otherwise(0.0)
+    late = replace(trace, ops=trace.ops.with_columns(start))
+    apart = JobReplay.from_trace(late).clocks
+    assert apart.any_off
+    assert apart.doubts
+    shared = JobReplay.from_trace(on_one_host(late)).clocks
+    assert not shared.any_off
+    assert not shared.doubts
+
+
 def test_ranks_that_wake_up_unevenly_are_no_doubt_about_a_clock_that_they_share():
     """Rank 1 is up to 30 ms late in each step, as where processors are busy: no single offset explains that."""
     trace = trace_of(layout=LAYOUTS["dp 2"], steps=8)

@@ -16,7 +16,7 @@ def slowdown(trace: Trace, method: Method = Method.TRACEKIT) -> float:
     return attribute(JobReplay.from_trace(trace, method)).slowdown
 
 
-@pytest.mark.parametrize("kind", ["gc", "checkpoint", "host-delay", "data-load"])
+@pytest.mark.parametrize("kind", ["gc", "checkpoint", "evaluation", "host-delay", "data-load"])
 def test_what_one_rank_alone_does_is_lost_in_whole(kind):
     """0.3 s of compute and 0.4 s on one of two ranks: 0.71 s with the reduction, 0.31 s without."""
     trace = data_parallel_job([[FORWARD, BACKWARD], [FORWARD, (kind, 0.4), BACKWARD]])
@@ -27,6 +27,15 @@ def test_what_one_rank_alone_does_is_lost_in_whole(kind):
 def test_what_all_ranks_do_alike_in_every_step_is_no_straggler():
     trace = data_parallel_job([[FORWARD, ("gc", 0.4), BACKWARD]] * 2)
     assert slowdown(trace) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "evaluation"])
+def test_what_all_ranks_do_every_few_steps_is_no_straggler(kind):
+    """Steps without it are no measure of those with it; a rank that takes 0.5 s instead of 0.3 s loses the rest."""
+    plain, does, slow = [FORWARD, BACKWARD], [(kind, 0.3), FORWARD, BACKWARD], [(kind, 0.5), FORWARD, BACKWARD]
+    assert slowdown(of_steps(([[plain] * 3] * 3 + [[does] * 3]) * 2)) == pytest.approx(1.0)
+    with_a_slow_one = of_steps(([[plain] * 3] * 3 + [[does, does, slow]]) * 2)
+    assert slowdown(with_a_slow_one) == pytest.approx((0.31 + 0.5 / 4) / (0.31 + 0.3 / 4))
 
 
 def test_a_slow_loader_is_compared_with_the_others():
@@ -69,6 +78,30 @@ def test_a_checkpoint_that_stops_everybody_is_a_stall():
     assert cause.saved_s == pytest.approx(0.25)
     assert str(report.diagnosis.verdict.kind) == "stalls"
     assert report.diagnosis.verdict.headline_s == pytest.approx(0.25)
+
+
+def evaluating(on_rank_0: float, on_rank_1: float) -> Trace:
+    """Every fourth step begins with an evaluation; 0 s is none."""
+    programs = [[*([("evaluation", lasts)] if lasts else []), FORWARD, BACKWARD] for lasts in (on_rank_0, on_rank_1)]
+    return of_steps(([[[FORWARD, BACKWARD]] * 2] * 3 + [programs]) * 3)
+
+
+@pytest.mark.parametrize(
+    ("on_rank_0", "on_rank_1", "where", "verdict", "saved_s"),
+    [
+        (0.4, 0.4, "whole job", "evaluation", 0.1),
+        (0.4, 0.0, "whole job", "evaluation", 0.1),
+        (0.4, 1.2, "worker (1,0)", "straggler", 0.2),
+    ],
+    ids=["all", "rank 0 for all", "slow on rank 1"],
+)
+def test_an_evaluation_every_few_steps_is_named_as_such(on_rank_0, on_rank_1, where, verdict, saved_s):
+    """A quarter of its time is of the mean step; nobody is slow who does it for all."""
+    report = Job(evaluating(on_rank_0, on_rank_1)).whatif()
+    (cause,) = report.diagnosis.causes
+    assert (str(cause.kind), str(cause.where), cause.when) == ("evaluation", where, "every 4 steps")
+    assert cause.saved_s == pytest.approx(saved_s)
+    assert str(report.diagnosis.verdict.kind) == verdict
 
 
 @pytest.mark.parametrize("method", Method)

@@ -1,6 +1,7 @@
 """What `tracekit collect` says at the end, and the environment it gives its command."""
 
-from tracekit.collectors.launch.collect import CollectedAttempt, CollectSummary
+from tracekit.collectors.launch.attempts import CollectedAttempt
+from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.collectors.launch.command import summary_lines
 from tracekit.collectors.launch.launcher import prepare_run
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, RuntimeOptions

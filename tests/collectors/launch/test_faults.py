@@ -156,14 +156,27 @@ def test_ranks_that_are_killed_lose_nothing(runs, name):
     assert not recording.missing_ranks
 
 
-def test_elastic_restarts_are_separate_attempts(tmp_path):
-    """Each attempt has its own trace. One rank: restarted gloo groups of two often fail to connect by themselves."""
-    collected = collect(tmp_path, torchrun(1, "quick.py", "--max-restarts", "1"), CRASH_STEP=4, STEPS=6)
+def test_attempts_of_an_elastic_job_are_segments_of_one_trace(tmp_path):
+    """Step 4 fails, so three steps of the first attempt are whole behind its step 0, and five of the second. The first
+    of those is the sixth number: one is left free. One rank: restarted gloo groups of two often fail to connect by
+    themselves.
+    """
+    kept = ["--segments", "segments"]
+    collected = collect(tmp_path, torchrun(1, "quick.py", "--max-restarts", "1"), *kept, CRASH_STEP=4, STEPS=6)
     assert collected.process.returncode == 0, collected.process.stderr
     first, second = collected.summary["attempts"]
     assert (first["steps"], second["steps"]) == (3, 5)
-    assert Path(first["out"]).name == "job.attempt-0.parquet"
-    assert Path(second["out"]).name == "job.parquet"
+    assert first["out"] == second["out"] == str(collected.out)
+    trace = collected.trace
+    assert trace.steps.tolist() == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert trace.metadata["segments"] == [
+        {"attempt": 0, "first_step": 1, "last_step": 3, "numbered_from": 1, "missing_ranks": []},
+        {"attempt": 1, "first_step": 5, "last_step": 9, "numbered_from": 1, "missing_ranks": []},
+    ]
+    starts = [trace.step_starts[step] for step in trace.steps.tolist()]
+    assert starts == sorted(starts)
+    assert read_any(tmp_path / "segments").ops.equals(trace.ops)
+    assert not list(tmp_path.glob("job.attempt-*"))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ OPTIMIZER = object()
 class Sink:
     """A recorder that keeps what it is told."""
 
+    off = None
+
     def __init__(self):
         self.records, self.names = [], {}
 

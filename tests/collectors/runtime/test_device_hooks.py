@@ -19,6 +19,8 @@ COALESCED, ALLREDUCE = 17, 1
 class Sink:
     """A recorder that keeps what it is told."""
 
+    off = None
+
     def __init__(self):
         self.records, self.facts, self.dropped = [], [], 0
 

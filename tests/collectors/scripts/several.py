@@ -49,7 +49,7 @@ def become(number, rank, variables, words):
         os.environ["SITECUSTOMIZE_SAYS"] = os.devnull
         runpy.run_path(str(SABOTAGE))
     path = str(HERE / words[0])
-    sys.argv[:] = [path, *words[1:]]
+    sys.argv[:] = [path, *words[1:], f"run-{number}"]  # no restart of the run before
     return path
 
 

@@ -1,0 +1,234 @@
+"""The attempts of a run, merged, and the traces that come of them written and stored.
+
+In: a run directory whose command has ended. Out: a `CollectedAttempt` for each attempt. A problem with one does not
+cost the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
+from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
+from tracekit.collectors.merge.restarts import segments_of_jobs, trace_of_segments
+from tracekit.collectors.merge.unrecorded import find_unrecorded
+from tracekit.collectors.nccl.launching import nccl_lines
+from tracekit.collectors.run_directory.host_clocks import read_clocks
+from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
+from tracekit.collectors.run_directory.writing import write_manifest
+from tracekit.collectors.runtime.wire_format import IDLE, Category, Flag, attempt_directory
+from tracekit.errors import TracekitError
+from tracekit.store import Incoming, Store, default_store
+from tracekit.trace import Trace
+
+if TYPE_CHECKING:
+    from tracekit.collectors.launch.collect import CollectOptions
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedAttempt:
+    """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
+    `continued`: its trace goes on with the next attempt.
+
+    `cost`: what recording costs, or why that is not known; None where nothing could be read. `notes`: what
+    the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they were asked
+    for.
+    """
+
+    attempt: int
+    name: str
+    world_size: int
+    steps: int
+    ops: int
+    layout: dict[str, int] | None
+    layout_source: str | None
+    ranks: tuple[RankReport, ...]
+    missing_ranks: tuple[int, ...]
+    out: str | None
+    store: str | None
+    cost: RecordingCost | str | None
+    problem: str | None
+    notes: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()
+    continued: bool = False
+
+
+def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence[int]) -> Iterator[CollectedAttempt]:
+    """Merge all attempts, and write and store a trace for each job; a problem with one attempt does not cost others."""
+    read = [_read_attempt(options, directory, number) for number in numbers]
+    traces: dict[int, _KeptTrace] = {}
+    for segments in segments_of_jobs(one.merged for one in read if one.merged is not None):
+        last = int(segments[-1].trace.metadata["attempt"])
+        kept = _keep(options, trace_of_segments(segments), last, last=last == numbers[-1])
+        traces |= {int(one.trace.metadata["attempt"]): kept for one in segments}
+    for one in read:
+        collected = one.collected
+        if (kept_in := traces.get(collected.attempt)) is None:
+            yield replace(collected, name=job_name(options, collected.attempt, last=collected.attempt == numbers[-1]))
+        else:
+            yield replace(collected, **kept_in.of(collected.attempt))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadAttempt:
+    """What is to be told of an attempt, and its trace where there is one."""
+
+    collected: CollectedAttempt
+    merged: MergedAttempt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTrace:
+    """Where the trace of a job is, whose attempts up to `last_attempt` are in it. `problem`: why it is not there."""
+
+    name: str
+    last_attempt: int
+    out: str | None
+    store: str | None
+    problem: str | None
+
+    def of(self, attempt: int) -> dict[str, Any]:
+        """What an attempt whose trace this is has to tell of it."""
+        continued = attempt != self.last_attempt
+        return {
+            "name": self.name,
+            "out": self.out,
+            "store": self.store,
+            "problem": self.problem,
+            "continued": continued,
+        }
+
+
+def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _ReadAttempt:
+    """Merge one attempt, or say why that cannot be."""
+    try:
+        write_manifest(attempt_directory(directory, number))
+        recording = read_attempt(directory, number)
+    except TracekitError as error:
+        return _ReadAttempt(_failed_attempt(number, None, str(error)))
+    notes = tuple(find_unrecorded(recording).lines())
+    if options.schedule == IDLE and not _recorded_steps(recording):
+        idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
+        return _ReadAttempt(replace(_failed_attempt(number, recording, None), notes=(*notes, idle)))
+    cost = recording_cost(recording)
+    try:
+        merged = merge_attempt(
+            recording,
+            name=str(options.name),
+            first_step=options.schedule.first_step,
+            options=options.layout,
+            clocks=read_clocks(directory),
+            metadata={"command": list(options.command)},
+        )
+    except TracekitError as error:
+        failed = _failed_attempt(number, recording, str(error), cost)
+        return _ReadAttempt(replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None)))
+    nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
+    return _ReadAttempt(replace(_merged_attempt(number, merged, cost), notes=notes, nccl=nccl), merged)
+
+
+def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) -> _KeptTrace:
+    """Write and store the trace of a job whose last attempt is `attempt`; `last`: of all there were."""
+    name, out = job_name(options, attempt, last=last), _out_path(options, attempt, last=last)
+    trace = replace(trace, name=name)
+    store: Path | None = None
+    problem = None
+    try:
+        if out is not None:
+            trace.write_parquet(out)
+        if options.keep_in_store and options.live is None:
+            store = store_trace(options, trace)
+    except TracekitError as error:
+        problem = str(error)
+    written = str(out) if out is not None and problem is None else None
+    return _KeptTrace(name, attempt, written, None if store is None else str(store), problem)
+
+
+def _recorded_steps(recording: AttemptRecording) -> bool:
+    """Whether a step behind the first was recorded."""
+    whole = int(Flag.COMPLETE | Flag.RECORDING)
+    return any(
+        bool(
+            (
+                (one.records["flags"] & whole == whole)
+                & (one.records["category"] == Category.STEP)
+                & (one.records["step"] > 0)
+            ).any()
+        )
+        for one in recording.ranks.values()
+    )
+
+
+def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
+    return () if options.nccl is None else tuple(nccl_lines(recording, report, options.nccl))
+
+
+def store_trace(options: CollectOptions, trace: Trace) -> Path:
+    """Add the trace, and what its analysis found, to the store. Raises StoreError."""
+    path = options.store or default_store()
+    findings = None if options.analyse is None else options.analyse(trace)
+    Store(path).check_new(trace.name)
+    Store(path).add([Incoming(trace, trace.name, " ".join(options.command), findings)])
+    return path
+
+
+def _merged_attempt(number: int, merged: MergedAttempt, cost: RecordingCost | str | None) -> CollectedAttempt:
+    """An attempt with a trace; where that is, is not known yet."""
+    trace = merged.trace
+    return CollectedAttempt(
+        attempt=number,
+        name=trace.name,
+        world_size=trace.layout.world_size,
+        steps=len(trace.steps),
+        ops=trace.ops.height,
+        layout=trace.layout.to_dict(),
+        layout_source=merged.placement.source,
+        ranks=merged.ranks,
+        missing_ranks=merged.missing_ranks,
+        out=None,
+        store=None,
+        cost=cost,
+        problem=None,
+    )
+
+
+def _failed_attempt(
+    number: int, recording: AttemptRecording | None, problem: str | None, cost: RecordingCost | str | None = None
+) -> CollectedAttempt:
+    """An attempt without a trace; what its ranks reported is still told."""
+    ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
+    return CollectedAttempt(
+        attempt=number,
+        name="",
+        world_size=recording.world_size if recording else 0,
+        steps=0,
+        ops=0,
+        layout=None,
+        layout_source=None,
+        ranks=ranks,
+        missing_ranks=recording.missing_ranks if recording else (),
+        out=None,
+        store=None,
+        cost=cost,
+        problem=problem,
+    )
+
+
+def job_name(options: CollectOptions, attempt: int, *, last: bool) -> str:
+    """The name asked for, else script and time; jobs before the last carry the number of their last attempt."""
+    base = options.name
+    if base is None:
+        scripts = [Path(word).stem for word in options.command if word.endswith(".py")]
+        stem = scripts[0] if scripts else Path(options.command[0]).name
+        base = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    return base if last else f"{base}-attempt-{attempt}"
+
+
+def _out_path(options: CollectOptions, attempt: int, *, last: bool) -> Path | None:
+    if options.out is None or last:
+        return options.out
+    return options.out.with_name(f"{options.out.stem}.attempt-{attempt}{options.out.suffix}")

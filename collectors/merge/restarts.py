@@ -1,0 +1,103 @@
+"""Attempts of one job, before and after an elastic restart, as segments of one trace.
+
+In: merged attempts. Out: those that belong together, and their trace, in which the steps of a later attempt follow
+those of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from tracekit.collectors.merge.merge import MergedAttempt
+from tracekit.errors import TracekitError
+from tracekit.trace import Trace
+
+#: Where the trace's metadata says which steps are of which attempt.
+SEGMENTS = "segments"
+
+
+def segments_of_jobs(attempts: Iterable[MergedAttempt]) -> list[list[MergedAttempt]]:
+    """Attempts in order, those together that follow one another and are one job: the same program on the same hosts in
+    the same layout.
+
+    A restart on other hosts, or with another number of ranks, begins another trace: its workers are not those before.
+    """
+    jobs: list[list[MergedAttempt]] = []
+    for attempt in attempts:
+        if jobs and _is_same_job(jobs[-1][-1], attempt):
+            jobs[-1].append(attempt)
+        else:
+            jobs.append([attempt])
+    return jobs
+
+
+def _is_same_job(before: MergedAttempt, after: MergedAttempt) -> bool:
+    hosts, later = before.trace.hosts, after.trace.hosts
+    return (
+        before.program == after.program
+        and before.trace.layout == after.trace.layout
+        and all(hosts[rank] == later[rank] for rank in hosts.keys() & later.keys())
+    )
+
+
+def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
+    """One trace of all segments of a job; that of a single one is its own.
+
+    Steps keep their numbers where these go on (a script that numbers them itself), else they are counted on. A number
+    is left free between two segments: nobody stood still there, the job was down. The metadata is that of the last
+    segment, with the steps of each in `segments`.
+    """
+    last = segments[-1].trace
+    if len(segments) == 1:
+        return last
+    frames, starts, told = [], dict[int, float](), []
+    free = None
+    for one in segments:
+        trace = one.trace
+        first = int(trace.steps[0])
+        shift = 0 if free is None or first >= free else free - first
+        frames.append(trace.ops.with_columns(step=(pl.col("step") + shift).cast(trace.ops.schema["step"])))
+        starts |= {step + shift: start for step, start in trace.step_starts.items()}
+        end = int(trace.steps[-1]) + shift
+        told.append(
+            {
+                "attempt": trace.metadata["attempt"],
+                "first_step": first + shift,
+                "last_step": end,
+                "numbered_from": first,
+                "missing_ranks": list(one.missing_ranks),
+            }
+        )
+        free = end + 2
+    dropped = sum(one.trace.metadata["dropped_records"] for one in segments)
+    return Trace.from_frame(
+        pl.concat(frames, how="diagonal"),
+        last.layout,
+        name=last.name,
+        step_starts=starts,
+        metadata={**last.metadata, "dropped_records": dropped, SEGMENTS: told},
+        source=last.name,
+    )
+
+
+def merge_run(numbers: Sequence[int], merge: Callable[[int], MergedAttempt]) -> Trace:
+    """The trace of the last job in a run directory, with all its segments, of attempts that `merge` merges by number.
+
+    Attempts that are of no use, or of another job, are named in the metadata as `other_attempts`. Raises what `merge`
+    raises for the last one where none can be merged.
+    """
+    merged: list[MergedAttempt] = []
+    for number in numbers:
+        try:
+            merged.append(merge(number))
+        except TracekitError:
+            if number == numbers[-1] and not merged:
+                raise
+    segments = segments_of_jobs(merged)[-1]
+    trace = trace_of_segments(segments)
+    taken = {one.trace.metadata["attempt"] for one in segments}
+    others = [number for number in numbers if number not in taken]
+    return replace(trace, metadata={**trace.metadata, "other_attempts": others}) if others else trace

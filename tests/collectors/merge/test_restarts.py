@@ -1,0 +1,61 @@
+"""Which attempts of a run are one job, and how their steps follow one another."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tracekit.collectors.merge.merge import MergedAttempt
+from tracekit.collectors.merge.ops import OpReport
+from tracekit.collectors.merge.placement import Placement
+from tracekit.collectors.merge.restarts import SEGMENTS, merge_run, segments_of_jobs, trace_of_segments
+from tracekit.errors import TraceError
+
+
+def attempt(number, *, ranks=2, host="node-1", program=("train.py",), numbered_from=0, steps=4):
+    """An attempt with four steps."""
+    trace = data_parallel_job([[FORWARD, BACKWARD]] * ranks, steps=steps)
+    moved = replace(
+        trace,
+        ops=trace.ops.with_columns(step=trace.ops["step"] + numbered_from),
+        step_starts={step + numbered_from: 1000.0 * number + step for step in range(steps)},
+        metadata={"attempt": number, "hosts": {str(rank): host for rank in range(ranks)}, "dropped_records": 1},
+    )
+    report = OpReport(moved.ops.height, {}, {}, 0, 0, 0)
+    return MergedAttempt(moved, (), (), Placement(moved.layout, {}, "test"), report, tuple(program))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"ranks": 3}, {"host": "node-2"}, {"program": ("other.py",)}],
+    ids=["another layout", "other hosts", "another program"],
+)
+def test_only_attempts_alike_are_one_job(other):
+    before, after, changed = attempt(0), attempt(1), attempt(2, **other)
+    assert segments_of_jobs([before, after, changed]) == [[before, after], [changed]]
+
+
+def test_steps_are_counted_on_unless_the_script_numbers_them():
+    """Four steps from 0, four from 0 again with one number left free, then four that the script numbers from 100."""
+    trace = trace_of_segments([attempt(0), attempt(1), attempt(2, numbered_from=100)])
+    assert trace.steps.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 100, 101, 102, 103]
+    told = ("attempt", "first_step", "last_step", "numbered_from")
+    segments = [tuple(segment[name] for name in told) for segment in trace.metadata[SEGMENTS]]
+    assert segments == [(0, 0, 3, 0), (1, 5, 8, 0), (2, 100, 103, 100)]
+    assert (trace.step_starts[3], trace.step_starts[5]) == (3.0, 1000.0)
+    assert trace.metadata["dropped_records"] == 3
+
+
+def test_a_run_is_read_without_what_cannot_be_merged():
+    """The first attempt died in its first step, the second was another program."""
+
+    def merge(number):
+        if number == 0:
+            raise TraceError("no rank finished a recorded step")
+        return attempt(number, program=("other.py",) if number == 1 else ("train.py",))
+
+    trace = merge_run([0, 1, 2, 3], merge)
+    assert trace.steps.tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert trace.metadata["other_attempts"] == [0, 1]
+    with pytest.raises(TraceError, match="finished"):
+        merge_run([0], merge)
