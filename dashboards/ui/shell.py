@@ -114,7 +114,7 @@ def job_page(
         except NotStoredError as error:
             if window is None:
                 raise
-            newest = dcc.Link("The newest window of this job", href=href(path, job=name))
+            newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
             return [problem(str(error), way_on=newest)]
         said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
         if stored.op_report is not None:

@@ -59,7 +59,7 @@ def test_a_filter_that_matches_nothing_says_so(tmp_path: Path, serve: Serve, vis
     page = visit("/hosts", base=base)
     page.fill("#hosts-q", "no <such>")
     page.press("#hosts-q", "Enter")
-    expect(page.locator("#page")).to_contain_text("No host has 'no <such>' in its name.")
+    expect(page.locator("#page")).to_contain_text("No host or GPU has 'no <such>' in its name.")
     page.click("text=All hosts")
     expect(page.locator("#page td b").first).to_have_text("node-d")
     visit("/", base=base, within=page)
