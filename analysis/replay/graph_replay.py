@@ -30,7 +30,7 @@ from tracekit.analysis.replay.kernel import (
 
 #: Where a block has fewer lanes than this, scenarios are replayed side by side until there are as many: walking the
 #: graph costs the same for one lane as for this many.
-LANES_SIDE_BY_SIDE = 16
+LANES_SIDE_BY_SIDE = 8
 #: Ops added up together, so that they stay in the cache.
 _OPS_AT_ONCE = 1 << 16
 
