@@ -128,7 +128,7 @@ def test_a_store_of_an_older_version_is_read_as_it_is_and_the_next_writer_adds_w
     before = catalogue.read_bytes()
     assert (len(store.incidents()), store.history("live")["headline"].null_count()) == ((0, 1), (1, 0))[version - 3]
     with store.reading() as opened:
-        assert opened.live.gpu_jobs().is_empty()
+        assert opened.live.gpu_history("", last=9, most=9).is_empty()
     assert store.newest() == "live"
     assert catalogue.read_bytes() == before
     assert store.append(window(1, analysed=True)) == 1
