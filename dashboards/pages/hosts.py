@@ -19,7 +19,6 @@ from tracekit.text import short
 
 #: A host is judged by so many of its newest jobs.
 LAST_JOBS = 9
-_WORDS = {"host": "Host", "gpu": "GPU"}
 #: Hosts and GPUs that are listed.
 MOST_LISTED = 100
 
