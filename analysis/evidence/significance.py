@@ -40,6 +40,10 @@ SMALLEST_OUTSTANDING = 0.02
 #: larger where n is even (fitted to simulated normal values, 3 to 400 of them).
 HALF_WIDTH = 1.35
 HALF_WIDTH_LOST = (1.6, 1.25)
+#: The same of a third of at least so many values (fitted to 24 to 400): with a few outliers, neither of two levels has
+#: half of the steps.
+FEWEST_FOR_THIRD = 24
+THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
 #: The longest memory that is told from a level.
 LONGEST_MEMORY = 0.95
 #: A memory shows where it is this many standard errors long: by chance in one job of forty.
@@ -140,14 +144,17 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     times is no noise. `remembers`: whether what moves slowly is noise, too.
     """
     members, steps = series.shape
-    known, high = np.isfinite(series), _is_significant(series, peers)
-    quiet, slow = known & ~high, known & high
-    level, slow_level = _level(series, quiet), _level(series, slow)
-    deviation = np.where(quiet, series - level[:, None], 0.0) + np.where(slow, series - slow_level[:, None], 0.0)
+    known, (above, below) = np.isfinite(series), _far_steps(series, peers)
+    quiet = known & ~above & ~below
+    parts = [part for part in (quiet, known & above, known & below) if part.any()]
+    level = _level(series, quiet)
+    deviation: Floats = sum(
+        (np.where(part, series - _level(series, part)[:, None], 0.0) for part in parts), np.zeros(series.shape)
+    )
     independent = members * (1 - 1 / peers)
     seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
     # Each level hides what moves like it.
-    levels: Ints = np.asarray(quiet.any(axis=1).astype(np.int64) + slow.any(axis=1))
+    levels: Ints = np.sum([part.any(axis=1) for part in parts], axis=0, dtype=np.int64)
     left = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
     own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
@@ -247,22 +254,23 @@ def _without_outliers(values: Floats, fewest: int) -> Floats:
     return np.clip(values, ordered[:, fewest - 1 : fewest], ordered[:, values.shape[1] - fewest, None])
 
 
-def _is_significant(series: Floats, peers: int) -> Bools:
-    """Steps in which a member is far from what is usual for all; its level there is not that of its other steps.
+def _far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
+    """Steps in which a member is far above what is usual for all, and far below; its levels there are others.
 
-    What is usual: the shortest range with half of a member's steps, of which one of two levels has that many. Of two
-    peers one is as fast as the other is slow.
+    What is usual: the shortest range with a third of a member's steps, of few steps with half of them; one of two
+    levels has that many. Of two peers one is as fast as the other is slow; of more, nobody is far below.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]
     if steps < 3:
-        return np.zeros(values.shape, np.bool_)
-    beyond = (steps - 1) // 2
+        return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
+    of_third = steps >= FEWEST_FOR_THIRD
+    beyond = steps // 3 if of_third else (steps - 1) // 2
+    usual, lost = (THIRD_WIDTH, THIRD_WIDTH_LOST) if of_third else (HALF_WIDTH, HALF_WIDTH_LOST[steps % 2])
     ordered = np.sort(values, axis=1)
     width = (ordered[:, beyond:] - ordered[:, : steps - beyond]).min(axis=1)
-    sigma = float(np.median(width)) / HALF_WIDTH / (1 - HALF_WIDTH_LOST[steps % 2] / math.sqrt(steps))
-    far = np.abs(values) if peers == 2 else values
-    return np.asarray(far > max(OUTSTANDING * sigma, SMALLEST_OUTSTANDING))
+    far = max(OUTSTANDING * float(np.median(width)) / usual / (1 - lost / math.sqrt(steps)), SMALLEST_OUTSTANDING)
+    return values > far, (values < -far) & (peers == 2)
 
 
 def _level(series: Floats, where: Bools) -> Floats:

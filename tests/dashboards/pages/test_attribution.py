@@ -47,7 +47,7 @@ def test_both_estimates_are_those_of_the_report(visit: Visit, serving: Serving) 
     assert f"compute {seconds(saved)}, communication" in text
     assert "r reaches 0.9 on stage 2 of 4. The diagnosis does not name sequence lengths." in text
     costs = f"costs {seconds(found['causes'][0]['saved_s'])} a step"
-    assert f"worker (1,2) ({costs}, 99% sure)" in page.inner_text(".verdict")
+    assert f"rank 9 on host-0001 ({costs}, 99% sure)" in page.inner_text(".verdict")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 

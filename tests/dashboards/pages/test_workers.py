@@ -49,7 +49,7 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
     ]
     text = page.inner_text("#page")
     assert f"S_w stands out on one worker: (1,2) on host-0001, {worst['slowdown']:.3f}" in text
-    assert "Diagnosis: Worker computes slower than its peers, worker (1,2)" in text
+    assert "Diagnosis: Worker computes slower than its peers, rank 9 on host-0001" in text
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
