@@ -58,6 +58,19 @@ class TestWhen:
         assert found.significant(SMALLEST).tolist() == [True, False]
         assert np.flatnonzero(found.on[0]).tolist() == list(range(8, 16))
 
+    @pytest.mark.parametrize("since", [36, 60, 72])
+    def test_of_two_peers_that_both_stall_at_times_one_is_slow_since_a_step(self, since):
+        """Every twentieth step of either takes up to half longer. Slow in half of the steps, neither level has most."""
+        rng, found = np.random.default_rng(9), 0
+        for _ in range(20):
+            factor = 1 + 0.02 * np.abs(rng.normal(size=(2, 120)))
+            factor += (rng.random((2, 120)) < 0.05) * 0.5 * rng.random((2, 120))
+            factor[1, since:] *= 2
+            beside = np.log(factor / factor[::-1])
+            episodes = episodes_of(beside, 2)
+            found += episodes.significant(SMALLEST).tolist() == [False, True] and abs(episodes.since[1] - since) <= 1
+        assert found >= 19
+
     def test_one_long_step_is_the_tail_of_noise_and_no_episode(self):
         series = 0.005 * np.random.default_rng(2).normal(size=(12, 24))
         series[3, 7] = series[9, 2] = 2.0
