@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA
 
 Bools = npt.NDArray[np.bool_]
 
@@ -162,10 +161,8 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
     spread = 0.0
     if members >= FEWEST_MEMBERS and quiet.any():
-        levels_seen = level[quiet.any(axis=1)]
-        low = levels_seen[levels_seen <= np.median(levels_seen)] - np.median(levels_seen)
-        apart = (MAD_TO_SIGMA * float(np.median(np.abs(low)))) ** 2
-        spread = math.sqrt(max(apart - usual / steps, 0.0))
+        apart = float(_usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
+        spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
     if remembers and steps >= 2 * STRETCHES:
         # Neighbours on a host and on a link come and go over many steps: no memory of one step foretells that.
@@ -257,20 +254,29 @@ def _without_outliers(values: Floats, fewest: int) -> Floats:
 def _far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
     """Steps in which a member is far above what is usual for all, and far below; its levels there are others.
 
-    What is usual: the shortest range with a third of a member's steps, of few steps with half of them; one of two
-    levels has that many. Of two peers one is as fast as the other is slow; of more, nobody is far below.
+    Of two peers one is as fast as the other is slow; of more, nobody is far below.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]
     if steps < 3:
         return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
-    of_third = steps >= FEWEST_FOR_THIRD
-    beyond = steps // 3 if of_third else (steps - 1) // 2
-    usual, lost = (THIRD_WIDTH, THIRD_WIDTH_LOST) if of_third else (HALF_WIDTH, HALF_WIDTH_LOST[steps % 2])
-    ordered = np.sort(values, axis=1)
-    width = (ordered[:, beyond:] - ordered[:, : steps - beyond]).min(axis=1)
-    far = max(OUTSTANDING * float(np.median(width)) / usual / (1 - lost / math.sqrt(steps)), SMALLEST_OUTSTANDING)
+    sigma = _usual_sigma(values, by_third=steps >= FEWEST_FOR_THIRD)
+    far = max(OUTSTANDING * float(np.median(sigma)), SMALLEST_OUTSTANDING)
     return values > far, (values < -far) & (peers == 2)
+
+
+def _usual_sigma(values: Floats, *, by_third: bool) -> Floats:
+    """The standard deviation of the values of each row, three at least, at one of two levels that they may have.
+
+    From the shortest range with half of them: one of two levels has that many, and with a third of them even beside
+    outliers.
+    """
+    count = values.shape[1]
+    beyond = count // 3 if by_third else (count - 1) // 2
+    usual, lost = (THIRD_WIDTH, THIRD_WIDTH_LOST) if by_third else (HALF_WIDTH, HALF_WIDTH_LOST[count % 2])
+    ordered = np.sort(values, axis=1)
+    width = (ordered[:, beyond:] - ordered[:, : count - beyond]).min(axis=1)
+    return np.asarray(width / usual / (1 - lost / math.sqrt(count)))
 
 
 def _level(series: Floats, where: Bools) -> Floats:

@@ -144,6 +144,14 @@ class TestChance:
         assert one_slow_at(np.ones(3, bool), level=0.4, noise=0.005).significant(SMALLEST)[2]
         assert not one_slow_at(np.ones(3, bool), level=0.05, noise=0.03).significant(SMALLEST).any()
 
+    @pytest.mark.parametrize("slow", [1, 5, 8])
+    def test_half_of_the_members_may_be_slow_and_are_no_spread_of_healthy_ones(self, slow):
+        rng = np.random.default_rng(10)
+        series = 0.11 * (np.arange(16) < slow)[:, None] + 0.01 * rng.normal(size=(16, 16))
+        found = episodes_of(series - np.median(series, axis=0), 16)
+        assert found.noise.spread < 0.01
+        assert np.flatnonzero(found.significant(SMALLEST)).tolist() == list(range(slow))
+
     def test_healthy_workers_that_differ_for_good_count_as_noise(self):
         rng = np.random.default_rng(5)
         level = 0.02 * rng.normal(size=(64, 1))
