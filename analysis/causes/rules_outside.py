@@ -63,7 +63,8 @@ class SlowLink(Rule):
             return
         traffic = evidence.traffic
         slow, factor = traffic.slow_links, traffic.factor
-        # Of two stages, the way from the last to the first is the same connection as that from the first to the last.
+        # Of two stages, the way from the last to the first is the same connection as that from the first to the last:
+        # one cause, named after the way that is slow.
         ways = 2 * evidence.stages if evidence.stages == 2 else 2
         for link in range(2 * evidence.stages // ways):
             mine = np.zeros_like(slow)
@@ -75,8 +76,9 @@ class SlowLink(Rule):
                     "transfer time over the usual", float(np.median(factor[mine])), SMALLEST_LINK_FACTOR, Unit.FACTOR
                 ),
             )
+            stage = int(mine.any(axis=(1, 2)).argmax()) // 2
             links = tuple(
-                Link(evidence.dp_ranks[int(at)], link, (link + 1) % evidence.stages)
+                Link(evidence.dp_ranks[int(at)], stage, (stage + 1) % evidence.stages)
                 for at in np.flatnonzero(mine.any(axis=(0, 1)))
             )
             series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)

@@ -58,15 +58,15 @@ class TestPosting:
         assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(0, 1)]
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
 
-    @pytest.mark.parametrize("way", [Way.FORWARD, Way.BOTH])
-    def test_a_slow_link_that_every_call_waits_for_is_one_cause_of_two_stages(self, way):
+    @pytest.mark.parametrize(("stage", "way"), [(0, Way.FORWARD), (0, Way.BOTH), (1, Way.BACKWARD)])
+    def test_a_slow_link_that_every_call_waits_for_is_one_cause_of_two_stages(self, stage, way):
         """With two chunks on two stages every batch has a transfer over the slow link, in either direction."""
-        cause = SlowLink(2, 0, 10.0, way)
+        cause = SlowLink(2, stage, 10.0, way)
         shape = Shape(dp=4, pp=2, vpp=2, microbatches=8, steps=4)
         slow = job(cause, posting=Posting.BATCHED, schedule=Schedule.INTERLEAVED, shape=shape)
         (found,) = named(slow)
         assert found.kind is CauseKind.SLOW_LINK
-        assert {link.dp_rank for link in found.where.links} == {2}
+        assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(2, stage)]
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.03 * mean_step_s(slow))
 
     def test_the_published_method_keeps_its_own_rule(self):
