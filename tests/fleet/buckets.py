@@ -13,8 +13,8 @@ Application = Callable[..., object]
 
 
 @contextmanager
-def serving_s3() -> Iterator[dict[str, str]]:
-    """An S3 server that answers every third request with SlowDown; the environment in which it is S3."""
+def serving_s3(*, throttling: bool) -> Iterator[dict[str, str]]:
+    """An S3 server; the environment in which it is S3. `throttling`: it answers every third request with SlowDown."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
@@ -22,7 +22,7 @@ def serving_s3() -> Iterator[dict[str, str]]:
     numbers = itertools.count()
 
     def throttled(environment: dict[str, object], start: Application) -> object:
-        if next(numbers) % 3 == 2:
+        if throttling and next(numbers) % 3 == 2:
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
         return whole(environment, start)

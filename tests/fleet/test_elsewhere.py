@@ -90,7 +90,7 @@ def test_no_cluster_and_no_ray_are_one_clear_error(jobs: Path, tmp_path: Path, m
     assert ran.message.endswith("--ray needs Ray; install it with pip install 'tracekit[ray]'")
 
 
-def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, s3: None) -> None:
+def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, throttled_s3: None) -> None:
     """But for where the traces lie; and what has not changed there is not read again."""
     upload(jobs, "traces/week")
     out = tmp_path / "study"

@@ -58,7 +58,6 @@ def test_everything_reads_as_in_the_folder(folder: Store, address: str) -> None:
     [
         ("whatif", "--store", "{}", "--job", "live"),
         ("info", "--store", "{}"),
-        ("export", "--store", "{}", "--job", "live", "--window", "0", "--out", "-"),
         ("store", "windows", "live", "--store", "{}"),
         ("store", "incidents", "--store", "{}"),
         ("top", "--once", "--store", "{}"),
