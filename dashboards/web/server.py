@@ -19,7 +19,7 @@ from gunicorn.errors import AppImportError
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.errors import TracekitError
-from tracekit.s3 import absolute
+from tracekit.s3 import absolute, s3_url
 
 #: A what-if of a large job keeps a thread this long at most before gunicorn takes the worker for dead.
 TIMEOUT_S = 300
@@ -97,8 +97,14 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             "control_socket_disable": True,
             "proc_name": "tracekit-dashboard",
             "on_exit": lambda _server: self._serving.at_end(),
+            "worker_exit": self._leave,
         }.items():
             self.cfg.set(name, value)
+
+    def _leave(self, _server: Any, _worker: Any) -> None:
+        """End at once where S3 is read: its client would wait for threads that stayed in the process that forked."""
+        if s3_url(self._serving.store) is not None:
+            os._exit(0)
 
     def load(self) -> Any:
         from tracekit.dashboards.web.app import make_app
