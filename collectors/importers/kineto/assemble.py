@@ -69,6 +69,8 @@ def _check(files: Sequence[RankColumns]) -> None:
     for one in files:
         if len(one.gpu["start"]):
             continue
+        if one.cut:
+            raise FormatError(f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again")
         if one.notes:
             raise FormatError(f"{one.notes[0]}, and no GPU op is left; copy or record it again")
         if one.host_events or len(one.calls["start"]):
