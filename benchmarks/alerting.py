@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.measure import table
@@ -23,9 +24,7 @@ STAGES = ("in the store", "--notify's webhook called", "Alertmanager's webhook c
 
 
 def section() -> str:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
+    if find_spec("torch") is None:
         return "## From a slow rank to a person\n\nNot measured: torch is not installed (extra `torch`)."
     with tempfile.TemporaryDirectory() as folder:
         took = _measured(Path(folder))

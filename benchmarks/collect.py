@@ -7,6 +7,7 @@ processor time of all threads, because the end of a collective is recorded on a 
 import gc
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.measure import table
@@ -32,9 +33,7 @@ def per_call_us(function) -> float:
 
 def section() -> str:
     """Cost per recorded op of each hook, and of what a script may call itself."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
+    if find_spec("torch") is None:
         return "## Collecting\n\nNot measured: torch is not installed (extra `torch`)."
     rows = [["`span` outside `tracekit collect`", f"{(per_call_us(_empty_span) - per_call_us(_empty)) * 1e3:.0f} ns"]]
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,7 @@ class _Cuda:
 
 def section() -> str:
     """Cost per recorded op: two marks, the record, and its share of draining."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
+    if find_spec("torch") is None:
         return "## Timing on a GPU\n\nNot measured: torch is not installed (extra `torch`)."
     with tempfile.TemporaryDirectory() as folder:
         on_host, on_device, reading = costs_us(Path(folder), _Cuda())

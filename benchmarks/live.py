@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.measure import table
@@ -34,9 +35,7 @@ TIMEOUT_S = 300
 
 def section() -> str:
     """Figures of live jobs, a row each, and how jobs ended."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
+    if find_spec("torch") is None:
         return "## Live jobs\n\nNot measured: torch is not installed (extra `torch`)."
     rows, steps = [], {}
     for name, job in JOBS.items():

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import random
 import shutil
 import statistics
 import tempfile
@@ -11,6 +10,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.measure import measure, table, tracekit
 from tracekit.job import Job
@@ -120,13 +121,13 @@ def _read_on(path: Path, ops: int, count: "Synchronized[int]", done: Event) -> N
 
     Of each state of the store: the list of windows, and every part of the newest window and of some older ones.
     """
-    folder, chosen = Folder(path), random.Random(count.value)  # noqa: S311 - which windows, no secrets
+    folder, chosen = Folder(path), np.random.default_rng(count.value)
     while not done.is_set():
         with folder.reading() as catalogue:
             seen = catalogue.windows("live")
         assert [one.number for one in seen] == list(range(len(seen)))
         count.value += 1
-        for window in (seen[-1], *chosen.choices(seen, k=OLDER)):
+        for window in (seen[-1], *(seen[at] for at in chosen.integers(len(seen), size=OLDER))):
             assert folder.trace(window).ops.height == ops
             assert json.loads(folder.report(window) or "")["job"]["ops"] == ops
             workers = folder.workers(window)

@@ -62,6 +62,15 @@ def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
     return () if few else _stopped_workers(evidence, stops)
 
 
+def _figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -> tuple[Figure, Figure, Figure]:
+    """How much of the time, how often and how long at most. `lost_s`: of each step."""
+    return (
+        Figure(f"{what}, over all steps", float(lost_s.mean()) / evidence.unchanged_s, SMALLEST_STOP_SHARE, Unit.SHARE),
+        Figure(f"steps with {one}", int((lost_s > 0).sum()), 0.0),
+        Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
+    )
+
+
 def _longest_share(evidence: Evidence, stops: Floats) -> float:
     """How long the worst worker of each step is stopped, over the step."""
     return float(stops.max(axis=(0, 2)).mean()) / evidence.unchanged_s
@@ -259,15 +268,8 @@ class Checkpoints(Rule):
         if not recorded and not stalled:
             return
         lost_s = evidence.stalled_s * stalled + stops.max(axis=(0, 2)) * recorded
-        figures = (
-            Figure(
-                "checkpoints, over all steps" if recorded else "all ranks stand still, over all steps",
-                float(lost_s.mean()) / evidence.unchanged_s,
-                SMALLEST_STOP_SHARE,
-                Unit.SHARE,
-            ),
-            Figure("steps with a checkpoint" if recorded else "steps with a stall", int((lost_s > 0).sum()), 0.0),
-            Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
+        figures = _figures_of_stops(
+            evidence, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
         )
         series = 1 + lost_s / evidence.unchanged_s
         changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
@@ -303,18 +305,14 @@ class Evaluations(Rule):
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
         stops = stops_s(evidence, evidence.evaluations)
-        share = _longest_share(evidence, stops)
-        if share < SMALLEST_STOP_SHARE:
+        if _longest_share(evidence, stops) < SMALLEST_STOP_SHARE:
             return
         lost_s = stops.max(axis=(0, 2))
-        count = int((lost_s > 0).sum())
-        figures = (
-            Figure("evaluation, over all steps", share, SMALLEST_STOP_SHARE, Unit.SHARE),
-            Figure("steps with an evaluation", count, 0.0),
-            Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
-        )
+        figures = _figures_of_stops(evidence, lost_s, "evaluation", "an evaluation")
         slow = _slow_at_it(evidence, stops)
-        effect = f"evaluation takes {share:.0%} of the time, in {count:,} of {len(lost_s):,} steps"
+        effect = (
+            f"evaluation takes {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps"
+        )
         yield Candidate(
             self.kind,
             Where(workers=slow),
