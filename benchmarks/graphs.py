@@ -40,7 +40,7 @@ def _unfolded() -> str:
     rows.append(["durations and ideals", f"{split:.2f}"])
     # What the kernel alone does: all scenarios side by side.
     block, ops = folded.blocks[0], len(graph.start)
-    costs = Costs.of_matrix(durations.own[0].repeat(SCENARIOS, axis=1))
+    costs = Costs.of_matrix(durations.cost[0].repeat(SCENARIOS, axis=1))
     lanes = np.arange(SCENARIOS + 1)
     seconds = [_timed(lambda: replay_lanes(block.template, lanes, costs, threads=1))[1] for _ in range(9)]
     once = statistics.median(seconds)

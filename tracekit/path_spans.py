@@ -48,6 +48,6 @@ def path_spans(replay: JobReplay, ops: StepOps, which: Replay) -> PathSpans:
     )
     named = path.select(pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64))
     op = named.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
-    own = np.maximum(ops.own[which][op].astype(np.float64), 0.0)
+    own = np.maximum(ops.cost[which][op].astype(np.float64), 0.0)
     end = ops.start[which][op] + ops.duration[which][op]
     return PathSpans(op, worker[op], end - own, own)

@@ -74,7 +74,7 @@ class StepOps:
     """All ops of one step, ordered by worker (dp_rank, pp_rank) and recorded start. Times are seconds.
 
     `dp_rank`, `pp_rank`: of each worker, [workers]. `first`: where the ops of each worker begin, [workers + 1]. Then
-    one value per op; `microbatch` and `chunk` are -1 where they have no meaning. `own`: own cost by replay.
+    one value per op; `microbatch` and `chunk` are -1 where they have no meaning. `cost`: own cost by replay.
     `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True
     where fewer than half of the workers of the stage ran the kind.
     """
@@ -89,7 +89,7 @@ class StepOps:
     chunk: npt.NDArray[np.int16]
     start: Mapping[Replay, Floats]
     duration: Mapping[Replay, npt.NDArray[np.float32]]
-    own: Mapping[Replay, npt.NDArray[np.float32]]
+    cost: Mapping[Replay, npt.NDArray[np.float32]]
     launch_delay: npt.NDArray[np.float32]
     median: Floats
     alone: npt.NDArray[np.bool_]
@@ -114,7 +114,7 @@ class StepOps:
 
     def peers(self, ops: Ints, replay: Replay) -> Floats:
         """What the peers of each op cost by themselves: the median of its kind; its own cost in the ideal replay."""
-        return self.own[replay][ops].astype(np.float64) if replay is Replay.IDEAL else self.median[self.kind[ops]]
+        return self.cost[replay][ops].astype(np.float64) if replay is Replay.IDEAL else self.median[self.kind[ops]]
 
     def ratios(self, ops: Ints, replay: Replay) -> Floats:
         """Own cost over that of its peers; infinite where it has none, 1 in the ideal replay."""
@@ -122,7 +122,7 @@ class StepOps:
             return np.ones(len(ops))
         alone = self.alone[self.kind[ops], self.pp_rank[self.worker_of(ops)]]
         peers = np.maximum(self.peers(ops, replay), SHORTEST_PEER_S)
-        return np.where(alone, np.inf, np.maximum(self.own[replay][ops], 0.0) / peers)
+        return np.where(alone, np.inf, np.maximum(self.cost[replay][ops], 0.0) / peers)
 
     def worker_of(self, ops: Ints) -> Ints:
         """The position of each op's worker."""
@@ -164,7 +164,7 @@ def step_ops(replay: JobReplay) -> StepOps:
     cell = frame["dp_rank"].to_numpy().astype(np.int64) * replay.graph.layout.pp + frame["pp_rank"].to_numpy()
     begins = np.concatenate([[0], np.flatnonzero(np.diff(cell)) + 1])
     kind = frame["kind"].cat.physical().to_numpy().astype(np.uint8)
-    recorded_own = frame["own"].to_numpy().astype(np.float32)
+    recorded_cost = frame["cost"].to_numpy().astype(np.float32)
     dp_rank, pp_rank = np.divmod(cell[begins], replay.graph.layout.pp)
     first = np.append(begins, len(cell))
     return StepOps(
@@ -178,22 +178,22 @@ def step_ops(replay: JobReplay) -> StepOps:
         chunk=frame["chunk"].fill_null(-1).to_numpy(),
         start={name: frame[f"{name}_start"].to_numpy() for name in Replay},
         duration={name: frame[f"{name}_duration"].to_numpy().astype(np.float32) for name in Replay},
-        own={
-            Replay.RECORDED: recorded_own,
-            Replay.ORIGINAL: recorded_own,
-            Replay.IDEAL: frame["ideal_own"].to_numpy().astype(np.float32),
+        cost={
+            Replay.RECORDED: recorded_cost,
+            Replay.ORIGINAL: recorded_cost,
+            Replay.IDEAL: frame["ideal_cost"].to_numpy().astype(np.float32),
         },
         launch_delay=frame["launch_delay"].to_numpy().astype(np.float32),
-        median=_medians(kind, recorded_own),
+        median=_medians(kind, recorded_cost),
         alone=_alone(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
     )
 
 
-def _medians(kind: npt.NDArray[np.uint8], own: npt.NDArray[np.float32]) -> Floats:
+def _medians(kind: npt.NDArray[np.uint8], cost: npt.NDArray[np.float32]) -> Floats:
     """Median own cost per kind, [kinds]."""
     median = np.full(len(KINDS), np.nan)
     for code in np.unique(kind):
-        median[code] = np.median(own[kind == code])
+        median[code] = np.median(cost[kind == code])
     return median
 
 
@@ -263,7 +263,7 @@ def _part(
         wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
     kept = chosen[wanted]
     kind, duration = ops.kind[kept], ops.duration[replay][kept]
-    wait = np.clip(duration - ops.own[replay][kept], 0.0, duration)
+    wait = np.clip(duration - ops.cost[replay][kept], 0.0, duration)
     return {
         "track": position[wanted] * len(lines) + line_of_op[wanted],
         "start": ops.start[replay][kept],
@@ -352,7 +352,7 @@ def slowest(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window |
         wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
     chosen = chosen[wanted]
     ratio, peers = ops.ratios(chosen, replay), ops.peers(chosen, replay)
-    beyond = ops.own[replay][chosen] - np.where(np.isinf(ratio), 0.0, peers)
+    beyond = ops.cost[replay][chosen] - np.where(np.isinf(ratio), 0.0, peers)
     order = _largest(beyond, most)
     chosen = chosen[order]
     worker = ops.worker_of(chosen)
@@ -365,7 +365,7 @@ def slowest(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window |
             "microbatch": ops.microbatch[chosen],
             "start_s": ops.start[replay][chosen],
             "duration_s": ops.duration[replay][chosen].astype(np.float64),
-            "own_s": ops.own[replay][chosen].astype(np.float64),
+            "cost_s": ops.cost[replay][chosen].astype(np.float64),
             "peer_median_s": np.where(np.isinf(ratio[order]), np.nan, peers[order]),
             "ratio": ratio[order],
             "beyond_peers_s": beyond[order].astype(np.float64),

@@ -124,13 +124,13 @@ class _Only:
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of block `number`."""
-        own, ideal, chosen = durations.own[number], durations.ideal[number], self.rows[number]
+        cost, ideal, chosen = durations.cost[number], durations.ideal[number], self.rows[number]
         none = np.full(graph.blocks[number].template.rows, -1, np.int64)
         if chosen.codes.shape == (len(none), 1) and ideal.ndim == 1:
             rows = chosen.rows[self.code] if self.code < len(chosen.rows) else np.empty(0, np.int64)
             source = none.copy() if self.kept else np.arange(len(none))
             source[rows] = rows if self.kept else -1
-            return Costs(own, source, ideal, NO_MATRIX, none)
+            return Costs(cost, source, ideal, NO_MATRIX, none)
         mask = (chosen.codes == self.code) == self.kept
-        costs = np.where(mask, own, ideal[:, None] if ideal.ndim == 1 else ideal)
+        costs = np.where(mask, cost, ideal[:, None] if ideal.ndim == 1 else ideal)
         return Costs(costs, np.arange(len(none)), np.zeros(len(none)), NO_MATRIX, none)

@@ -29,9 +29,9 @@ def _correlation(forward: Floats, backward: Floats) -> float | None:
 def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
     """Durations of forwards and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
     forward, backward = [np.empty(0)], [np.empty(0)]
-    for block, own in zip(replay.graph.blocks, replay.durations.own, strict=True):
+    for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
         both = [
-            compute_rows(block, stage, kind).seconds(own) for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+            compute_rows(block, stage, kind).seconds(cost) for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
         ]
         if len(both[0]) == len(both[1]):
             forward.append(both[0].ravel())

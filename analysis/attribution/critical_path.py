@@ -104,8 +104,8 @@ def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Pa
                 yield _Part(here, block, ops)
                 break
             # A collective that lanes of several templates take part in: who of them all was there last?
-            join = int(walk.template.join[walk.group_of_row[ops.row[-1]]])
-            late = max(walks[number].latest(join, number, lanes) for number, lanes in lanes_of.items())
+            rendezvous = int(walk.template.rendezvous[walk.group_of_row[ops.row[-1]]])
+            late = max(walks[number].latest(rendezvous, number, lanes) for number, lanes in lanes_of.items())
             yield _Part(here, block, ops, late[1:])
             _, block, late_row, lane = late
             waits = walks[block].waits(late_row)
@@ -159,15 +159,15 @@ def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
         shape = timeline.end.shape
         cost, delay = np.empty(shape), np.zeros(shape)
         cost[:] = costs.constant[:, None]
-        own, late = np.flatnonzero(costs.matrix_row >= 0), np.flatnonzero(costs.delay_row >= 0)
-        cost[own] = costs.matrix[costs.matrix_row[own]]
+        varies, late = np.flatnonzero(costs.matrix_row >= 0), np.flatnonzero(costs.delay_row >= 0)
+        cost[varies] = costs.matrix[costs.matrix_row[varies]]
         if len(late):
             delay[late] = costs.delay[costs.delay_row[late]]
         times = np.zeros(len(graph.steps))
         np.maximum.at(times, block.step, timeline.end.max(axis=0))
         latest = np.empty(shape)
         native.latest_ends(
-            template.first_wait, template.waits_for, template.order, template.first_of_group, template.join,
+            template.first_wait, template.waits_for, template.order, template.first_of_group, template.rendezvous,
             block.first_lane, template.is_communication, cost, delay, times[block.step], latest,
         )  # fmt: skip
         found.append(latest - timeline.end)
@@ -203,11 +203,11 @@ class _Walk:
     def __init__(self, block: LabelledBlock, timeline: Timeline) -> None:
         self.template, self.timeline = block.template, timeline
         self.last = timeline.end.max(axis=0)
-        groups = len(self.template.join)
+        groups = len(self.template.rendezvous)
         self.group_of_row = np.empty(self.template.rows, np.int64)
         self.group_of_row[self.template.order] = np.repeat(np.arange(groups), np.diff(self.template.first_of_group))
-        joins = np.flatnonzero(self.template.join >= 0)
-        self.group_of_join = dict(zip(self.template.join[joins].tolist(), joins.tolist(), strict=True))
+        meeting = np.flatnonzero(self.template.rendezvous >= 0)
+        self.group_of_rendezvous = dict(zip(self.template.rendezvous[meeting].tolist(), meeting.tolist(), strict=True))
 
     def back(self, first_lane: Ints, lane: Ints, row: Ints, *, apart: bool) -> tuple[Ints, _Ops]:
         """The paths from ops back to the start of their steps, or to a collective that other templates take part in.
@@ -215,17 +215,17 @@ class _Walk:
         How many ops each has, and which.
         """
         template, counts = self.template, np.empty(len(row), np.int64)
-        room = [np.empty(len(row) * len(template.join), np.int64) for _ in range(4)]
+        room = [np.empty(len(row) * len(template.rendezvous), np.int64) for _ in range(4)]
         found = native.critical_paths(
             template.first_wait, template.waits_for, template.order, template.first_of_group, self.group_of_row,
-            template.join, template.is_communication, self.timeline.start, self.timeline.end, first_lane, row, lane,
-            np.array([apart]), counts, *room,
+            template.rendezvous, template.is_communication, self.timeline.start, self.timeline.end, first_lane, row,
+            lane, np.array([apart]), counts, *room,
         )  # fmt: skip
         return counts, _Ops(*(part[:found].copy() for part in room))
 
-    def latest(self, join: int, number: int, lanes: Ints) -> tuple[float, int, int, int]:
+    def latest(self, rendezvous: int, number: int, lanes: Ints) -> tuple[float, int, int, int]:
         """Who of these lanes arrives last at a collective: when, `number`, row, lane."""
-        group = self.group_of_join.get(join)
+        group = self.group_of_rendezvous.get(rendezvous)
         if group is None:
             return -np.inf, number, -1, -1
         rows = self.template.order[self.template.first_of_group[group] : self.template.first_of_group[group + 1]]

@@ -28,12 +28,12 @@ Choice = Callable[[Template], npt.NDArray[np.bool_]]
 class RepresentativeLanes:
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 
-    Member 0 of `template` is the lane itself; `own`: its costs, [rows of member 0, lanes]. `ideal`: of all members,
+    Member 0 of `template` is the lane itself; `cost`: its costs, [rows of member 0, lanes]. `ideal`: of all members,
     [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
     """
 
     template: Template
-    own: Floats
+    cost: Floats
     ideal: Floats
     step: Int32s
     dp_index: npt.NDArray[np.int64]
@@ -58,12 +58,12 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
         for company in np.unique(others, axis=0):
             lanes = np.flatnonzero((others == company).all(axis=1))
             members = [number, *np.flatnonzero(company).tolist()]
-            own = replay.durations.own[number]
+            cost = replay.durations.cost[number]
             found.append(
                 RepresentativeLanes(
                     template=build_coupled_template([graph.blocks[member].structure for member in members]),
                     ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
-                    own=own if len(lanes) == block.lanes else np.ascontiguousarray(own[:, lanes]),
+                    cost=cost if len(lanes) == block.lanes else np.ascontiguousarray(cost[:, lanes]),
                     step=block.step[lanes],
                     dp_index=np.searchsorted(dp_ranks, block.dp_rank[lanes]),
                 )
@@ -82,7 +82,7 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
         chosen = choice(template) & (template.member == 0)
         rows = np.where(chosen, np.arange(template.rows), -1)
         none = np.full(template.rows, -1)
-        costs = Costs(part.own, rows, part.ideal, NO_MATRIX, none)
+        costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
         times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
     return times
 
@@ -90,7 +90,7 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
 def _one_by_one(replay: JobReplay, choice: Choice) -> Floats:
     """What `add_back_lanes` gives, by a replay per DP rank."""
     graph, durations = replay.graph, replay.durations
-    blocks = list(zip(graph.blocks, durations.own, durations.ideal, strict=True))
+    blocks = list(zip(graph.blocks, durations.cost, durations.ideal, strict=True))
     costs = [
         np.repeat(ideal[:, None], block.lanes, axis=1) if ideal.ndim == 1 else ideal.copy()
         for block, _, ideal in blocks
@@ -98,9 +98,9 @@ def _one_by_one(replay: JobReplay, choice: Choice) -> Floats:
     chosen = [np.flatnonzero(choice(block.template)) for block in graph.blocks]
     times = np.empty((len(graph.steps), len(graph.dp_ranks)))
     for at, dp_rank in enumerate(graph.dp_ranks):
-        for (block, own, _), cost, rows in zip(blocks, costs, chosen, strict=True):
+        for (block, recorded, _), cost, rows in zip(blocks, costs, chosen, strict=True):
             cells = np.ix_(rows, np.flatnonzero(block.dp_rank == dp_rank))
-            cost[cells] = own[cells]
+            cost[cells] = recorded[cells]
         times[:, at] = replay.step_times_at([Costs.of_matrix(cost) for cost in costs])
         for (block, _, ideal), cost, rows in zip(blocks, costs, chosen, strict=True):
             cells = np.ix_(rows, np.flatnonzero(block.dp_rank == dp_rank))

@@ -35,7 +35,7 @@ def step_times_each_changed(
     None where that takes more than `most_op_replays` evaluations of an op.
     """
     graph = replay.graph
-    passes = 2 * (graph.joins + 1)
+    passes = 2 * (graph.rendezvous_count + 1)
     if min(passes, len(graph.dp_ranks)) * graph.ops > most_op_replays:
         return None
     if len(graph.dp_ranks) <= passes:
@@ -48,7 +48,7 @@ def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
     graph = replay.graph
     before, after = _Lanes.under(replay, ORIGINAL), _Lanes.under(replay, changed)
     order = _collectives_in_order(replay)
-    together = max(1, _LENGTHS_AT_ONCE // ((graph.joins + 1) ** 2 * len(graph.dp_ranks)))
+    together = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
     times = np.empty((len(graph.steps), len(graph.dp_ranks)))
     for first in range(0, len(times), together):
         last = min(first + together, len(times))
@@ -73,28 +73,28 @@ class _Lanes:
         return cls(replay, costs, tuple(behind))
 
     def paths(self, first: int, last: int) -> Floats:
-        """The edges in steps `first` to `last` - 1, [joins + 1 sources, joins + 1 targets, steps, dp_ranks].
+        """The edges in steps `first` to `last` - 1, [rendezvous and start, rendezvous and end, steps, dp_ranks].
 
         The last source is the start of the step, the last target its end; -inf where a DP rank has no such path.
         """
-        graph = self.replay.graph
-        lengths = np.full((graph.joins + 1, graph.joins + 1, last - first, len(graph.dp_ranks)), -np.inf)
+        graph, count = self.replay.graph, self.replay.graph.rendezvous_count
+        lengths = np.full((count + 1, count + 1, last - first, len(graph.dp_ranks)), -np.inf)
         for number, block in enumerate(graph.blocks):
             low, high = np.searchsorted(block.step, (first, last)).tolist()
             dp_index = np.searchsorted(graph.dp_ranks, block.dp_rank[low:high])
-            for source in range(graph.joins + 1):
-                costs = self.costs[number] if source == graph.joins else self.behind_collective[number]
-                found = path_lengths(block.template, costs, graph.joins, source, (low, high))
+            for source in range(count + 1):
+                costs = self.costs[number] if source == count else self.behind_collective[number]
+                found = path_lengths(block.template, costs, count, source, (low, high))
                 lengths[source][:, block.step[low:high] - first, dp_index] = found
         return lengths
 
 
 def _collectives_in_order(replay: JobReplay) -> Ints:
-    """The numbers of the collectives, each behind those that it depends on, [joins]."""
-    rounds = np.zeros(replay.graph.joins, np.int64)
+    """The numbers of the collectives, each behind those that it depends on, [rendezvous]."""
+    rounds = np.zeros(replay.graph.rendezvous_count, np.int64)
     for block in replay.graph.blocks:
-        joins = np.flatnonzero(block.template.join >= 0)
-        rounds[block.template.join[joins]] = np.searchsorted(block.template.first_of_round, joins, side="right")
+        groups = np.flatnonzero(block.template.rendezvous >= 0)
+        rounds[block.template.rendezvous[groups]] = np.searchsorted(block.template.first_of_round, groups, side="right")
     return np.argsort(rounds, kind="stable")
 
 

@@ -115,7 +115,7 @@ class SlowOptimizer(Rule):
         """See `Rule.candidates`."""
         if evidence.optimizers.empty or len(evidence.dp_ranks) < 2:
             return
-        taken_s = evidence.optimizers.gather(evidence.replay.durations.own).sum(axis=1)
+        taken_s = evidence.optimizers.gather(evidence.replay.durations.cost).sum(axis=1)
         level = median(taken_s, (1,))
         peers = np.maximum(lower_median(level, axis=-1)[:, None], 1e-9)
         scatter = MAD_TO_SIGMA * median(np.abs(taken_s - level[:, None]), (1,)) / np.sqrt(taken_s.shape[1])
@@ -267,7 +267,7 @@ class BusyCores(Rule):
 def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:
     """What is left of the time of these workers' own ops without their waits for a processor, as their grid."""
     grid, replay = evidence.computing, evidence.replay
-    busy = np.nan_to_num(grid.gather(replay.durations.own)) + np.maximum(
+    busy = np.nan_to_num(grid.gather(replay.durations.cost)) + np.maximum(
         np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0
     )
     busy_s = busy.sum(axis=1).mean(axis=1)

@@ -141,7 +141,7 @@ class SlowNic(Rule):
         """Workers whose collectives take longer than those of their peers in the same rings."""
         if evidence.collectives.empty or len(evidence.dp_ranks) < 2:
             return
-        member_s = evidence.collectives.gather(evidence.replay.durations.own)
+        member_s = evidence.collectives.gather(evidence.replay.durations.cost)
         usual = lower_median(median(member_s, (2,)), axis=-1)
         # Peers that transfer in no time have been waited for, or measured by a wrong clock: no measure of a card.
         usual = np.where(usual > SMALLEST_TRANSFER_S, usual, np.nan)

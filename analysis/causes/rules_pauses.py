@@ -41,7 +41,7 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
     """How long the ops of a grid stop each worker in each step, seconds, [stages, steps, dp_ranks]."""
     if grid.empty:
         return np.zeros((evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks)))
-    total: Floats = np.nan_to_num(grid.gather(evidence.replay.durations.own)).sum(axis=1)
+    total: Floats = np.nan_to_num(grid.gather(evidence.replay.durations.cost)).sum(axis=1)
     return total
 
 
@@ -229,7 +229,7 @@ class ProcessPauses(Rule):
         changes: list[Change] = [Scale(evidence.table, factor)]
         for ops in (evidence.data_loads, evidence.host_work):
             if not ops.empty:
-                changes.append(Scale(ops, as_peers(ops.gather(evidence.replay.durations.own), hit)))
+                changes.append(Scale(ops, as_peers(ops.gather(evidence.replay.durations.cost), hit)))
         if evidence.paused_starts is not None:
             changes.append(evidence.paused_starts.change(hit))
         return Candidate(

@@ -73,7 +73,7 @@ class CostOverlay:
     `stalled_s`, `overlap_s`: seconds of each step beside the graph, and those that it shares with the next, [steps].
     """
 
-    own: list[ChangedRows]
+    cost: list[ChangedRows]
     delay: list[ChangedRows]
     stalled_s: Floats
     overlap_s: Floats
@@ -85,17 +85,17 @@ class CostOverlay:
         """As the job ran."""
         none = np.zeros(len(replay.graph.steps))
         return cls(
-            [ChangedRows(matrix) for matrix in replay.durations.own],
+            [ChangedRows(matrix) for matrix in replay.durations.cost],
             [ChangedRows(matrix) for matrix in replay.kept_delay or replay.durations.launch_delay],
             none if replay.stalled_s is None else replay.stalled_s,
             none if replay.overlap_s is None else replay.overlap_s,
             None if replay.kept_delay is None else [np.asarray(matrix.any(axis=1)) for matrix in replay.kept_delay],
         )
 
-    def scale_own(self, parts: Iterable[Part]) -> None:
+    def scale_costs(self, parts: Iterable[Part]) -> None:
         """Multiply the own costs of `parts`."""
         for part in parts:
-            self.own[part.block].scale(part)
+            self.cost[part.block].scale(part)
 
     def scale_delays(self, parts: Iterable[Part]) -> None:
         """Multiply the launch delays of `parts`."""
@@ -104,11 +104,11 @@ class CostOverlay:
 
     def costs(self, number: int, template: Template) -> Costs:
         """The costs of a block for its replay, with the launch delays that are the host's."""
-        own, delay = self.own[number], self.delay[number]
+        cost, delay = self.cost[number], self.delay[number]
         kept = keeps_delay(template) if self.kept is None else self.kept[number]
         delayed = np.where(kept & self.keeps_delays, np.arange(template.rows), -1)
         constant = np.zeros(template.rows)
-        return Costs(own.base, own.source(), constant, delay.matrix(), delayed, own.changed())
+        return Costs(cost.base, cost.source(), constant, delay.matrix(), delayed, cost.changed())
 
 
 class Change(Protocol):
@@ -128,7 +128,7 @@ class Scale:
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
-        overlay.scale_own(_changed(self.ops.parts(self.factor)))
+        overlay.scale_costs(_changed(self.ops.parts(self.factor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def delayed_step_times(replay: JobReplay) -> Floats:
     """The duration of each step as recorded, with all launch delays, those of communication too, seconds, [steps]."""
     durations = replay.durations
     return replay.step_times_at(
-        [Costs.of_matrix(own, delay) for own, delay in zip(durations.own, durations.launch_delay, strict=True)]
+        [Costs.of_matrix(cost, delay) for cost, delay in zip(durations.cost, durations.launch_delay, strict=True)]
     )
 
 

@@ -104,11 +104,11 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
         relative /= position[:, None, None, :, None, None]
     level = median(relative, (2, 3))
     # What all stages and both kinds of a DP rank share in a step. The lower median keeps a slow worker out of it.
-    own = level / safe(lower_median(level.reshape(-1, *level.shape[2:]), axis=0))
-    work = workload(relative[BACKWARD], own[BACKWARD], None)
-    elastic = elasticity(relative, own, work)
+    slowness = level / safe(lower_median(level.reshape(-1, *level.shape[2:]), axis=0))
+    work = workload(relative[BACKWARD], slowness[BACKWARD], None)
+    elastic = elasticity(relative, slowness, work)
     if (elastic != 1).any():
-        work = workload(relative[BACKWARD], own[BACKWARD], elastic[BACKWARD])
+        work = workload(relative[BACKWARD], slowness[BACKWARD], elastic[BACKWARD])
     model = _Model(base, elastic, position, work)
     beyond = median(relative / safe(model.of_workload), (2, 3))
     return _factors(grid, model, beyond)

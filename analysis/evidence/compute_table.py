@@ -47,7 +47,7 @@ class ComputeTable:
 
     shape: tuple[int, int, int, int, int, int]
     placements: tuple[_Placement, ...]
-    own: tuple[Floats, ...]
+    costs: tuple[Floats, ...]
 
     @classmethod
     def of(cls, replay: JobReplay) -> ComputeTable:
@@ -63,24 +63,24 @@ class ComputeTable:
         regular = len(cells) == 1 and not next(iter(cells)) % chunks
         split = (chunks, next(iter(cells)) // chunks) if regular else (1, max(cells, default=0))
         shape = (len(COMPUTE_KINDS), graph.layout.pp, *split, len(graph.steps), len(graph.dp_ranks))
-        return cls(shape, tuple(placements), replay.durations.own)
+        return cls(shape, tuple(placements), replay.durations.cost)
 
     @cached_property
     def grid(self) -> Floats:
         """Own costs of the recording, seconds, read-only."""
-        return self.gather(self.own)
+        return self.gather(self.costs)
 
     @property
     def empty(self) -> bool:
         """True where the job has no forward or no backward computes."""
         return len({part.kind for part in self.placements}) < len(COMPUTE_KINDS)
 
-    def gather(self, own: Sequence[Floats]) -> Floats:
-        """The grid of the costs in `own` (one [rows, lanes] matrix per block)."""
+    def gather(self, costs: Sequence[Floats]) -> Floats:
+        """The grid of the costs in `costs` (one [rows, lanes] matrix per block)."""
         kinds, stages, chunks, microbatches, steps, dp_ranks = self.shape
         grid = np.full((kinds, stages, chunks * microbatches, steps, dp_ranks), np.nan)
         for part in self.placements:
-            seconds = part.computes.seconds(own[part.block])
+            seconds = part.computes.seconds(costs[part.block])
             grid[part.kind, part.stage, : len(part.computes), part.step, part.dp_index] = seconds.T
         return grid.reshape(self.shape)
 

@@ -48,7 +48,7 @@ class DataWaits:
         """Find them; none in a job without forwards and recorded loading."""
         recorded = not evidence.data_loads.empty
         if recorded:
-            sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.own))]
+            sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.cost))]
             usual_s, least_s = 0.0, np.array(SMALLEST_DATA_DELAY_S)
         elif evidence.first_forwards.empty:
             return cls(recorded, 0.0, ())

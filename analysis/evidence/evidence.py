@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
-from tracekit.analysis.evidence.step_edges import with_overlap, with_own_delays
+from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Floats
@@ -48,13 +48,13 @@ class Evidence:
     @classmethod
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
         """Gather evidence on a job."""
-        own = with_own_delays(replay, trace.step_starts)
-        computes = Computes(own)
-        paused = find_paused_starts(own, computes.pauses)
-        own = with_paused_starts(own, paused)
-        stalled = 0.0 if own.stalled_s is None else own.stalled_s
-        busy_s = step_times_with(own, ()) - stalled  # a stall lies between two steps and is part of neither
-        return cls(trace, with_overlap(own, trace.step_starts, busy_s), attribution, computes, paused)
+        by_step = with_step_delays(replay, trace.step_starts)
+        computes = Computes(by_step)
+        paused = find_paused_starts(by_step, computes.pauses)
+        by_step = with_paused_starts(by_step, paused)
+        stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
+        busy_s = step_times_with(by_step, ()) - stalled  # a stall lies between two steps and is part of neither
+        return cls(trace, with_overlap(by_step, trace.step_starts, busy_s), attribution, computes, paused)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:

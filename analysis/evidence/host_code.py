@@ -69,11 +69,11 @@ class HostCode:
     @cached_property
     def _slower(self) -> Floats:
         """How many times as long as its peers each worker computes, from 1, [stages, steps, dp_ranks]."""
-        own = self.evidence.replay.durations.own
+        cost = self.evidence.replay.durations.cost
         seconds = np.zeros(self.taken_s.shape[1:])
         for grid in (self.evidence.forwards, self.evidence.backwards):
             if not grid.empty:
-                seconds += np.nan_to_num(grid.gather(own)).sum(axis=1)
+                seconds += np.nan_to_num(grid.gather(cost)).sum(axis=1)
         return np.asarray(np.maximum(seconds / safe(_of_peers(seconds)), 1.0))
 
     @cached_property
@@ -131,7 +131,7 @@ def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Float
     delays = np.maximum(np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0)
     seconds: Floats = np.where(_waits_for_data(evidence, grid, kinds), 0.0, delays).sum(axis=1)
     if _HOST_OPS.intersection(kinds):
-        seconds = seconds + np.nan_to_num(grid.gather(evidence.replay.durations.own)).sum(axis=1)
+        seconds = seconds + np.nan_to_num(grid.gather(evidence.replay.durations.cost)).sum(axis=1)
     return seconds
 
 

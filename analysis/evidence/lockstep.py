@@ -146,7 +146,7 @@ class LockstepRepair:
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
-        overlay.scale_own(self.parts)
+        overlay.scale_costs(self.parts)
 
 
 def _key(graph: DependencyGraph, step: Ints, dp_index: Ints, stage: Ints, kind: Ints, seq: Ints) -> Ints:

@@ -59,7 +59,7 @@ def find_paused_starts(replay: JobReplay, pauses: Pauses | None) -> PausedStarts
         ops,
         share,
         optimizers,
-        _paused_share(optimizers.gather(replay.durations.own), pauses),
+        _paused_share(optimizers.gather(replay.durations.cost), pauses),
         scaled(delays, ops.parts(1 - share)),
     )
 

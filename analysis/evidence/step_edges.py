@@ -31,7 +31,7 @@ LARGEST_OVERLAP_SHARE = 0.01
 MOST_STEPS_SHARE = 0.5
 
 
-def with_own_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobReplay:
+def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobReplay:
     """The job without stalls and late beginnings in its launch delays; what it stalled is in `JobReplay.stalled_s`.
 
     `step_starts`: absolute starts of steps, seconds, where known.

@@ -108,7 +108,7 @@ class Traffic:
             # A member whose own end of a ring is slow ends after the others: those know how long the ring took.
             np.fmin(
                 _shortest(evidence.collectives.gather(recorded), 3),
-                _shortest(evidence.collectives.gather(evidence.replay.durations.own), 3),
+                _shortest(evidence.collectives.gather(evidence.replay.durations.cost), 3),
             ),
             _shortest(evidence.embedding_exchanges.gather(recorded), 0),
         )
@@ -378,9 +378,9 @@ def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
     blocks = evidence.replay.graph.blocks
     if not any(block.structure.call is not None for block in blocks):
         return seconds
-    own = evidence.transfers.gather(evidence.replay.durations.own)
-    waited = seconds > WAITED_FACTOR * np.abs(own) + WAITED_S
-    return np.where(waited, np.maximum(own, 0.0), seconds)
+    cost = evidence.transfers.gather(evidence.replay.durations.cost)
+    waited = seconds > WAITED_FACTOR * np.abs(cost) + WAITED_S
+    return np.where(waited, np.maximum(cost, 0.0), seconds)
 
 
 def _shortest(seconds: Floats, axis: int) -> Floats:

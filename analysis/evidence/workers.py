@@ -128,7 +128,7 @@ def optimizer_factor(evidence: Evidence) -> Floats:
     shape = (evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks))
     if evidence.optimizers.empty:
         return np.ones(shape)
-    cost = np.nansum(evidence.optimizers.gather(evidence.replay.durations.own), axis=1)
+    cost = np.nansum(evidence.optimizers.gather(evidence.replay.durations.cost), axis=1)
     peers = lower_median(cost, axis=2)[..., None] if shape[2] > 1 else lower_median(cost, axis=0)[None]
     ratio = cost / safe(peers)
     return np.where(cost > 0, ratio, 1.0)

@@ -26,19 +26,20 @@ FEWEST_PLACES = 3
 LARGEST_SLOW_SHARE = 0.5
 
 
-def workload(backward: Floats, own: Floats, elastic: Floats | None) -> Floats:
+def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floats:
     """What all stages of a DP rank share, microbatch by microbatch, 1 = the usual one.
 
-    Backwards only, for what stops Python does not reach them. `own`: how much slower each worker is, [stages, steps,
+    Backwards only, for what stops Python does not reach them. `slowness`: how much slower each worker is,
+    [stages, steps,
     dp_ranks]; `elastic`: of backwards, [stages, chunks], None: 1.
     """
-    cells = backward / safe(own)[:, None, None]
+    cells = backward / safe(slowness)[:, None, None]
     if elastic is not None:
         cells = 1 + (cells - 1) / elastic[:, :, None, None, None]
     return median(np.maximum(cells.reshape(-1, *cells.shape[2:]), 0.0), (0,))
 
 
-def elasticity(relative: Floats, own: Floats, work: Floats) -> Floats:
+def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
     """By how much each stage's cost follows the workload: 0.6 where four tenths of it are the same for all.
 
     The loss costs the same for each token, whatever attention costs. Slopes come from the costliest and the cheapest
@@ -47,7 +48,7 @@ def elasticity(relative: Floats, own: Floats, work: Floats) -> Floats:
     shape = relative.shape
     lanes = _few(shape[4] * shape[5], shape[3] * shape[0] * shape[1] * shape[2])
     work = work.reshape(shape[3], -1)[:, lanes].reshape(-1)
-    beside = (relative / safe(own)[:, :, None, None]).reshape(*shape[:4], -1)[..., lanes]
+    beside = (relative / safe(slowness)[:, :, None, None]).reshape(*shape[:4], -1)[..., lanes]
     cells = beside.reshape(*shape[:3], -1)
     known = np.isfinite(work)
     if shape[1] < 2 or known.sum() < 8:

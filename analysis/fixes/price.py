@@ -243,7 +243,7 @@ def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
 
 def _pauses(evidence: Evidence) -> Floats:
     """Seconds of each garbage collection, recorded as an op or seen as a pause of a forward."""
-    between = np.empty(0) if evidence.collections.empty else evidence.collections.gather(evidence.replay.durations.own)
+    between = np.empty(0) if evidence.collections.empty else evidence.collections.gather(evidence.replay.durations.cost)
     inside = pauses_in_forwards(evidence)
     within = np.empty(0) if inside is None else inside
     every: Floats = np.concatenate([between[between > 0], within[within > 0]])

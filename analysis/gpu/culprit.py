@@ -121,7 +121,7 @@ def _culprit(waits: Waits, rank: int, saved_s: float, causes: tuple[CauseFound, 
 def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
     """What the recording would lose if transfers took no time once all ranks are there, seconds."""
     communicates = (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
-    return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.own)])[0])
+    return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.cost)])[0])
 
 
 def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:

@@ -33,12 +33,12 @@ class PaceOfPeers:
     replay: GraphReplay
 
     @cached_property
-    def own(self) -> Floats:
+    def cost(self) -> Floats:
         """What each op costs by itself, seconds, [ops]."""
-        cost = np.empty(len(self.graph.ops.start))
-        for block, own in zip(self.graph.blocks, self.replay.durations.own, strict=True):
-            cost[block.op] = own
-        return cost
+        costs = np.empty(len(self.graph.ops.start))
+        for block, cost in zip(self.graph.blocks, self.replay.durations.cost, strict=True):
+            costs[block.op] = cost
+        return costs
 
     @cached_property
     def steps(self) -> Int32s:
@@ -56,7 +56,7 @@ class PaceOfPeers:
     @cached_property
     def _critical(self) -> Ints:
         """The ops that the recording consists of, one after the other."""
-        path = critical_path(self.replay, _At(self.graph, self.own))
+        path = critical_path(self.replay, _At(self.graph, self.cost))
         ops = np.empty(len(path.row), np.int64)
         for at, block in enumerate(self.graph.blocks):
             here = path.block == at
@@ -88,7 +88,7 @@ class PaceOfPeers:
     def _totals(self) -> Floats:
         """What each rank spends on each class, seconds, [classes, ranks]."""
         ranks = self.graph.ops.mesh.ranks
-        totals = np.bincount(self._cell, weights=self.own, minlength=(int(self._class.max()) + 1) * len(ranks))
+        totals = np.bincount(self._cell, weights=self.cost, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
 
     @cached_property
@@ -145,7 +145,7 @@ class PaceOfPeers:
         classes, inverse, counts = np.unique(self._class[mine], return_inverse=True, return_counts=True)
         usual = self._usual(classes, at)
         whole = np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
-        cost = self.own.copy()
+        cost = self.cost.copy()
         cost[mine] = (usual / np.maximum(whole, counts))[inverse]
         return cost
 
@@ -191,15 +191,15 @@ class PaceOfPeers:
 
     def _durations_of(self, graph: FoldedGraph) -> Durations:
         """What the ops cost here, launch delays included, laid out as another graph of the same ops is."""
-        delay = np.empty(len(self.own))
+        delay = np.empty(len(self.cost))
         for block, late in zip(self.graph.blocks, self.replay.durations.launch_delay, strict=True):
             delay[block.op] = late
-        own = tuple(self.own[block.op] for block in graph.blocks)
-        return Durations(own, tuple(delay[block.op] for block in graph.blocks), own, 0, 0)
+        cost = tuple(self.cost[block.op] for block in graph.blocks)
+        return Durations(cost, tuple(delay[block.op] for block in graph.blocks), cost, 0, 0)
 
     def time_with_window(self, rank: int, begin_s: float) -> float:
         """How long the recording takes where the window of a rank begins so long after the recording, seconds."""
-        cost = self.own.copy()
+        cost = self.cost.copy()
         cost[self._of_kind("window") & (self.graph.ops.rank == rank)] = begin_s
         return float(self.times([cost])[0])
 
@@ -211,7 +211,7 @@ class PaceOfPeers:
     @cached_property
     def recorded_s(self) -> float:
         """How long it takes as it was."""
-        return float(self.times([self.own])[0])
+        return float(self.times([self.cost])[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Graphs laid out for replay.
 
 In: `Wiring`s, the dependencies among some ops and who starts together. Out: `CompiledGraph`s: the same in an order in
-which it can be replayed, cut into rounds between which lanes of other graphs may join, with a place for each op's end
-time. Nothing here knows what the ops are.
+which it can be replayed, cut into rounds between which it meets the lanes of other graphs, with a buffer for each op's
+end time. Nothing here knows what the ops are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.errors import GraphError
 
-NO_JOINS = np.empty(0, np.int64)
+NO_RENDEZVOUS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class Wiring:
     """Dependencies among ops, which are rows.
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
-    [rows]. `join_key`: rows that also wait for the same op in other lanes of their step share a number that is the
-    same in every wiring of the job, -1 elsewhere, [rows]. `synchronises`: whether a row ends a cost after the latest
-    start of its group, not of its own, [rows]. `describe`: what a message calls a row.
+    [rows]. `rendezvous_key`: rows that also wait for the same op in other lanes of their step share a number that is
+    the same in every wiring of the job, -1 elsewhere, [rows]. `synchronises`: whether a row ends a cost after the
+    latest start of its group, not after its own start, [rows]. `describe`: what a message calls a row.
     """
 
     before: Ints
     after: Ints
     group: Ints
-    join_key: Ints
+    rendezvous_key: Ints
     synchronises: npt.NDArray[np.bool_]
     describe: Callable[[int], str]
 
@@ -44,11 +44,12 @@ class CompiledGraph:
 
     Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: it waits for its
     group, too, [rows]. Rows that start their transfer together form a group;
-    `order[first_of_group[g]:first_of_group[g + 1]]` are the rows of the g-th group, groups in replay order. `join[g]`:
-    number of the collective for which the group waits in all lanes of its step, -1 for none. Groups come in rounds:
-    those of round r are `first_of_round[r]:first_of_round[r + 1]`, its joins last; a join of round r depends on joins
-    of earlier rounds only, and the same collective has the same round in every graph compiled with it.
-    `slot`: where a row's end time is kept while later rows need it; `slots` of them suffice.
+    `order[first_of_group[g]:first_of_group[g + 1]]` are the rows of the g-th group, groups in replay order.
+    `rendezvous[g]`: number of the collective in which the group meets all other lanes of its step, -1 for none. Groups
+    come in rounds: those of round r are `first_of_round[r]:first_of_round[r + 1]`, those that meet other lanes last;
+    a rendezvous of round r depends on those of earlier rounds only, and the same collective has the same round in every
+    graph compiled with it.
+    `buffer`: where a row's end time is kept while later rows need it; `buffer_count` of them suffice.
     """
 
     is_communication: npt.NDArray[np.bool_]
@@ -56,15 +57,15 @@ class CompiledGraph:
     waits_for: Ints
     order: Ints
     first_of_group: Ints
-    join: Ints
+    rendezvous: Ints
     first_of_round: Ints
-    slot: Ints
-    slots: int
+    buffer: Ints
+    buffer_count: int
 
     @property
     def rows(self) -> int:
         """How many ops the graph has."""
-        return len(self.slot)
+        return len(self.buffer)
 
     def in_replay_order(self) -> CompiledGraph:
         """The same graph whose rows are numbered as they are replayed: row i is what was row `order[i]`.
@@ -82,12 +83,12 @@ class CompiledGraph:
             first_wait=first_wait,
             waits_for=place[self.waits_for[edges]],
             order=np.arange(self.rows),
-            slot=self.slot[self.order],
+            buffer=self.buffer[self.order],
         )
 
 
 def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]:
-    """Lay out graphs whose collectives (`keys`, the join keys in use, ascending) join the lanes of a step across them.
+    """Lay out graphs in which the lanes of a step meet: `keys` are the rendezvous keys in use, ascending.
 
     Raises GraphError where dependencies form a cycle.
     """
@@ -98,7 +99,7 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
         latest = rounds.copy()
         for draft in drafts:
             number = draft.rounds(rounds)
-            np.maximum.at(latest, draft.join[draft.join >= 0], number[draft.join >= 0])
+            np.maximum.at(latest, draft.rendezvous[draft.rendezvous >= 0], number[draft.rendezvous >= 0])
         if np.array_equal(latest, rounds):
             return [draft.compiled(rounds) for draft in drafts]
         rounds = latest
@@ -108,11 +109,11 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
 
 
 def compile_graph(wiring: Wiring) -> CompiledGraph:
-    """Lay out one graph that meets no other; collectives with a join key join within it.
+    """Lay out one graph that meets no other; ops with a rendezvous key meet within it.
 
     Raises GraphError where dependencies form a cycle.
     """
-    return _Draft(wiring, NO_JOINS).compiled(NO_JOINS)
+    return _Draft(wiring, NO_RENDEZVOUS).compiled(NO_RENDEZVOUS)
 
 
 class _Draft:
@@ -121,17 +122,17 @@ class _Draft:
     def __init__(self, wiring: Wiring, keys: Ints) -> None:
         self.wiring = wiring
         group, rows = wiring.group.copy(), len(wiring.group)
-        joined = np.flatnonzero(wiring.join_key >= 0)
-        if len(joined):  # a collective is one group over all members: name it after its first row
-            _, first, inverse = np.unique(wiring.join_key[joined], return_index=True, return_inverse=True)
-            group[joined] = joined[first[inverse]]
+        meeting = np.flatnonzero(wiring.rendezvous_key >= 0)
+        if len(meeting):  # a collective is one group over all members: name it after its first row
+            _, first, inverse = np.unique(wiring.rendezvous_key[meeting], return_index=True, return_inverse=True)
+            group[meeting] = meeting[first[inverse]]
         _, self.group = np.unique(group, return_inverse=True)
         groups = int(self.group.max()) + 1
         self.by_group = np.argsort(self.group, kind="stable")
         self.first_of_group = np.searchsorted(self.group[self.by_group], np.arange(groups + 1))
-        self.join = np.full(groups, -1, np.int64)
+        self.rendezvous = np.full(groups, -1, np.int64)
         if len(keys):
-            self.join[self.group[joined]] = np.searchsorted(keys, wiring.join_key[joined])
+            self.rendezvous[self.group[meeting]] = np.searchsorted(keys, wiring.rendezvous_key[meeting])
         self.first_wait, self.waits_for = adjacency(wiring.after, wiring.before, rows)
         first_next, nexts = adjacency(wiring.before, wiring.after, rows)
         ordered = np.empty(groups, np.int64)
@@ -141,39 +142,39 @@ class _Draft:
             raise self._cycle(np.setdiff1d(np.arange(groups), ordered[:count]))
         self.ordered = ordered
 
-    def rounds(self, of_joins: Ints) -> Ints:
-        """The round of each group, [groups], where no join comes before its round in `of_joins`, [keys]."""
+    def rounds(self, of_rendezvous: Ints) -> Ints:
+        """The round of each group, [groups], where no rendezvous comes before its round in `of_rendezvous`, [keys]."""
         number = np.zeros(len(self.ordered), np.int64)
         native.rounds(
             self.ordered, self.by_group, self.first_of_group, self.first_wait, self.waits_for, self.group,
-            self.join, of_joins, number,
+            self.rendezvous, of_rendezvous, number,
         )  # fmt: skip
         return number
 
-    def compiled(self, of_joins: Ints) -> CompiledGraph:
+    def compiled(self, of_rendezvous: Ints) -> CompiledGraph:
         """The finished graph."""
-        number = self.rounds(of_joins)
-        joins = self.join >= 0
-        place = np.lexsort((joins[self.ordered], number[self.ordered]))  # stable: within, the order stays
+        number = self.rounds(of_rendezvous)
+        meets = self.rendezvous >= 0
+        place = np.lexsort((meets[self.ordered], number[self.ordered]))  # stable: within, the order stays
         ordered = self.ordered[place]
         lengths = np.diff(self.first_of_group)[ordered]
         first_of_group = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(len(self.group)) + np.repeat(self.first_of_group[ordered] - first_of_group[:-1], lengths)
         order = self.by_group[positions]
         last_round = int(number.max())
-        slot = np.empty(len(order), np.int64)
-        units = _units(number[ordered], joins[ordered])
-        slots = native.assign_slots(order, first_of_group, self.first_wait, self.waits_for, units, slot)
+        buffer = np.empty(len(order), np.int64)
+        units = _units(number[ordered], meets[ordered])
+        buffer_count = native.assign_buffers(order, first_of_group, self.first_wait, self.waits_for, units, buffer)
         return CompiledGraph(
             is_communication=self.wiring.synchronises,
             first_wait=self.first_wait,
             waits_for=self.waits_for,
             order=order,
             first_of_group=first_of_group,
-            join=self.join[ordered],
+            rendezvous=self.rendezvous[ordered],
             first_of_round=np.searchsorted(number[ordered], np.arange(last_round + 2)),
-            slot=slot,
-            slots=slots,
+            buffer=buffer,
+            buffer_count=buffer_count,
         )
 
     def _cycle(self, stuck: Ints) -> GraphError:
@@ -190,8 +191,8 @@ def adjacency(sources: Ints, targets: Ints, rows: int) -> tuple[Ints, Ints]:
     return np.searchsorted(sources[order], np.arange(rows + 1)), targets[order]
 
 
-def _units(number: Ints, joins: npt.NDArray[np.bool_]) -> Ints:
-    """Groups that may run at the same time share a number: all joins of a round, every other group alone."""
+def _units(number: Ints, meets: npt.NDArray[np.bool_]) -> Ints:
+    """Groups that may run at the same time share a number: all that meet in a round, every other group alone."""
     fresh = np.ones(len(number), np.bool_)
-    fresh[1:] = ~(joins[1:] & joins[:-1] & (number[1:] == number[:-1]))
+    fresh[1:] = ~(meets[1:] & meets[:-1] & (number[1:] == number[:-1]))
     return np.cumsum(fresh) - 1

@@ -26,11 +26,11 @@ class ComputeRows:
     def __len__(self) -> int:
         return len(self.rows) // self.parts
 
-    def seconds(self, own: Floats) -> Floats:
-        """What each compute takes, seconds, [computes, lanes]; `own`: costs of the block, [rows, lanes]."""
+    def seconds(self, cost: Floats) -> Floats:
+        """What each compute takes, seconds, [computes, lanes]; `cost`: costs of the block, [rows, lanes]."""
         alike = self.rows.shape[1] == 1
-        costs: Floats = own[self.rows[:, 0]] if alike else np.take_along_axis(own, self.rows, axis=0)
-        return costs if self.parts == 1 else costs.reshape(len(self), self.parts, -1).sum(axis=1)
+        seconds: Floats = cost[self.rows[:, 0]] if alike else np.take_along_axis(cost, self.rows, axis=0)
+        return seconds if self.parts == 1 else seconds.reshape(len(self), self.parts, -1).sum(axis=1)
 
 
 def compute_rows(block: Block, stage: int, kind: OpKind) -> ComputeRows:

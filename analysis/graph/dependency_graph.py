@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.graph.compiled import NO_JOINS
+from tracekit.analysis.graph.compiled import NO_RENDEZVOUS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
 from tracekit.analysis.graph.labels import UNLABELLED, Label, Mask, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
@@ -25,7 +25,7 @@ from tracekit.analysis.graph.rules.gathering import (
 )
 from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
 from tracekit.analysis.graph.structure import Structure
-from tracekit.analysis.graph.template import Template, build_templates, join_keys
+from tracekit.analysis.graph.template import Template, build_templates, rendezvous_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.errors import GraphError
 from tracekit.model import KINDS, Layout, OpKind, Worker
@@ -113,7 +113,8 @@ class Block:
 class DependencyGraph:
     """All ops of a job and what each waits for.
 
-    `steps`: step numbers that can be replayed, [steps]. `joins`: how many data-parallel collectives a step has.
+    `steps`: step numbers that can be replayed, [steps]. `rendezvous_count`: how many data-parallel collectives a step
+    has.
     `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not recorded;
     `reconstructed`: whether they were put in. `posting`: when receives are posted. `trace`: where it came from; it
     knows ranks and hosts.
@@ -122,7 +123,7 @@ class DependencyGraph:
     layout: Layout
     steps: Int32s
     blocks: tuple[Block, ...]
-    joins: int
+    rendezvous_count: int
     dropped_lanes: tuple[tuple[int, int], ...]
     gaps: tuple[Gap, ...] = ()
     reconstructed: bool = False
@@ -159,7 +160,9 @@ class DependencyGraph:
     def _built(cls, trace: Trace, lanes: Lanes, posting: PostingRule) -> DependencyGraph:
         replayed = np.unique(np.concatenate([group.step for group in lanes.groups]))
         lanes_of_step = sum(np.bincount(group.step, minlength=len(lanes.steps)) for group in lanes.groups)
-        keys = join_keys([group.structure for group in lanes.groups]) if np.max(lanes_of_step) > 1 else NO_JOINS
+        keys = (
+            rendezvous_keys([group.structure for group in lanes.groups]) if np.max(lanes_of_step) > 1 else NO_RENDEZVOUS
+        )
         templates = build_templates([group.structure for group in lanes.groups], keys)
         return cls(
             layout=trace.layout,
@@ -167,7 +170,7 @@ class DependencyGraph:
             blocks=tuple(
                 _block(group, template, replayed) for group, template in zip(lanes.groups, templates, strict=True)
             ),
-            joins=len(keys),
+            rendezvous_count=len(keys),
             dropped_lanes=lanes.dropped_lanes,
             posting=posting,
             trace=trace,
@@ -344,7 +347,7 @@ def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: in
     microbatch, seq = (column[:, lane if column.shape[1] > 1 else 0] for column in (block.microbatch, block.seq))
     present = np.ones(template.rows, np.bool_) if block.present is None else block.present[:, lane]
     group_of_row = np.empty(template.rows, np.int64)
-    group_of_row[template.order] = np.repeat(np.arange(len(template.join)), np.diff(template.first_of_group))
+    group_of_row[template.order] = np.repeat(np.arange(len(template.rendezvous)), np.diff(template.first_of_group))
     nodes = [
         (dp_rank, int(template.pp_rank[row]), KINDS[template.kind[row]], int(seq[row])) for row in range(template.rows)
     ]
@@ -356,7 +359,7 @@ def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: in
             duration=float(block.duration[row, lane]),
             chunk=int(template.chunk[row]) if template.chunk[row] >= 0 else None,
             microbatch=int(microbatch[row]) if microbatch[row] >= 0 else None,
-            group=(int(template.join[group]),) if template.join[group] >= 0 else (number, group, lane),
+            group=(int(template.rendezvous[group]),) if template.rendezvous[group] >= 0 else (number, group, lane),
         )
     for row in np.flatnonzero(present).tolist():
         waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]].tolist()

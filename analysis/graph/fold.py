@@ -41,7 +41,7 @@ class FoldedGraph:
     ops: OpGraph
     steps: Int32s
     blocks: tuple[FoldedSteps, ...]
-    joins: int = 0
+    rendezvous_count: int = 0
     blocks_meet: bool = False
 
     @property
@@ -128,7 +128,7 @@ def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
             before=sample.before,
             after=sample.after,
             group=sample.group,
-            join_key=np.full(rows, -1, np.int64),
+            rendezvous_key=np.full(rows, -1, np.int64),
             synchronises=graph.rendezvous[sample.first : sample.last] >= 0,
             describe=lambda row: graph.describe(sample.first + row),
         )

@@ -77,7 +77,7 @@ class LabelledBlock(Protocol):
 class LabelledGraph(Protocol):
     """All ops of a job, what each waits for, and what is known of it: all that replay and what-if need of a graph.
 
-    `steps`: step numbers, [steps]. `joins`: how many collectives of a step join lanes.
+    `steps`: step numbers, [steps]. `rendezvous_count`: in how many collectives of a step lanes meet.
     """
 
     @property
@@ -85,7 +85,7 @@ class LabelledGraph(Protocol):
     @property
     def blocks(self) -> tuple[LabelledBlock, ...]: ...
     @property
-    def joins(self) -> int: ...
+    def rendezvous_count(self) -> int: ...
     @property
     def blocks_meet(self) -> bool: ...
     @property

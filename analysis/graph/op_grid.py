@@ -85,9 +85,9 @@ class TransferGrid:
         """True where the job has no transfers between stages."""
         return self.sends.empty
 
-    def gather(self, own: Sequence[Floats]) -> Floats:
+    def gather(self, costs: Sequence[Floats]) -> Floats:
         """Seconds per transfer: the shorter of what its two sides measured, so that no clock can lengthen it."""
-        return np.fmin(self.sends.gather(own), self.recvs.gather(own))
+        return np.fmin(self.sends.gather(costs), self.recvs.gather(costs))
 
     def parts(self, values: Floats) -> Iterator[Part]:
         """`values`, which broadcast to the grid's shape, for both sides of each transfer."""

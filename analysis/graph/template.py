@@ -33,7 +33,7 @@ class Template(CompiledGraph):
     chunk: npt.NDArray[np.int16]
 
 
-def join_keys(structures: Sequence[Structure]) -> Ints:
+def rendezvous_keys(structures: Sequence[Structure]) -> Ints:
     """The data-parallel collectives of a job: the distinct `Structure.dp_key`s, ascending."""
     keys = np.unique(np.concatenate([structure.dp_key for structure in structures]))
     return keys[keys >= 0]
@@ -71,7 +71,7 @@ def _wiring(structures: Sequence[Structure]) -> Wiring:
         before=np.concatenate([part.before + offset for part, offset in parts]),
         after=np.concatenate([part.after + offset for part, offset in parts]),
         group=np.concatenate([part.group + offset for part, offset in parts]),
-        join_key=np.concatenate([part.dp_key for part in structures]),
+        rendezvous_key=np.concatenate([part.dp_key for part in structures]),
         synchronises=_IS_COMMUNICATION[np.concatenate([part.kind for part in structures])],
         describe=describe,
     )

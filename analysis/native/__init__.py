@@ -7,17 +7,17 @@ compiled or cached at run time.
 """
 
 from tracekit.analysis.native._native import (
-    assign_slots,
+    assign_buffers,
     count_ops,
     critical_paths,
     hash_streams,
     latest_ends,
-    latest_joins,
     launch_delays,
     place_labels,
     place_times,
     place_uniform,
     proximal_step,
+    rendezvous_starts,
     replay,
     replay_order,
     rounds,
@@ -25,17 +25,17 @@ from tracekit.analysis.native._native import (
 )
 
 __all__ = [
-    "assign_slots",
+    "assign_buffers",
     "count_ops",
     "critical_paths",
     "hash_streams",
     "latest_ends",
-    "latest_joins",
     "launch_delays",
     "place_labels",
     "place_times",
     "place_uniform",
     "proximal_step",
+    "rendezvous_starts",
     "replay",
     "replay_order",
     "rounds",

@@ -94,33 +94,38 @@ def rounds(
     first_wait: _Int64s,
     waits_for: _Int64s,
     group: _Int64s,
-    join: _Int64s,
-    of_joins: _Int64s,
+    rendezvous: _Int64s,
+    of_rendezvous: _Int64s,
     number: _Int64s,
 ) -> None:
-    """Fill `number` with each group's round: one more than that of joins it depends on, a join's not before its own."""
+    """Fill `number` with each group's round: after each rendezvous it depends on, not before its own one."""
 
-def assign_slots(
-    order: _Int64s, first_of_group: _Int64s, first_wait: _Int64s, waits_for: _Int64s, unit: _Int64s, slot: _Int64s
+def assign_buffers(
+    order: _Int64s, first_of_group: _Int64s, first_wait: _Int64s, waits_for: _Int64s, unit: _Int64s, buffer: _Int64s
 ) -> int:
-    """Fill `slot`, [rows], reused once nothing later waits for a row; how many slots there are.
+    """Fill `buffer`, [rows], reused once nothing later waits for a row; how many buffers there are.
 
-    Groups of one `unit` may be under way at the same time, so slots come free after the unit only.
+    Groups of one `unit` may be under way at the same time, so buffers come free after the unit only.
     """
 
-def latest_joins(
-    order: _Int64s, first_of_group: _Int64s, join: _Int64s, start: _Floats, step: _Int32s, joined: _Floats
+def rendezvous_starts(
+    order: _Int64s,
+    first_of_group: _Int64s,
+    rendezvous: _Int64s,
+    start: _Floats,
+    step: _Int32s,
+    rendezvous_start: _Floats,
 ) -> None:
-    """Raise `joined`, [joins, steps], to the latest recorded start of each data-parallel collective in each step."""
+    """Raise `rendezvous_start`, [rendezvous, steps], to the latest recorded start of each collective in each step."""
 
 def transfer_durations(
     order: _Int64s,
     first_of_group: _Int64s,
-    join: _Int64s,
+    rendezvous: _Int64s,
     is_communication: _Bools,
     start: _Floats,
     step: _Int32s,
-    joined: _Floats,
+    rendezvous_start: _Floats,
     lowest: float,
     cost: _Floats,
 ) -> int:
@@ -140,7 +145,7 @@ def critical_paths(
     order: _Int64s,
     first_of_group: _Int64s,
     group_of_row: _Int64s,
-    join: _Int64s,
+    rendezvous: _Int64s,
     is_communication: _Bools,
     start: _Floats,
     end: _Floats,
@@ -159,7 +164,7 @@ def critical_paths(
     `start`, `end`: of a replay, [rows, lanes]; `first_lane`: where the lanes of each step begin, [steps + 1].
     `counts`: how many ops each path has, [steps]. `rows`, `lanes`: the ops of one path after the other, last op first;
     `late_rows`, `late_lanes`: who of its group arrived last, where the path goes on. With `apart`, [1], lanes of other
-    graphs take part in the joins, and a path ends at one, with -1 for who arrived last.
+    graphs meet these, and a path ends at a rendezvous, with -1 for who arrived last.
     """
 
 def latest_ends(
@@ -167,7 +172,7 @@ def latest_ends(
     waits_for: _Int64s,
     order: _Int64s,
     first_of_group: _Int64s,
-    join: _Int64s,
+    rendezvous: _Int64s,
     first_lane: _Int64s,
     is_communication: _Bools,
     cost: _Floats,
@@ -196,8 +201,8 @@ def replay(
     first_of_group: _Int64s,
     first_wait: _Int64s,
     waits_for: _Int64s,
-    slot: _Int64s,
-    join: _Int64s,
+    buffer: _Int64s,
+    rendezvous: _Int64s,
     is_communication: _Bools,
     matrix: _Floats,
     matrix_row: _Int64s,
@@ -209,7 +214,7 @@ def replay(
     last_new: int,
     first_lane: _Int64s,
     steps: _Int64s,
-    joined: _Floats,
+    rendezvous_start: _Floats,
     live: _Floats,
     ends: _Floats,
     starts_out: _Floats,
@@ -218,9 +223,9 @@ def replay(
 ) -> None:
     """Replay the groups `finishing` to `last_new` for the lanes `first_lane[0]` to `first_lane[-1]`.
 
-    Where `joined`, [joins, steps], is not empty, lanes of other templates take part in the joins: groups before
-    `first_new` have started in an earlier call and now only finish, and joins after it only start and leave the time
-    when the last of them is there in `joined`. `steps`: the column of `joined` of each run of lanes. `live`: [slots,
-    lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are filled unless
-    empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes].
+    Where `rendezvous_start`, [rendezvous, steps], is not empty, lanes of other templates take part: groups before
+    `first_new` have started in an earlier call and only finish now; groups after it that meet other lanes only start
+    and leave the time when the last of them is there in `rendezvous_start`. `steps`: its column for each run of lanes.
+    `live`: [buffers, lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are
+    filled unless empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes].
     """

@@ -1,17 +1,17 @@
 /* Recorded times into what each op cost by itself. */
 #include "kernels.h"
 
-KERNEL(latest_joins) {
-    ENTER("latest_joins", "llldi*d", 6);
-    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *join = INT64S(a[2]);
+KERNEL(rendezvous_starts) {
+    ENTER("rendezvous_starts", "llldi*d", 6);
+    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *rendezvous = INT64S(a[2]);
     const double *start = REALS(a[3]);
     const int32_t *step = INT32S(a[4]);
-    double *joined = REALS(a[5]);
+    double *rendezvous_start = REALS(a[5]);
     const int64_t groups = AXIS(a[2], 0), lanes = AXIS(a[3], 1), steps = AXIS(a[5], 1);
     Py_BEGIN_ALLOW_THREADS
     for (int64_t group = 0; group < groups; group++) {
-        if (join[group] < 0) continue;
-        double *latest = joined + join[group] * steps;
+        if (rendezvous[group] < 0) continue;
+        double *latest = rendezvous_start + rendezvous[group] * steps;
         for (int64_t at = first_of_group[group]; at < first_of_group[group + 1]; at++) {
             const double *begun = start + order[at] * lanes;
             for (int64_t i = 0; i < lanes; i++)
@@ -24,9 +24,9 @@ KERNEL(latest_joins) {
 
 KERNEL(transfer_durations) {
     ENTER("transfer_durations", "lllbdidr*d", 9);
-    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *join = INT64S(a[2]);
+    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *rendezvous = INT64S(a[2]);
     const uint8_t *is_communication = BYTES(a[3]);
-    const double *start = REALS(a[4]), *joined = REALS(a[6]);
+    const double *start = REALS(a[4]), *rendezvous_start = REALS(a[6]);
     const int32_t *step = INT32S(a[5]);
     const double lowest = a[7].real;
     double *cost = REALS(a[8]);
@@ -37,9 +37,9 @@ KERNEL(transfer_durations) {
     Py_BEGIN_ALLOW_THREADS
     for (int64_t group = 0; group < groups; group++) {
         const int64_t first = first_of_group[group], last = first_of_group[group + 1];
-        if (!is_communication[order[first]] || (last - first == 1 && join[group] < 0)) continue;
-        if (join[group] >= 0) {
-            for (int64_t i = 0; i < lanes; i++) latest[i] = joined[join[group] * steps + step[i]];
+        if (!is_communication[order[first]] || (last - first == 1 && rendezvous[group] < 0)) continue;
+        if (rendezvous[group] >= 0) {
+            for (int64_t i = 0; i < lanes; i++) latest[i] = rendezvous_start[rendezvous[group] * steps + step[i]];
         } else {
             for (int64_t i = 0; i < lanes; i++) latest[i] = start[order[first] * lanes + i];
             for (int64_t at = first + 1; at < last; at++) {

@@ -2,7 +2,7 @@
 #include "kernels.h"
 
 typedef struct {
-    const int64_t *first_wait, *waits_for, *order, *first_of_group, *group_of_row, *join;
+    const int64_t *first_wait, *waits_for, *order, *first_of_group, *group_of_row, *rendezvous;
     const uint8_t *is_communication;
     const double *start, *end;
     int64_t lanes, lane_first, lane_last;
@@ -15,9 +15,9 @@ static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late
     *late_lane = lane;
     if (!s->is_communication[row]) return 1;
     const int64_t group = s->group_of_row[row];
-    const int joins = s->join[group] >= 0;
-    if (joins && s->apart) return 0;
-    const int64_t first_lane = joins ? s->lane_first : lane, last_lane = joins ? s->lane_last : lane + 1;
+    const int meets = s->rendezvous[group] >= 0;
+    if (meets && s->apart) return 0;
+    const int64_t first_lane = meets ? s->lane_first : lane, last_lane = meets ? s->lane_last : lane + 1;
     double latest = s->start[row * s->lanes + lane];
     for (int64_t at = s->first_of_group[group]; at < s->first_of_group[group + 1]; at++) {
         const double *start = s->start + s->order[at] * s->lanes;
@@ -56,7 +56,7 @@ KERNEL(critical_paths) {
     ENTER("critical_paths", "llllllbddlllb*l*l*l*l*l", 18);
     Step s = {
         .first_wait = INT64S(a[0]), .waits_for = INT64S(a[1]), .order = INT64S(a[2]), .first_of_group = INT64S(a[3]),
-        .group_of_row = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
+        .group_of_row = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .start = REALS(a[7]), .end = REALS(a[8]), .lanes = AXIS(a[7], 1), .apart = BYTES(a[12])[0],
     };
     const int64_t *first_lane = INT64S(a[9]), *row = INT64S(a[10]), *lane = INT64S(a[11]);
@@ -77,13 +77,13 @@ KERNEL(critical_paths) {
 }
 
 /*
- * How late each op could end without making its step longer, walking the graph backwards. Lanes that join are lanes
+ * How late each op could end without making its step longer, walking the graph backwards. Lanes that meet are lanes
  * of one graph.
  */
 KERNEL(latest_ends) {
     ENTER("latest_ends", "llllllbddd*d", 11);
     const int64_t *first_wait = INT64S(a[0]), *waits_for = INT64S(a[1]), *order = INT64S(a[2]);
-    const int64_t *first_of_group = INT64S(a[3]), *join = INT64S(a[4]), *first_lane = INT64S(a[5]);
+    const int64_t *first_of_group = INT64S(a[3]), *rendezvous = INT64S(a[4]), *first_lane = INT64S(a[5]);
     const uint8_t *is_communication = BYTES(a[6]);
     const double *cost = REALS(a[7]), *delay = REALS(a[8]), *step_end = REALS(a[9]);
     double *latest_end = REALS(a[10]);
@@ -103,7 +103,7 @@ KERNEL(latest_ends) {
                 begin[i] = at == first || !together || start < begin[i] ? start : begin[i];
             }
             if (!together || at == last - 1) {
-                if (together && join[group] >= 0)
+                if (together && rendezvous[group] >= 0)
                     for (int64_t run = 0; run < runs; run++) {
                         double earliest = begin[first_lane[run]];
                         for (int64_t i = first_lane[run]; i < first_lane[run + 1]; i++)

@@ -14,10 +14,10 @@ KERNEL(hash_streams);
 /* order.c */
 KERNEL(replay_order);
 KERNEL(rounds);
-KERNEL(assign_slots);
+KERNEL(assign_buffers);
 
 /* costs.c */
-KERNEL(latest_joins);
+KERNEL(rendezvous_starts);
 KERNEL(transfer_durations);
 KERNEL(launch_delays);
 

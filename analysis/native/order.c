@@ -33,7 +33,7 @@ KERNEL(rounds) {
     ENTER("rounds", "llllllll*l", 9);
     const int64_t *ordered = INT64S(a[0]), *by_group = INT64S(a[1]), *first_of_group = INT64S(a[2]);
     const int64_t *first_wait = INT64S(a[3]), *waits_for = INT64S(a[4]), *group = INT64S(a[5]);
-    const int64_t *join = INT64S(a[6]), *of_joins = INT64S(a[7]);
+    const int64_t *rendezvous = INT64S(a[6]), *of_rendezvous = INT64S(a[7]);
     int64_t *number = INT64S(a[8]);
     const int64_t groups = AXIS(a[0], 0);
     Py_BEGIN_ALLOW_THREADS
@@ -43,32 +43,32 @@ KERNEL(rounds) {
         for (int64_t at = first_of_group[this]; at < first_of_group[this + 1]; at++)
             for (int64_t wait = first_wait[by_group[at]]; wait < first_wait[by_group[at] + 1]; wait++) {
                 const int64_t before = group[waits_for[wait]];
-                const int64_t earliest = number[before] + (join[before] >= 0);
+                const int64_t earliest = number[before] + (rendezvous[before] >= 0);
                 if (earliest > latest) latest = earliest;
             }
-        if (join[this] >= 0 && of_joins[join[this]] > latest) latest = of_joins[join[this]];
+        if (rendezvous[this] >= 0 && of_rendezvous[rendezvous[this]] > latest) latest = of_rendezvous[rendezvous[this]];
         number[this] = latest;
     }
     Py_END_ALLOW_THREADS
     LEAVE(Py_NewRef(Py_None));
 }
 
-KERNEL(assign_slots) {
-    ENTER("assign_slots", "lllll*l", 6);
+KERNEL(assign_buffers) {
+    ENTER("assign_buffers", "lllll*l", 6);
     const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *first_wait = INT64S(a[2]);
     const int64_t *waits_for = INT64S(a[3]), *unit = INT64S(a[4]);
-    int64_t *slot = INT64S(a[5]);
+    int64_t *buffer = INT64S(a[5]);
     const int64_t rows = AXIS(a[0], 0), groups = AXIS(a[4], 0);
     int64_t *last_use = PyMem_Malloc((size_t)(rows + 1) * sizeof *last_use);
-    int64_t *free_slots = PyMem_Malloc((size_t)(rows + 1) * sizeof *free_slots);
+    int64_t *free_buffers = PyMem_Malloc((size_t)(rows + 1) * sizeof *free_buffers);
     uint8_t *released = PyMem_Calloc((size_t)rows + 1, 1);
-    if (!last_use || !free_slots || !released) {
+    if (!last_use || !free_buffers || !released) {
         PyMem_Free(last_use);
-        PyMem_Free(free_slots);
+        PyMem_Free(free_buffers);
         PyMem_Free(released);
         LEAVE(PyErr_NoMemory());
     }
-    int64_t free_count = 0, slots = 0, begin = 0;
+    int64_t free_count = 0, buffer_count = 0, begin = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t number = 0; number < groups; number++)
         for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {
@@ -78,19 +78,19 @@ KERNEL(assign_slots) {
         }
     for (int64_t number = 0; number < groups; number++) {
         for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++)
-            slot[order[at]] = free_count > 0 ? free_slots[--free_count] : slots++;
+            buffer[order[at]] = free_count > 0 ? free_buffers[--free_count] : buffer_count++;
         if (number + 1 < groups && unit[number + 1] == unit[number]) continue;
         for (int64_t at = begin; at < first_of_group[number + 1]; at++) {
             const int64_t row = order[at];
             if (last_use[row] == unit[number] && !released[row]) {
                 released[row] = 1;
-                free_slots[free_count++] = slot[row];
+                free_buffers[free_count++] = buffer[row];
             }
             for (int64_t wait = first_wait[row]; wait < first_wait[row + 1]; wait++) {
                 const int64_t before = waits_for[wait];
                 if (last_use[before] == unit[number] && !released[before]) {
                     released[before] = 1;
-                    free_slots[free_count++] = slot[before];
+                    free_buffers[free_count++] = buffer[before];
                 }
             }
         }
@@ -98,7 +98,7 @@ KERNEL(assign_slots) {
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(last_use);
-    PyMem_Free(free_slots);
+    PyMem_Free(free_buffers);
     PyMem_Free(released);
-    LEAVE(PyLong_FromLongLong(slots));
+    LEAVE(PyLong_FromLongLong(buffer_count));
 }

@@ -2,7 +2,7 @@
 #include "kernels.h"
 
 typedef struct {
-    const int64_t *order, *first_of_group, *first_wait, *waits_for, *slot, *join;
+    const int64_t *order, *first_of_group, *first_wait, *waits_for, *buffer, *rendezvous;
     const uint8_t *is_communication;
     const double *matrix, *constant, *delay, *changed;
     const int64_t *matrix_row, *delay_row;
@@ -10,8 +10,8 @@ typedef struct {
     int64_t finishing, first_new, last_new;
     const int64_t *first_lane, *steps;
     int64_t runs; /* of lanes of one step each */
-    double *joined;
-    int64_t joins, joined_steps;
+    double *rendezvous_start;
+    int64_t rendezvous_count, rendezvous_steps;
     double *live, *ends, *starts_out, *ends_out;
     int64_t out_lanes; /* 0 where no timeline is wanted */
     const double *none; /* zeros, one for each lane here */
@@ -45,38 +45,39 @@ static inline __attribute__((always_inline)) void fill(double *restrict to, doub
     for (int64_t i = 0; i < count; i++) to[i] = value;
 }
 
-/* When the rows of a group are ready, into their slots. */
+/* When the rows of a group are ready, into their buffers. */
 static inline __attribute__((always_inline)) void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
     for (int64_t at = first; at < last; at++) {
         const int64_t row = r->order[at];
         const int64_t wait_first = r->first_wait[row], wait_last = r->first_wait[row + 1];
-        double *ready = r->live + r->slot[row] * width;
+        double *ready = r->live + r->buffer[row] * width;
         const int64_t waits = wait_last - wait_first;
-        const double *one = waits ? r->live + r->slot[r->waits_for[wait_first]] * width : NULL;
+        const double *one = waits ? r->live + r->buffer[r->waits_for[wait_first]] * width : NULL;
         if (!waits)
             fill(ready, 0.0, width);
         else if (waits == 1)
             copy(ready, one, width);
         else
-            latest_of(ready, one, r->live + r->slot[r->waits_for[wait_first + 1]] * width, width);
+            latest_of(ready, one, r->live + r->buffer[r->waits_for[wait_first + 1]] * width, width);
         for (int64_t wait = wait_first + 2; wait < wait_last; wait++)
-            raise_to(ready, r->live + r->slot[r->waits_for[wait]] * width, width);
+            raise_to(ready, r->live + r->buffer[r->waits_for[wait]] * width, width);
         if (r->delay_row[row] >= 0) add(ready, r->delay + r->delay_row[row] * r->delay_lanes + low, width);
         if (r->out_lanes) copy(r->starts_out + row * r->out_lanes + low, ready, width);
     }
 }
 
 /*
- * The latest lane of each step, for all its lanes. Where lanes of other templates take part, only into `joined`.
+ * The latest lane of each step, for all its lanes. Where lanes of other templates take part, only into
+ * `rendezvous_start`.
  */
-static inline __attribute__((always_inline)) void join_lanes(const Replay *r, int64_t group, double *latest, int64_t low) {
+static inline __attribute__((always_inline)) void meet(const Replay *r, int64_t group, double *latest, int64_t low) {
     for (int64_t run = 0; run < r->runs; run++) {
         const int64_t begin = r->first_lane[run] - low, end = r->first_lane[run + 1] - low;
         double top = latest[begin];
         for (int64_t i = begin + 1; i < end; i++) top = latest[i] > top ? latest[i] : top;
-        if (r->joins) {
-            double *joined = r->joined + r->join[group] * r->joined_steps + r->steps[run];
-            *joined = top > *joined ? top : *joined;
+        if (r->rendezvous_count) {
+            double *start = r->rendezvous_start + r->rendezvous[group] * r->rendezvous_steps + r->steps[run];
+            *start = top > *start ? top : *start;
         } else {
             fill(latest + begin, top, end - begin);
         }
@@ -92,15 +93,15 @@ typedef struct {
 
 static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t row, int64_t low, int64_t width) {
     const int64_t first = r->first_wait[row], waits = r->first_wait[row + 1] - first, source = r->matrix_row[row];
-    Row of = {.fixed = r->constant[row], .end = r->live + r->slot[row] * width, .one = r->none, .other = r->none};
+    Row of = {.fixed = r->constant[row], .end = r->live + r->buffer[row] * width, .one = r->none, .other = r->none};
     if (waits) {
-        of.one = r->live + r->slot[r->waits_for[first]] * width;
-        of.other = waits == 1 ? of.one : r->live + r->slot[r->waits_for[first + 1]] * width;
+        of.one = r->live + r->buffer[r->waits_for[first]] * width;
+        of.other = waits == 1 ? of.one : r->live + r->buffer[r->waits_for[first + 1]] * width;
     }
     if (waits > 2) {
         latest_of(of.end, of.one, of.other, width);
         for (int64_t wait = first + 2; wait < first + waits; wait++)
-            raise_to(of.end, r->live + r->slot[r->waits_for[wait]] * width, width);
+            raise_to(of.end, r->live + r->buffer[r->waits_for[wait]] * width, width);
         of.one = of.other = of.end;
     }
     if (r->delay_row[row] >= 0) of.delay = r->delay + r->delay_row[row] * r->delay_lanes + low;
@@ -172,9 +173,9 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
     double *restrict final = r->ends + low;
     for (int64_t group = r->finishing; group < r->last_new; group++) {
         const int64_t first = r->first_of_group[group], last = r->first_of_group[group + 1];
-        const int joins = r->join[group] >= 0;
-        const int together = r->is_communication[r->order[first]] && (joins || last - first > 1);
-        if (!r->out_lanes && !joins && (last - first == 1 || (together && last - first == 2))) {
+        const int meets = r->rendezvous[group] >= 0;
+        const int together = r->is_communication[r->order[first]] && (meets || last - first > 1);
+        if (!r->out_lanes && !meets && (last - first == 1 || (together && last - first == 2))) {
             if (together)
                 replay_two(r, r->order + first, final, latest, low, width);
             else
@@ -184,26 +185,26 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
         if (group >= r->first_new) {
             make_ready(r, first, last, low, width);
             if (together) {
-                copy(latest, r->live + r->slot[r->order[first]] * width, width);
+                copy(latest, r->live + r->buffer[r->order[first]] * width, width);
                 for (int64_t at = first + 1; at < last; at++)
-                    raise_to(latest, r->live + r->slot[r->order[at]] * width, width);
-                if (joins) {
-                    join_lanes(r, group, latest, low);
-                    if (r->joins) continue;
+                    raise_to(latest, r->live + r->buffer[r->order[at]] * width, width);
+                if (meets) {
+                    meet(r, group, latest, low);
+                    if (r->rendezvous_count) continue;
                 }
             }
         }
         if (together) {
-            if (joins && r->joins)
+            if (meets && r->rendezvous_count)
                 for (int64_t run = 0; run < r->runs; run++)
                     fill(latest + r->first_lane[run] - low,
-                         r->joined[r->join[group] * r->joined_steps + r->steps[run]],
+                         r->rendezvous_start[r->rendezvous[group] * r->rendezvous_steps + r->steps[run]],
                          r->first_lane[run + 1] - r->first_lane[run]);
-            for (int64_t at = first; at < last; at++) copy(r->live + r->slot[r->order[at]] * width, latest, width);
+            for (int64_t at = first; at < last; at++) copy(r->live + r->buffer[r->order[at]] * width, latest, width);
         }
         for (int64_t at = first; at < last; at++) {
             const int64_t row = r->order[at], source = r->matrix_row[row];
-            double *restrict end = r->live + r->slot[row] * width;
+            double *restrict end = r->live + r->buffer[row] * width;
             if (source >= 0) {
                 const double *costs = source < r->matrix_rows ? r->matrix + source * r->matrix_lanes
                                                               : r->changed + (source - r->matrix_rows) * r->matrix_lanes;
@@ -229,13 +230,13 @@ KERNEL(replay) {
     ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dd", 23);
     Replay r = {
         .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
-        .slot = INT64S(a[4]), .join = INT64S(a[5]), .is_communication = BYTES(a[6]),
+        .buffer = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
         .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
         .changed = REALS(a[22]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
         .finishing = a[12].integer, .first_new = a[13].integer, .last_new = a[14].integer,
         .first_lane = INT64S(a[15]), .runs = AXIS(a[15], 0) - 1, .steps = INT64S(a[16]),
-        .joined = REALS(a[17]), .joins = AXIS(a[17], 0), .joined_steps = AXIS(a[17], 1),
+        .rendezvous_start = REALS(a[17]), .rendezvous_count = AXIS(a[17], 0), .rendezvous_steps = AXIS(a[17], 1),
         .live = REALS(a[18]), .ends = REALS(a[19]), .starts_out = REALS(a[20]), .ends_out = REALS(a[21]),
         .out_lanes = AXIS(a[21], 0) ? AXIS(a[21], 1) : 0,
     };

@@ -25,14 +25,14 @@ _SENDS = (OpKind.FORWARD_SEND.code, OpKind.BACKWARD_SEND.code)
 _RECVS = (OpKind.FORWARD_RECV.code, OpKind.BACKWARD_RECV.code)
 
 
-def separate_transfers(block: Block, own: Floats) -> None:
-    """Take out of the transfers in `own` [rows, lanes] what their calls waited for others."""
+def separate_transfers(block: Block, cost: Floats) -> None:
+    """Take out of the transfers in `cost` [rows, lanes] what their calls waited for others."""
     call = block.structure.call
     assert call is not None, "only blocks with calls"
     send, recv = _pairs(block, call)
     if not len(send):
         return
-    measured = np.minimum(own[send], own[recv])
+    measured = np.minimum(cost[send], cost[recv])
     usual = _usual(block, send, measured)
     quick = np.where(measured <= LONG_FACTOR * usual, measured, usual)
     begin = np.maximum(block.start[send], block.start[recv])
@@ -44,7 +44,7 @@ def separate_transfers(block: Block, own: Floats) -> None:
         np.maximum.at(slack, call[rows], UNEXPLAINED_SHARE * usual + UNEXPLAINED_S)
     open_end = recorded > explained + slack
     took = np.where(open_end[call[send]] & open_end[call[recv]], measured, quick)
-    own[send] = own[recv] = took
+    cost[send] = cost[recv] = took
 
 
 def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:

@@ -1,6 +1,6 @@
 """What each op cost by itself: durations cleaned of waiting, launch delays, and the ideal.
 
-In: a `DependencyGraph`. Out: per block the cost of each op (`own`), its launch delay and its ideal cost.
+In: a `DependencyGraph`. Out: per block the cost of each op (`cost`), its launch delay and its ideal cost.
 Waiting for peers is taken out of communication ops: transfer duration = recorded end - latest recorded start in the
 group. Launch delay = recorded start - latest recorded end of what the op waits for.
 """
@@ -33,13 +33,13 @@ CLOCK_TOLERANCE_S = 10e-3
 class Durations:
     """Costs of all ops of a graph, seconds; one array per block.
 
-    `own`: what each op costs by itself, `launch_delay`: how long it was ready before it started, [rows, lanes].
+    `cost`: what each op costs by itself, `launch_delay`: how long it was ready before it started, [rows, lanes].
     `ideal`: what the ops of a row would take without stragglers (see `ideal`), [rows], or [rows, lanes] where lanes
     differ in that. `clamped_transfers`, `clamped_delays`: how many values lay more than 10 ms below zero and were taken
     as 0. An absent op of a block (`LabelledBlock.present`) has 0 everywhere.
     """
 
-    own: tuple[Floats, ...]
+    cost: tuple[Floats, ...]
     launch_delay: tuple[Floats, ...]
     ideal: tuple[Floats, ...]
     clamped_transfers: int
@@ -47,13 +47,13 @@ class Durations:
 
 
 def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) -> Durations:
-    """Split every recorded duration of a pipeline job into own cost and waiting."""
+    """Split every recorded duration of a pipeline job into the op's cost and waiting."""
 
-    def separate(number: int, own: Floats) -> None:
+    def separate(number: int, cost: Floats) -> None:
         if graph.blocks[number].structure.call is not None:
-            separate_transfers(graph.blocks[number], own)
+            separate_transfers(graph.blocks[number], cost)
 
-    durations = _split(graph, separate, lambda own: ideal_rows(graph.blocks, own, graph.layout.pp, method))
+    durations = _split(graph, separate, lambda costs: ideal_rows(graph.blocks, costs, graph.layout.pp, method))
     for block, delay in zip(graph.blocks, durations.launch_delay, strict=True):
         if block.present is not None:  # no delay counts from an absent op at the start of a lane
             first = np.broadcast_to(block.begins(), delay.shape)
@@ -63,10 +63,10 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
 
 
 def measure_op_durations(graph: FoldedGraph) -> Durations:
-    """Split every recorded duration of an op graph into own cost and waiting."""
+    """Split every recorded duration of an op graph into the op's cost and waiting."""
     from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 
-    return _split(graph, None, lambda own: ideals_of_peers(graph, own))
+    return _split(graph, None, lambda costs: ideals_of_peers(graph, costs))
 
 
 def _split(
@@ -74,39 +74,41 @@ def _split(
     separate: Callable[[int, Floats], None] | None,
     ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]],
 ) -> Durations:
-    """`separate`: takes out of the own costs of a block, by number, what else they waited for."""
-    joined = np.full((graph.joins, len(graph.steps)), -np.inf)
+    """`separate`: takes out of the costs of a block, by number, what else its ops waited for."""
+    rendezvous_start = np.full((graph.rendezvous_count, len(graph.steps)), -np.inf)
     for block in graph.blocks:
         template = block.template
-        native.latest_joins(template.order, template.first_of_group, template.join, block.start, block.step, joined)
-    own, delays = [], []
+        native.rendezvous_starts(
+            template.order, template.first_of_group, template.rendezvous, block.start, block.step, rendezvous_start
+        )
+    costs, delays = [], []
     clamped_transfers = clamped_delays = 0
     for number, block in enumerate(graph.blocks):
-        block_own, transfers = _own_costs(block, joined)
+        cost, transfers = _op_costs(block, rendezvous_start)
         if separate is not None:
-            separate(number, block_own)
+            separate(number, cost)
         block_delay, late = _launch_delays(block)
-        own.append(block_own)
+        costs.append(cost)
         delays.append(block_delay)
         clamped_transfers += transfers
         clamped_delays += late
     return Durations(
-        own=tuple(own),
+        cost=tuple(costs),
         launch_delay=tuple(delays),
-        ideal=ideals(own),
+        ideal=ideals(costs),
         clamped_transfers=clamped_transfers,
         clamped_delays=clamped_delays,
     )
 
 
-def _own_costs(block: LabelledBlock, joined: Floats) -> tuple[Floats, int]:
+def _op_costs(block: LabelledBlock, rendezvous_start: Floats) -> tuple[Floats, int]:
     template = block.template
-    own = block.duration.copy()
+    cost = block.duration.copy()
     clamped = native.transfer_durations(
-        template.order, template.first_of_group, template.join, template.is_communication,
-        block.start, block.step, joined, -CLOCK_TOLERANCE_S, own,
+        template.order, template.first_of_group, template.rendezvous, template.is_communication,
+        block.start, block.step, rendezvous_start, -CLOCK_TOLERANCE_S, cost,
     )  # fmt: skip
-    return own, clamped
+    return cost, clamped
 
 
 def _launch_delays(block: LabelledBlock) -> tuple[Floats, int]:

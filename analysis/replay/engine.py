@@ -74,7 +74,7 @@ class JobReplay(GraphReplay):
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
-        ideal = ideal_rows(self.graph.blocks, self.durations.own, self.graph.layout.pp, method)
+        ideal = ideal_rows(self.graph.blocks, self.durations.cost, self.graph.layout.pp, method)
         return replace(self, durations=replace(self.durations, ideal=ideal))
 
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
@@ -88,18 +88,18 @@ class JobReplay(GraphReplay):
                 f"none of these steps is in the job; it has {len(self.graph.steps)} steps from {self.graph.steps[0]} to"
                 f" {self.graph.steps[-1]}"
             )
-        blocks, own, delays, ideal = [], [], [], []
+        blocks, costs, delays, ideal = [], [], [], []
         for number, block in enumerate(self.graph.blocks):
             lanes = np.flatnonzero(np.isin(block.step, wanted))
             if len(lanes):
                 blocks.append(block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32)))
-                own.append(np.ascontiguousarray(self.durations.own[number][:, lanes]))
+                costs.append(np.ascontiguousarray(self.durations.cost[number][:, lanes]))
                 delays.append(np.ascontiguousarray(self.durations.launch_delay[number][:, lanes]))
-                costs = self.durations.ideal[number]
-                ideal.append(costs if costs.ndim == 1 else np.ascontiguousarray(costs[:, lanes]))
+                ideal_cost = self.durations.ideal[number]
+                ideal.append(ideal_cost if ideal_cost.ndim == 1 else np.ascontiguousarray(ideal_cost[:, lanes]))
         return JobReplay(
             replace(self.graph, steps=self.graph.steps[wanted], blocks=tuple(blocks)),
-            replace(self.durations, own=tuple(own), launch_delay=tuple(delays), ideal=tuple(ideal)),
+            replace(self.durations, cost=tuple(costs), launch_delay=tuple(delays), ideal=tuple(ideal)),
             self.clocks,
         )
 

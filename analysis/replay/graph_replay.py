@@ -109,7 +109,7 @@ class GraphReplay:
     def timelines(self, scenario: CostRule, *, threads: int | None = None) -> tuple[Timeline, ...]:
         """When every op runs under `scenario`, one timeline per block of the graph."""
         if self.graph.blocks_meet:
-            return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.joins, threads=threads))
+            return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.rendezvous_count, threads=threads))
         return tuple(
             replay_timeline(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
             for lanes in self._lanes(scenario)
@@ -117,7 +117,7 @@ class GraphReplay:
 
     def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None) -> Floats:
         if self.graph.blocks_meet:
-            ends = replay_meeting_lanes(parts, self.graph.joins, threads=threads)
+            ends = replay_meeting_lanes(parts, self.graph.rendezvous_count, threads=threads)
         else:
             ends = [replay_lanes(lanes.template, lanes.first_lane, lanes.costs, threads=threads) for lanes in parts]
         times = np.zeros(len(self.graph.steps))
@@ -164,11 +164,11 @@ def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, thread
 def _costs_of_rows(cost: Costs, rows: Ints | slice, lanes: int) -> Floats:
     """What these rows cost in each lane, [rows, lanes]."""
     source = cost.matrix_row[rows]
-    own = source >= 0
-    if own.all():
+    varies = source >= 0
+    if varies.all():
         return cost.matrix[source]
     values = np.repeat(cost.constant[rows][:, None], lanes, axis=1)
-    values[own] = cost.matrix[source[own]]
+    values[varies] = cost.matrix[source[varies]]
     return values
 
 

@@ -30,10 +30,10 @@ SCHEDULED = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
 OCCASIONAL_BY_STAGE = frozenset({OpKind.DATA_LOAD})
 
 
-def ideal_rows(blocks: Sequence[Block], own: Sequence[Floats], stages: int, method: Method) -> tuple[Floats, ...]:
+def ideal_rows(blocks: Sequence[Block], costs: Sequence[Floats], stages: int, method: Method) -> tuple[Floats, ...]:
     """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] where a row has some absent ops.
 
-    `own`: what each op costs, [rows, lanes] per block.
+    `costs`: what each op costs, [rows, lanes] per block.
     """
     ideal = [np.zeros(block.template.rows) for block in blocks]
     for kind in KINDS:
@@ -43,14 +43,14 @@ def ideal_rows(blocks: Sequence[Block], own: Sequence[Floats], stages: int, meth
         if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE:
             groups = [range(stages)] if kind in OCCASIONAL else [range(at, at + 1) for at in range(stages)]
             for group in groups:
-                _compare_totals(blocks, own, kind, group, ideal)
+                _compare_totals(blocks, costs, kind, group, ideal)
             continue
-        costs = [
+        values = [
             matrix[part].ravel() if block.present is None else matrix[part][block.present[part]]
-            for block, matrix, part in zip(blocks, own, rows, strict=True)
+            for block, matrix, part in zip(blocks, costs, rows, strict=True)
             if len(part)
         ]
-        cost = _usual_cost(kind, costs)
+        cost = _usual_cost(kind, values)
         for number, part in enumerate(rows):
             _set(blocks, ideal, number, part, cost)
     return tuple(ideal)
@@ -77,12 +77,12 @@ def _usual_cost(kind: OpKind, parts: Sequence[Floats]) -> float:
 
 
 def _compare_totals(
-    blocks: Sequence[Block], own: Sequence[Floats], kind: OpKind, stages: range, ideal: list[Floats]
+    blocks: Sequence[Block], costs: Sequence[Floats], kind: OpKind, stages: range, ideal: list[Floats]
 ) -> None:
     """Fill `ideal` for `kind` on `stages`: the usual total of a worker and step, shared out over the ops it has."""
     workers = list(_workers_with(blocks, kind, stages))
     counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
-    totals = [own[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
+    totals = [costs[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
     present = np.concatenate(totals) if totals else np.empty(0)
     # The lower median: where half of the workers do without, that is the usual way.
     by_step = np.zeros(0)

@@ -21,12 +21,12 @@ from tracekit.analysis.graph.op_graph import Mesh
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
 
-def ideals_of_peers(graph: FoldedGraph, own: Sequence[Floats]) -> tuple[Floats, ...]:
-    """The ideal cost of each row, seconds, [rows] per block. `own`: what each op costs, [rows, lanes] per block."""
+def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats, ...]:
+    """The ideal cost of each row, seconds, [rows] per block. `costs`: what each op costs, [rows, lanes] per block."""
     ops = graph.ops
     cost = np.empty(len(ops.start))
-    for block, costs in zip(graph.blocks, own, strict=True):
-        cost[block.op] = costs
+    for block, of_block in zip(graph.blocks, costs, strict=True):
+        cost[block.op] = of_block
     ranks, steps = ops.mesh.ranks, len(graph.steps)
     rank, step = np.searchsorted(ranks, ops.rank), np.searchsorted(graph.steps, ops.step)
     # A cell is all ops of a class on one rank in one step.

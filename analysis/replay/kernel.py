@@ -89,7 +89,7 @@ class Timeline:
 def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Floats:
     """When the last op of each lane ends, seconds, [lanes].
 
-    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step join where the template says so.
+    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step meet where the template says so.
     """
     if costs.same_in_all_lanes:
         one = np.zeros(1)
@@ -107,41 +107,47 @@ def replay_timeline(template: CompiledGraph, first_lane: Ints, costs: Costs, *, 
     return timeline
 
 
-def replay_meeting_lanes(parts: Sequence[LanesToReplay], joins: int, *, threads: int | None = None) -> list[Floats]:
-    """Like `replay_lanes`, for lanes of several templates that meet in `joins` collectives per step; one array each."""
+def replay_meeting_lanes(
+    parts: Sequence[LanesToReplay], rendezvous_count: int, *, threads: int | None = None
+) -> list[Floats]:
+    """Like `replay_lanes`, for lanes of several templates that meet `rendezvous_count` times per step; one array
+    each.
+    """
     ends = [np.zeros(len(part.step)) for part in parts]
-    _run_meeting(parts, joins, ends, [_NO_TIMELINE] * len(parts), threads=threads)
+    _run_meeting(parts, rendezvous_count, ends, [_NO_TIMELINE] * len(parts), threads=threads)
     return ends
 
 
 def replay_meeting_timelines(
-    parts: Sequence[LanesToReplay], joins: int, *, threads: int | None = None
+    parts: Sequence[LanesToReplay], rendezvous_count: int, *, threads: int | None = None
 ) -> list[Timeline]:
-    """Like `replay_timeline`, for lanes of several templates that meet in `joins` collectives per step; one each."""
+    """Like `replay_timeline`, for lanes of several templates that meet `rendezvous_count` times per step; one each."""
     timelines = [_empty_timeline(part.template, part.first_lane) for part in parts]
-    _run_meeting(parts, joins, [np.zeros(len(part.step)) for part in parts], timelines, threads=threads)
+    _run_meeting(parts, rendezvous_count, [np.zeros(len(part.step)) for part in parts], timelines, threads=threads)
     return timelines
 
 
-def path_lengths(template: CompiledGraph, costs: Costs, joins: int, source: int, lanes: tuple[int, int]) -> Floats:
-    """The longest path from `source` to each of `joins` collectives and to the lane's end, seconds, [joins + 1, lanes].
+def path_lengths(
+    template: CompiledGraph, costs: Costs, rendezvous_count: int, source: int, lanes: tuple[int, int]
+) -> Floats:
+    """The longest path from `source` to each rendezvous and to the lane's end, seconds, [rendezvous_count + 1, lanes].
 
-    Paths stay in their lane and pass no other collective; -inf where there is none. `source`: the number of a
-    collective, from whose start on paths count and before which nothing may run (`without_starts`), or `joins` for the
-    start of the step. `lanes`: the first, and the one after the last.
+    Paths stay in their lane and pass no other rendezvous; -inf where there is none. `source`: the number of a
+    rendezvous, from whose start on paths count and before which nothing may run (`without_starts`), or
+    `rendezvous_count` for the start of the step. `lanes`: the first, and the one after the last.
     """
     first, last = lanes
     costs, count = _contiguous(costs), last - first
     each, here = np.arange(first, last + 1), np.arange(count)  # every lane for itself, as if it were a step
-    joined, ends = np.full((joins, count), -np.inf), np.full(last, -np.inf)
-    live, lengths = np.empty((template.slots, count)), np.full((joins + 1, count), -np.inf)
+    rendezvous_start, ends = np.full((rendezvous_count, count), -np.inf), np.full(last, -np.inf)
+    live, lengths = np.empty((template.buffer_count, count)), np.full((rendezvous_count + 1, count), -np.inf)
     for groups in _round_bounds(template):
-        _replay(template, costs, groups, each, here, joined, live, ends, _NO_TIMELINE)
-        met = template.join[groups[1] : groups[2]]
+        _replay(template, costs, groups, each, here, rendezvous_start, live, ends, _NO_TIMELINE)
+        met = template.rendezvous[groups[1] : groups[2]]
         met = met[met >= 0]
-        lengths[met] = joined[met]
-        joined[met] = np.where(met == source, 0.0, -np.inf)[:, None]
-    lengths[joins] = ends[first:]
+        lengths[met] = rendezvous_start[met]
+        rendezvous_start[met] = np.where(met == source, 0.0, -np.inf)[:, None]
+    lengths[rendezvous_count] = ends[first:]
     return lengths
 
 
@@ -154,7 +160,7 @@ def without_starts(template: CompiledGraph, costs: Costs, lanes: int) -> Costs:
 
 
 _NO_TIMELINE = Timeline(NO_MATRIX, NO_MATRIX)
-_NOT_JOINED = np.empty((0, 0))
+_NOT_MET = np.empty((0, 0))
 
 
 def _empty_timeline(template: CompiledGraph, first_lane: Ints) -> Timeline:
@@ -174,17 +180,17 @@ def _replay(
     groups: tuple[int, int, int],
     first_lane: Ints,
     steps: Ints,
-    joined: Floats,
+    rendezvous_start: Floats,
     live: Floats,
     ends: Floats,
     timeline: Timeline,
 ) -> None:
     """Replay `groups` (see `_round_bounds`) for the lanes from `first_lane[0]` to `first_lane[-1]`."""
     native.replay(
-        template.order, template.first_of_group, template.first_wait, template.waits_for, template.slot,
-        template.join, template.is_communication,
+        template.order, template.first_of_group, template.first_wait, template.waits_for, template.buffer,
+        template.rendezvous, template.is_communication,
         costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
-        *groups, first_lane, steps, joined, live, ends, timeline.start, timeline.end, costs.changed,
+        *groups, first_lane, steps, rendezvous_start, live, ends, timeline.start, timeline.end, costs.changed,
     )  # fmt: skip
 
 
@@ -192,44 +198,44 @@ def _run(
     template: CompiledGraph, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
 ) -> None:
     """Fill `ends` (and `timeline`), spreading runs of whole steps over the cores."""
-    costs, everything = _contiguous(costs), (0, 0, len(template.join))
+    costs, everything = _contiguous(costs), (0, 0, len(template.rendezvous))
 
     def part(bounds: tuple[int, int]) -> None:
         lanes = first_lane[bounds[0] : bounds[1] + 1]
-        live = np.empty((template.slots, lanes[-1] - lanes[0]))
-        _replay(template, costs, everything, lanes, lanes, _NOT_JOINED, live, ends, timeline)
+        live = np.empty((template.buffer_count, lanes[-1] - lanes[0]))
+        _replay(template, costs, everything, lanes, lanes, _NOT_MET, live, ends, timeline)
 
     _in_parallel(part, _runs(np.diff(first_lane)), threads)
 
 
 def _run_meeting(
     parts: Sequence[LanesToReplay],
-    joins: int,
+    rendezvous_count: int,
     ends: Sequence[Floats],
     timelines: Sequence[Timeline],
     *,
     threads: int | None,
 ) -> None:
-    """Like `_run`, round by round: all templates up to their joins, the joins, all templates on from there."""
+    """Like `_run`, round by round: all templates up to where they meet, the rendezvous, all templates on from there."""
     steps = max(int(part.step[-1]) for part in parts) + 1
     costs = [_contiguous(part.costs) for part in parts]
     bounds = [_round_bounds(part.template) for part in parts]
 
     def run(first_and_last_step: tuple[int, int]) -> None:
         first_step, last_step = first_and_last_step
-        joined = np.full((joins, last_step - first_step), -np.inf)
+        rendezvous_start = np.full((rendezvous_count, last_step - first_step), -np.inf)
         places = []
         for part in parts:
             numbers = part.step[part.first_lane[:-1]]
             low, high = np.searchsorted(numbers, (first_step, last_step))
             lanes = part.first_lane[low : high + 1]
-            live = np.empty((part.template.slots, int(lanes[-1] - lanes[0])))
+            live = np.empty((part.template.buffer_count, int(lanes[-1] - lanes[0])))
             places.append((lanes, (numbers[low:high] - first_step).astype(np.int64), live))
         for number in range(max(len(rounds) for rounds in bounds)):
             for at, (lanes, here, live) in enumerate(places):
                 if number < len(bounds[at]) and len(here):
                     template, groups = parts[at].template, bounds[at][number]
-                    _replay(template, costs[at], groups, lanes, here, joined, live, ends[at], timelines[at])
+                    _replay(template, costs[at], groups, lanes, here, rendezvous_start, live, ends[at], timelines[at])
 
     lanes_of_step = np.sum([np.bincount(part.step, minlength=steps) for part in parts], axis=0)
     _in_parallel(run, _runs(lanes_of_step), threads)
@@ -238,14 +244,14 @@ def _run_meeting(
 def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
     """Per round, and once more after the last: groups that only finish, new groups, end of the new groups.
 
-    The first of the three is the first join of the round before, the second where this round's own groups begin.
+    The first of the three is the first rendezvous of the round before, the second where this round's own groups begin.
     """
-    joins = np.concatenate([[0], np.cumsum(template.join >= 0)])
+    met = np.concatenate([[0], np.cumsum(template.rendezvous >= 0)])
     firsts = template.first_of_round
     bounds, finish = [], 0
     for first, last in pairwise(firsts.tolist()):
         bounds.append((finish, first, last))
-        finish = last - int(joins[last] - joins[first])
+        finish = last - int(met[last] - met[first])
     return [*bounds, (finish, int(firsts[-1]), int(firsts[-1]))]
 
 

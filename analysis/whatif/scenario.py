@@ -68,7 +68,7 @@ class Scenario:
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of block `number` under this scenario."""
         context = Context(graph, durations, number)
-        costs = _Costs(durations.own[number], durations.ideal[number], self.base)
+        costs = _Costs(durations.cost[number], durations.ideal[number], self.base)
         present = context.block.present
         for edit in self.edits:
             mask = edit.selection.mask(context)
@@ -103,25 +103,25 @@ def _delays(scenario: Scenario, context: Context) -> tuple[Floats, npt.NDArray[n
 class _Costs:
     """Costs while edits are applied: whole rows recorded or constant as long as possible, a full matrix after."""
 
-    def __init__(self, own: Floats, ideal: Floats, base: Base) -> None:
-        self.own = own
+    def __init__(self, cost: Floats, ideal: Floats, base: Base) -> None:
+        self.cost = cost
         self.ideal = ideal
-        self.recorded = np.full(len(own), base is Base.ORIGINAL)
-        self.constant = ideal.copy() if ideal.ndim == 1 else np.zeros(len(own))
+        self.recorded = np.full(len(cost), base is Base.ORIGINAL)
+        self.constant = ideal.copy() if ideal.ndim == 1 else np.zeros(len(cost))
         self.matrix: Floats | None = None
         if ideal.ndim == 2:
-            self.matrix = own if base is Base.ORIGINAL else ideal
+            self.matrix = cost if base is Base.ORIGINAL else ideal
 
     def rows(self) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
         """matrix, matrix_row and constant of `Costs`."""
-        number = np.arange(len(self.own))
+        number = np.arange(len(self.cost))
         if self.matrix is not None:
             return self.matrix, number, self.constant
-        return self.own, np.where(self.recorded, number, -1), self.constant
+        return self.cost, np.where(self.recorded, number, -1), self.constant
 
     def apply(self, edit: Edit, mask: Mask) -> None:
         """Change the costs under `mask`."""
-        whole_rows = mask.shape == (len(self.own), 1)
+        whole_rows = mask.shape == (len(self.cost), 1)
         if whole_rows and self.matrix is None and edit.action in (Action.KEEP, Action.IDEALISE, Action.SET):
             chosen = mask[:, 0]
             self.recorded = np.where(chosen, edit.action is Action.KEEP, self.recorded)
@@ -133,9 +133,9 @@ class _Costs:
         lanes = np.flatnonzero(mask[0]) if mask.shape[0] == 1 < mask.shape[1] else None
         if self.matrix is None:
             some = None if self.recorded.all() else np.flatnonzero(~self.recorded)
-            self.matrix = self.own
+            self.matrix = self.cost
             if some is not None or lanes is not None:
-                self.matrix = self.own.copy()
+                self.matrix = self.cost.copy()
             if some is not None:
                 self.matrix[some] = self.constant[some, None]
         elif lanes is not None:
@@ -148,7 +148,7 @@ class _Costs:
     def _changed(self, edit: Edit, current: Floats, lanes: npt.NDArray[np.int64] | slice) -> Floats:
         match edit.action:
             case Action.KEEP:
-                return self.own[:, lanes]
+                return self.cost[:, lanes]
             case Action.IDEALISE:
                 return self.ideal[:, None] if self.ideal.ndim == 1 else self.ideal[:, lanes]
             case Action.SCALE:

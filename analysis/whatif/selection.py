@@ -149,17 +149,17 @@ class Slowest(Selection):
     percent: float
 
     def mask(self, context: Context) -> Mask:
-        own, numbers = context.durations.own[context.number], range(len(context.graph.blocks))
+        cost, numbers = context.durations.cost[context.number], range(len(context.graph.blocks))
         kinds = [context.graph.label(number, "kind").codes for number in numbers]
-        chosen = np.zeros(own.shape, np.bool_)
+        chosen = np.zeros(cost.shape, np.bool_)
         here = kinds[context.number][:, 0]
         for code in np.unique(here):
             costs = []
-            for block, of_rows, matrix in zip(context.graph.blocks, kinds, context.durations.own, strict=True):
+            for block, of_rows, matrix in zip(context.graph.blocks, kinds, context.durations.cost, strict=True):
                 rows = of_rows[:, 0] == code
                 costs.append(matrix[rows].ravel() if block.present is None else matrix[rows][block.present[rows]])
             threshold = np.percentile(np.concatenate(costs), 100 - self.percent)
-            chosen[here == code] = own[here == code] >= threshold
+            chosen[here == code] = cost[here == code] >= threshold
         return chosen
 
 

@@ -37,8 +37,8 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
     """One row per op of the graph, as recorded and as replayed side by side.
 
     The columns of `timeline_frame` up to `chunk`; then, in seconds, `<replay>_start` and `<replay>_duration` for
-    recorded, original and ideal, the own cost `own` (a transfer duration, where the op communicates), the own cost in
-    the ideal replay `ideal_own`, and `launch_delay`.
+    recorded, original and ideal, the own cost `cost` (a transfer duration, where the op communicates), the own cost in
+    the ideal replay `ideal_cost`, and `launch_delay`.
     """
     recorded = recorded_frame(replay)
     blocks, durations = replay.graph.blocks, replay.durations
@@ -51,8 +51,8 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
     there = np.concatenate(here)
     return recorded.drop("start", "duration").with_columns(
         *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
-        own=np.concatenate([own.ravel() for own in durations.own])[there],
-        ideal_own=np.concatenate(ideal)[there],
+        cost=np.concatenate([cost.ravel() for cost in durations.cost])[there],
+        ideal_cost=np.concatenate(ideal)[there],
         launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay])[there],
     )
 

@@ -274,12 +274,14 @@ def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
         rows.append([f"{replay}: start", f"{start * 1e3:,.3f} ms"])
         rows.append([f"{replay}: duration", seconds(duration)])
         if name.kind.is_communication:
-            rows.append([f"{replay}: waiting", seconds(min(max(duration - float(ops.own[replay][op]), 0.0), duration))])
+            rows.append(
+                [f"{replay}: waiting", seconds(min(max(duration - float(ops.cost[replay][op]), 0.0), duration))]
+            )
     own = "transfer" if name.kind.is_communication else "own time"
     peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[name.kind.code])
     rows += [
-        [f"{own}, recorded", seconds(float(ops.own[Replay.RECORDED][op]))],
-        [f"{own}, ideal", seconds(float(ops.own[Replay.IDEAL][op]))],
+        [f"{own}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
+        [f"{own}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
         ["peer median", peers],
         ["ratio to peers", said_ratio(ratio)],
         ["launch delay", seconds(float(ops.launch_delay[op]))],
@@ -321,7 +323,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
                 "-" if row["microbatch"] is None else str(row["microbatch"]),
                 f"{row['start_s'] * 1e3:,.3f} ms",
                 seconds(row["duration_s"]),
-                seconds(row["own_s"]),
+                seconds(row["cost_s"]),
                 "-" if row["peer_median_s"] is None else seconds(row["peer_median_s"]),
                 "no peers" if row["ratio"] is None else said_ratio(row["ratio"]),
                 seconds(row["beyond_peers_s"]),

@@ -60,13 +60,13 @@ class BruteForce:
         for group in lanes.groups:
             for lane in range(len(group.step)):
                 self._add(group, lane, int(lanes.steps[group.step[lane]]))
-        self.own = {name: op.end - op.start for name, op in self.ops.items()}
+        self.cost = {name: op.end - op.start for name, op in self.ops.items()}
         for meeting in self._meetings():
             last = max(self.ops[name].start for name in meeting)
-            self.own.update({name: self.ops[name].end - last for name in meeting})
+            self.cost.update({name: self.ops[name].end - last for name in meeting})
         of_kind = defaultdict(list)
         for name, op in self.ops.items():
-            of_kind[op.kind].append(self.own[name])
+            of_kind[op.kind].append(self.cost[name])
         usual = {kind: (median if kind.is_communication else fmean)(costs) for kind, costs in of_kind.items()}
         self.ideal = {name: usual[op.kind] for name, op in self.ops.items()}
 
@@ -93,7 +93,7 @@ class BruteForce:
 
     def step_times(self, recorded: Chosen) -> dict[int, float]:
         """Seconds of each step if the chosen ops cost what they did and the others what they ideally would."""
-        cost = {name: (self.own if recorded(op) else self.ideal)[name] for name, op in self.ops.items()}
+        cost = {name: (self.cost if recorded(op) else self.ideal)[name] for name, op in self.ops.items()}
         starts, ends = {}, {}
         graph = networkx.DiGraph(self.graph)
         for meeting in self._meetings():  # a node in which all that meet have started

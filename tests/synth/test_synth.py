@@ -315,12 +315,12 @@ class TestCauses:
     def test_a_slow_link_shows_on_both_its_ends_only(self):
         trace = job((SlowP2pLink(dp_rank=1, pp_rank=2, factor=100),))
         replay = JobReplay.from_trace(trace)
-        own, block = replay.durations.own[0], replay.graph.blocks[0]
-        slow = np.unique(np.argwhere(own > 0.025)[:, 0])
+        cost, block = replay.durations.cost[0], replay.graph.blocks[0]
+        slow = np.unique(np.argwhere(cost > 0.025)[:, 0])
         p2p = [row for row in slow if block.template.kind[row] in {OpKind(kind).code for kind in P2P_KINDS}]
         ends = {(str(P2P_BY_CODE[int(block.template.kind[row])]), int(block.template.pp_rank[row])) for row in p2p}
         assert ends == {("forward-send", 2), ("forward-recv", 3), ("backward-send", 3), ("backward-recv", 2)}
-        assert {int(block.dp_rank[lane]) for row in p2p for lane in np.flatnonzero(own[row] > 0.025)} == {1}
+        assert {int(block.dp_rank[lane]) for row in p2p for lane in np.flatnonzero(cost[row] > 0.025)} == {1}
         assert attribute(replay).dp_rank_slowdown.argmax() == 1
 
     def test_a_slow_network_card_shows_on_the_collectives_of_its_worker(self):
@@ -334,7 +334,7 @@ class TestCauses:
         found = attribute(replay)
         assert max(found.kind_slowdown["forward-pp-comm"], found.kind_slowdown["backward-pp-comm"]) > 1.15
         block = replay.graph.blocks[0]
-        transfers = replay.durations.own[0][np.isin(block.template.kind, [OpKind(kind).code for kind in P2P_KINDS])]
+        transfers = replay.durations.cost[0][np.isin(block.template.kind, [OpKind(kind).code for kind in P2P_KINDS])]
         assert 0.01 < (transfers > 0.1).mean() < 0.03
 
     def test_late_data_is_a_launch_delay_of_its_dp_rank(self):

@@ -102,7 +102,7 @@ class TieSource:
     def __init__(self, graph: DependencyGraph) -> None:
         self._shape = (graph.layout.pp, len(graph.dp_ranks))
         self._dp_kinds: list[_Tied] = []
-        if graph.joins:
+        if graph.rendezvous_count:
             tied = [_Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS]
             self._dp_kinds = [one for one in tied if one is not None]
         self._clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)

@@ -49,7 +49,7 @@ def test_it_is_the_longest_path(drawn: Frames) -> None:
     replay = replay_of(*drawn)
     graph = replay.graph
     assert isinstance(graph, FoldedGraph)
-    cost = np.abs(replay.durations.own[0])  # clocks may make a transfer take less than nothing
+    cost = np.abs(replay.durations.cost[0])  # clocks may make a transfer take less than nothing
     replay = GraphReplay(graph, replay.durations.__class__((cost,), (np.zeros_like(cost),), (cost[:, 0],), 0, 0))
     path = critical_path(replay, ORIGINAL)
     of_ops = np.empty(len(graph.ops.start))
@@ -63,13 +63,13 @@ def test_it_is_the_longest_path(drawn: Frames) -> None:
 @given(frames(steps=2))
 def test_an_op_can_end_later_by_its_slack_and_no_more(drawn: Frames) -> None:
     replay = replay_of(*drawn)
-    own = replay.durations.own[0]
+    recorded = replay.durations.cost[0]
     (spare,) = slack(replay, ORIGINAL)
     usual = replay.step_times(ORIGINAL)
     assert spare.min() >= -1e-9
-    for row, lane in np.ndindex(own.shape):
+    for row, lane in np.ndindex(recorded.shape):
         for more, grows in ((spare[row, lane], False), (spare[row, lane] + 0.01, True)):
-            cost = own.copy()
+            cost = recorded.copy()
             cost[row, lane] += more
             longer = replay.step_times_at([Costs.of_matrix(cost)])[lane] > usual[lane] + 1e-9
             assert longer == grows

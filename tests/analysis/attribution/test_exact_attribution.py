@@ -71,7 +71,7 @@ def test_one_rank_changed_is_asked_without_a_replay_per_rank(monkeypatch):
     replay = JobReplay.from_trace(synthesize(SynthSpec(layout=Layout(dp=64), steps=2, causes=())))
     plain = np.stack([replay.step_times(Scenario.removal(dp_rank(rank))) for rank in range(64)], axis=1)
     monkeypatch.setattr(JobReplay, "step_times", None)
-    passes = 2 * (replay.graph.joins + 1)
+    passes = 2 * (replay.graph.rendezvous_count + 1)
     found = step_times_each_changed(replay, Scenario.removal, passes * replay.graph.ops)
     np.testing.assert_allclose(found, plain, rtol=1e-12)
     assert step_times_each_changed(replay, Scenario.removal, passes * replay.graph.ops - 1) is None

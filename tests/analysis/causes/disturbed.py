@@ -16,7 +16,9 @@ def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:
     """The job with its computes times `factor`, which broadcasts to the grid of its `ComputeTable`."""
     overlay = CostOverlay.recorded(replay)
     Scale(ComputeTable.of(replay), factor).make(overlay)
-    return replace(replay, durations=replace(replay.durations, own=tuple(changed.matrix() for changed in overlay.own)))
+    return replace(
+        replay, durations=replace(replay.durations, cost=tuple(changed.matrix() for changed in overlay.cost))
+    )
 
 
 def one_worker(replay: JobReplay, kinds: list[int], stage: int, dp_index: int, factor: float) -> np.ndarray:

@@ -245,7 +245,7 @@ class TestGrids:
         cells = table.grid[np.isfinite(table.grid)]
         own = [
             matrix[np.isin(block.template.kind, [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code])].ravel()
-            for block, matrix in zip(replay.graph.blocks, replay.durations.own, strict=True)
+            for block, matrix in zip(replay.graph.blocks, replay.durations.cost, strict=True)
         ]
         assert np.array_equal(np.sort(cells), np.sort(np.concatenate(own)))
 
@@ -257,7 +257,7 @@ class TestGrids:
 
         overlay = CostOverlay.recorded(replay)
         Scale(table, factor).make(overlay)
-        assert table.gather([changed.matrix() for changed in overlay.own]) == pytest.approx(table.grid * factor)
+        assert table.gather([changed.matrix() for changed in overlay.cost]) == pytest.approx(table.grid * factor)
 
     def test_a_change_by_one_changes_nothing(self):
         replay = replay_of(SlowWorker())
@@ -267,7 +267,7 @@ class TestGrids:
     def test_transfers_are_found_by_link(self):
         replay = replay_of(SlowP2pLink(dp_rank=3, pp_rank=1, factor=50))
         grid = transfer_grid(replay.graph)
-        seconds = grid.gather(replay.durations.own)
+        seconds = grid.gather(replay.durations.cost)
         assert seconds.shape == (8, 8, 8, 4), "4 links x 2 directions, 8 microbatches, 8 steps, 4 DP ranks"
         assert np.isfinite(seconds).sum() == 3 * 2 * 8 * 8 * 4, "the wrap-around link is not used"
         assert np.argwhere(np.nan_to_num(np.median(seconds, axis=(1, 2))) > 0.01).tolist() == [[2, 3], [3, 3]]
@@ -275,7 +275,7 @@ class TestGrids:
     def test_collectives_are_found_by_stage(self):
         replay = replay_of(SlowNic(dp_rank=2, pp_rank=3, factor=5))
         grid = op_grid(replay.graph, (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER))
-        seconds = grid.gather(replay.durations.own)
+        seconds = grid.gather(replay.durations.cost)
         assert seconds.shape == (4, 2, 8, 4)
         assert np.argwhere(np.median(seconds, axis=(1, 2)) > 0.1).tolist() == [[3, 2]]
 

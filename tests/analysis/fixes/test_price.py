@@ -69,10 +69,10 @@ class TestPrices:
 
     def test_pricing_changes_no_recorded_cost(self):
         evidence = evidence_of(SlowWorker(factor=1.5), PythonGc(pause_s=0.3), LateDataLoading())
-        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).own]
+        before = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).cost]
         delays = [changed.matrix().copy() for changed in CostOverlay.recorded(evidence.replay).delay]
         fixes_of(evidence, causes_of(evidence))
-        for mine, recorded in zip(before, evidence.replay.durations.own, strict=True):
+        for mine, recorded in zip(before, evidence.replay.durations.cost, strict=True):
             assert np.array_equal(mine, recorded)
         for mine, recorded in zip(delays, evidence.replay.durations.launch_delay, strict=True):
             assert np.array_equal(mine, recorded)

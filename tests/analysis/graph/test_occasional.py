@@ -10,7 +10,7 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.attribution.critical_path import critical_ops, critical_path
 from tracekit.analysis.evidence.changes import delayed_step_times
-from tracekit.analysis.evidence.step_edges import with_own_delays
+from tracekit.analysis.evidence.step_edges import with_step_delays
 from tracekit.analysis.graph import occasional
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import op_grid
@@ -128,9 +128,9 @@ def test_every_op_costs_and_runs_as_with_a_structure_per_lane(seed, share, monke
             node: data["start"] for node, data in b.nodes.items()
         }
     for kinds in ((OpKind.GC,), (OpKind.FORWARD_COMPUTE, OpKind.HOST_DELAY)):
-        grids = [op_grid(replay.graph, kinds).gather(replay.durations.own) for replay in (one, many)]
+        grids = [op_grid(replay.graph, kinds).gather(replay.durations.cost) for replay in (one, many)]
         exactly(grids[0], grids[1])
-    delays = [with_own_delays(replay, {0: 0.0, 1: 0.1, 2: 0.2}) for replay in (one, many)]
+    delays = [with_step_delays(replay, {0: 0.0, 1: 0.1, 2: 0.2}) for replay in (one, many)]
     exactly(delayed_step_times(delays[0]), delayed_step_times(delays[1]))
 
 

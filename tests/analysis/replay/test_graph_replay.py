@@ -42,7 +42,7 @@ def test_every_op_ends_when_an_event_simulation_ends_it(drawn: Frames) -> None:
     replay = replay_of(*drawn)
     graph = replay.graph
     assert isinstance(graph, FoldedGraph)
-    expected = simulated_ends(graph.ops, of_ops(graph, replay.durations.own))
+    expected = simulated_ends(graph.ops, of_ops(graph, replay.durations.cost))
     ends = of_ops(graph, tuple(timeline.end for timeline in replay.timelines(ORIGINAL)))
     np.testing.assert_allclose(ends, expected, rtol=1e-12)
     of_steps = [expected[graph.ops.step == step].max() for step in graph.steps]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.analysis.oracle import oracle_times, random_jobs
 from tests.properties import examples
 from tracekit.analysis.graph.structure import Structure
-from tracekit.analysis.graph.template import build_coupled_template, build_templates, join_keys
+from tracekit.analysis.graph.template import build_coupled_template, build_templates, rendezvous_keys
 from tracekit.analysis.replay import kernel as replay
 from tracekit.analysis.replay.kernel import (
     Costs,
@@ -24,15 +24,15 @@ from tracekit.model import OpKind
 PATIENT = examples(25)
 
 
-def joined_template(structure):
+def meeting_template(structure):
     """The structure's template, its collectives joining the lanes of a step."""
-    return build_templates([structure], join_keys([structure]))[0]
+    return build_templates([structure], rendezvous_keys([structure]))[0]
 
 
 @PATIENT
 @given(random_jobs(), st.booleans())
 def test_replay_equals_longest_path(job, delays):
-    template = joined_template(job.structure)
+    template = meeting_template(job.structure)
     costs = Costs.of_matrix(job.cost, job.delay if delays else None)
     starts, ends = oracle_times(job, delays=delays)
     timeline = replay_timeline(template, job.first_lane, costs)
@@ -44,7 +44,7 @@ def test_replay_equals_longest_path(job, delays):
 @PATIENT
 @given(random_jobs(), st.data())
 def test_a_longer_op_never_shortens_the_step(job, data):
-    template = joined_template(job.structure)
+    template = meeting_template(job.structure)
     row = data.draw(st.integers(0, job.cost.shape[0] - 1))
     lane = data.draw(st.integers(0, job.cost.shape[1] - 1))
     longer = job.cost.copy()
@@ -56,7 +56,7 @@ def test_a_longer_op_never_shortens_the_step(job, data):
 @examples(8)
 @given(random_jobs())
 def test_one_thread_and_two_give_the_same_bits(job):
-    template = joined_template(job.structure)
+    template = meeting_template(job.structure)
     steps = 700  # enough lanes that two threads get their own
     lanes = np.tile(np.arange(job.cost.shape[1]), steps)
     first_lane = np.concatenate([[0], np.cumsum(np.tile(job.lanes_per_step, steps))])
@@ -68,7 +68,7 @@ def test_one_thread_and_two_give_the_same_bits(job):
 @PATIENT
 @given(random_jobs())
 def test_constant_costs_equal_the_same_costs_as_a_matrix(job):
-    template = joined_template(job.structure)
+    template = meeting_template(job.structure)
     constant = job.cost[:, 0]
     matrix = np.repeat(constant[:, None], job.cost.shape[1], axis=1)
     by_constant = replay_lanes(template, job.first_lane, Costs.of_constant(constant))
@@ -79,7 +79,7 @@ def test_constant_costs_equal_the_same_costs_as_a_matrix(job):
 @given(random_jobs())
 def test_a_step_replayed_as_one_merged_lane_gives_the_same_times(job):
     """The irregular form of the graph (all lanes of a step in one template) is the same graph."""
-    joined = joined_template(job.structure)
+    joined = meeting_template(job.structure)
     expected = replay_timeline(joined, job.first_lane, Costs.of_matrix(job.cost))
     for first, width in zip(job.first_lane, job.lanes_per_step, strict=False):
         merged = build_coupled_template([job.structure] * width)
@@ -97,16 +97,16 @@ def test_lanes_of_two_templates_meet_like_lanes_of_one_graph(job, data):
     at = data.draw(st.integers(0, rows - 1))
     longer = with_one_more_op(job.structure, before=at)
     structures = [job.structure, longer]
-    templates = build_templates(structures, join_keys(structures))
+    templates = build_templates(structures, rendezvous_keys(structures))
     steps = np.arange(len(job.lanes_per_step), dtype=np.int32)
     extra = np.concatenate([job.cost[:, job.first_lane[:-1]], np.full((1, len(steps)), 0.5)])
     parts = [
         LanesToReplay(templates[0], np.repeat(steps, job.lanes_per_step), job.first_lane, Costs.of_matrix(job.cost)),
         LanesToReplay(templates[1], steps, np.arange(len(steps) + 1), Costs.of_matrix(extra)),
     ]
-    joins = len(join_keys(structures))
-    ends = replay_meeting_lanes(parts, joins)
-    timelines = replay_meeting_timelines(parts, joins)
+    count = len(rendezvous_keys(structures))
+    ends = replay_meeting_lanes(parts, count)
+    timelines = replay_meeting_timelines(parts, count)
     for step, width in enumerate(job.lanes_per_step):
         lanes = slice(job.first_lane[step], job.first_lane[step + 1])
         graph = build_coupled_template([job.structure] * width + [longer])
@@ -133,27 +133,27 @@ def with_one_more_op(structure, *, before):
     )
 
 
-def test_templates_that_join_in_contradicting_orders_are_an_error():
+def test_templates_that_meet_in_contradicting_orders_are_an_error():
     one, other = _gathers([0, 1]), _gathers([1, 0])
     with pytest.raises(GraphError, match="contradict"):
-        build_templates([one, other], join_keys([one, other]))
+        build_templates([one, other], rendezvous_keys([one, other]))
 
 
 @PATIENT
 @given(random_jobs())
-def test_live_slots_never_collide(job):
-    """A row keeps its slot until the last row that waits for it has started."""
-    template = joined_template(job.structure)
+def test_live_buffers_never_collide(job):
+    """A row keeps its buffer until the last row that waits for it has started."""
+    template = meeting_template(job.structure)
     group_of_row = np.empty(template.rows, int)
     group_of_row[template.order] = np.repeat(
         np.arange(len(template.first_of_group) - 1), np.diff(template.first_of_group)
     )
-    joins = template.join >= 0
+    meets = template.rendezvous >= 0
     rounds = np.repeat(np.arange(len(template.first_of_round) - 1), np.diff(template.first_of_round))
-    begin, until = np.arange(len(joins)), np.arange(len(joins))
-    for number in range(len(joins)):  # all joins of a round are under way together
-        if joins[number]:
-            peers = np.flatnonzero(joins & (rounds == rounds[number]))
+    begin, until = np.arange(len(meets)), np.arange(len(meets))
+    for number in range(len(meets)):  # all rendezvous of a round are under way together
+        if meets[number]:
+            peers = np.flatnonzero(meets & (rounds == rounds[number]))
             begin[number], until[number] = peers[0], peers[-1]
     last_use = until[group_of_row]
     for row in range(template.rows):
@@ -162,7 +162,7 @@ def test_live_slots_never_collide(job):
     for row in range(template.rows):
         for other in range(row):
             apart = last_use[row] < begin[group_of_row[other]] or last_use[other] < begin[group_of_row[row]]
-            assert apart or template.slot[row] != template.slot[other]
+            assert apart or template.buffer[row] != template.buffer[other]
 
 
 def test_replay_changes_none_of_its_arguments():

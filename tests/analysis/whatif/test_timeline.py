@@ -19,5 +19,5 @@ def test_the_compared_frame_is_the_recording_and_both_replays_side_by_side() -> 
         assert compared[f"{name}_start"].to_list() == frame["start"].to_list()
         assert compared[f"{name}_duration"].to_list() == frame["duration"].to_list()
     forward = compared.filter(pl.col("kind") == "forward-compute")
-    assert set(forward["ideal_own"].round(12)) == {1.25}
+    assert set(forward["ideal_cost"].round(12)) == {1.25}
     assert compared["launch_delay"].abs().max() == 0.0

@@ -192,7 +192,7 @@ def _made(rows: list[tuple[int, float, float, int]]) -> StepOps:
         chunk=np.full(len(rows), -1, np.int16),
         start=dict.fromkeys(Replay, start),
         duration=dict.fromkeys(Replay, duration),
-        own=dict.fromkeys(Replay, duration),
+        cost=dict.fromkeys(Replay, duration),
         launch_delay=np.zeros(len(rows), np.float32),
         median=np.array(median),
         alone=((ran.sum(axis=1) > 0) & (2 * ran.sum(axis=1) < len(workers)))[:, None],

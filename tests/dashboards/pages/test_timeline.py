@@ -398,4 +398,4 @@ def test_the_csv_has_all_digits(serving: Serving, slow_op: dict[str, Any]) -> No
     assert code == 200
     assert (first["dp_rank"], first["pp_rank"], first["rank"], first["kind"]) == (1, 2, 9, "backward-compute")
     assert first["start_s"] == slow_op["start"]
-    assert first["own_s"] == pytest.approx(slow_op["duration"], rel=1e-6)
+    assert first["cost_s"] == pytest.approx(slow_op["duration"], rel=1e-6)
