@@ -42,8 +42,9 @@ SPARED_CHANCE = 0.05
 #: So many pauses, all but a tenth of them on one worker, are that worker's: one in a hundred jobs of two workers has
 #: them by chance.
 FEWEST_OF_ONE, NEARLY_ALL_SHARE = 8, 0.9
-#: The computes of a process that is stopped again and again scatter by so many times as much as its peers', and by this
-#: share; the fastest of them are as fast as its peers'.
+#: The computes of a process that is stopped again and again scatter by so many times as much as its peers' (geometric
+#: mean of forwards and backwards), by half as many in each of the two, and by this share; the fastest of them are as
+#: fast as its peers'.
 STOPPED_SCATTER = 4.0
 SMALLEST_SCATTER = 0.03
 AS_FAST = 0.04
@@ -120,7 +121,9 @@ def _pauses_in(grid: Floats) -> Pauses:
     cells = relative.reshape(-1, *grid.shape[3:])
     shared = lower_median(cells, axis=0)  # of microbatch, step, DP rank: a pause raises one compute of it
     relative = relative / safe(shared)
-    level = median(relative, (0, 2, 3))  # of a worker in a step: [stages, steps, dp_ranks]
+    level = lower_median(
+        relative, (0, 2, 3)
+    )  # of a worker in a step, one paused compute of two: [stages, steps, dp_ranks]
     relative = relative / safe(level)[None, :, None, None]
     centre = np.array([float(median(sampled(of_kind), (0,))) for of_kind in relative])
     relative = relative / safe(centre)[:, None, None, None, None, None]
@@ -217,15 +220,16 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     if grid.shape[-1] < 2:
         return none, usual_s
     beside = grid / safe(usual_s)
-    within = beside / safe(median(beside, (0, 2, 3)))[None, :, None, None]
+    within = beside / safe(lower_median(beside, (0, 2, 3)))[None, :, None, None]
     scatter = _between(within, 0.9) - _between(within, 0.1)
     usual = np.fmax(
         lower_median(scatter, axis=2)[:, :, None], lower_median(scatter.reshape(2, -1), axis=1)[:, None, None]
     )
-    scattered = scatter > np.maximum(STOPPED_SCATTER * usual, 2.56 * SMALLEST_SCATTER)
+    times = np.where(scatter > 2.56 * SMALLEST_SCATTER, scatter / safe(usual), 0.0)
+    both_hit = (times >= STOPPED_SCATTER / 2).all(axis=0) & (times.prod(axis=0) >= STOPPED_SCATTER**2)
     # A backward as long as the time between two stops is hit each time, by as much: slow, and as steady as ever.
-    both_hit = scattered[BACKWARD] | (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
-    stopped = scattered[FORWARD] & both_hit & (_between(beside, 0.1)[FORWARD] < 1 + AS_FAST)
+    steady = (times[FORWARD] >= STOPPED_SCATTER) & (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
+    stopped = (both_hit | steady) & (_between(beside, 0.1)[FORWARD] < 1 + AS_FAST)
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
 
 

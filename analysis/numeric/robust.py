@@ -34,12 +34,12 @@ def median(values: Floats, axes: tuple[int, ...]) -> Floats:
     return np.asarray((low + high)[..., 0] / 2)
 
 
-def lower_median(values: Floats, axis: int) -> Floats:
+def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     """The median over `axis`, of two middle values the lower: half of the values may be slow. nan as in `median`."""
-    if not np.isnan(values).any():
+    if isinstance(axis, int) and not np.isnan(values).any():
         middle = (values.shape[axis] - 1) // 2
         return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
-    ordered, count = _sorted(values, (axis,))
+    ordered, count = _sorted(values, (axis,) if isinstance(axis, int) else axis)
     return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
 
 

@@ -48,19 +48,20 @@ def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Str
     """
     before, after = [], []
     for works, gathers in _leading_work(lanes.structure):
-        done = 0
-        last_gather: dict[int, int] = {}  # before each work, by its position
+        done, work_before = 0, []  # how much of the work comes before each gathering
         for gather in gathers:
-            behind = sum(lanes.is_behind(work, gather) for work in works)
-            if behind > done:
-                before.append(works[behind - 1])
+            behind = [number for number, work in enumerate(works, 1) if lanes.is_behind(work, gather)]
+            if max(behind, default=0) > done:
+                done = behind[-1]
+                before.append(works[done - 1])
                 after.append(gather)
-                done = behind
-            last_gather[done] = gather
-        for position, gather in last_gather.items():
-            if position < len(works) and lanes.is_behind(gather, works[position]):
-                before.append(gather)
-                after.append(works[position])
+            work_before.append(done)
+        for position, work in enumerate(works):
+            asked = (gather for gather, done in zip(gathers, work_before, strict=True) if done <= position)
+            waited_for = [gather for gather in asked if lanes.is_behind(gather, work)]
+            if waited_for:
+                before.append(waited_for[-1])
+                after.append(work)
     return replace(
         structure,
         before=np.concatenate([structure.before, before]).astype(np.int64),

@@ -120,6 +120,20 @@ def test_work_waits_for_gathering_that_blocks_its_thread() -> None:
     }
 
 
+def test_work_waits_for_gathering_between_works() -> None:
+    """Host code runs, two metrics are gathered, data are loaded, and the parameters gathered."""
+    times = {
+        OpKind.HOST_DELAY: [(0.0, 0.2)],
+        OpKind.DATA_LOAD: [(0.6, 0.8)],
+        OpKind.PARAMS_ALL_GATHER: [(0.2, 0.4), (0.4, 0.6), (0.8, 0.9)],
+    }
+    assert edges_added(times) == {
+        ("host-delay 0", "params-all-gather 0"),
+        ("params-all-gather 1", "data-load 0"),
+        ("data-load 0", "params-all-gather 2"),
+    }
+
+
 def test_work_beside_gathering_does_not_wait_for_it() -> None:
     """Gathering is asked for and goes on while data are loaded."""
     times = {OpKind.DATA_LOAD: [(0.01, 0.5)], OpKind.PARAMS_ALL_GATHER: [(0.0, 0.9)]}
