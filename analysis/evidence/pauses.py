@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.significance import needed_nats
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median, safe, sampled
 
@@ -42,11 +43,15 @@ SPARED_CHANCE = 0.05
 #: So many pauses, all but a tenth of them on one worker, are that worker's: one in a hundred jobs of two workers has
 #: them by chance.
 FEWEST_OF_ONE, NEARLY_ALL_SHARE = 8, 0.9
-#: The computes of a process that is stopped again and again scatter by so many times as much as its peers' (geometric
-#: mean of forwards and backwards), by half as many in each of the two, and by this share; the fastest of them are as
-#: fast as its peers'.
-STOPPED_SCATTER = 4.0
-SMALLEST_SCATTER = 0.03
+#: Most of the time that a stopped process loses goes in stops of at least so many times the range in which eight of ten
+#: computes of its usual peer lie, and of this share of a compute. They are about as long as one another, where noise
+#: comes in all lengths: at most half as many computes lose between a quarter and two thirds of a stop as lose more.
+#: The fastest of its computes are as fast as its peers'.
+STOP_RANGES = 2.5
+SMALLEST_STOP = 0.08
+PART_OF_STOP, WHOLE_STOP, MOST_PARTS = 0.25, 0.67, 0.5
+#: Of all computes of the workers compared, as many are taken for long ones as are this share of one worker's.
+LONG_SHARE = 0.25
 AS_FAST = 0.04
 
 Bools = npt.NDArray[np.bool_]
@@ -121,9 +126,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     cells = relative.reshape(-1, *grid.shape[3:])
     shared = lower_median(cells, axis=0)  # of microbatch, step, DP rank: a pause raises one compute of it
     relative = relative / safe(shared)
-    level = lower_median(
-        relative, (0, 2, 3)
-    )  # of a worker in a step, one paused compute of two: [stages, steps, dp_ranks]
+    level = lower_median(relative, (0, 2, 3))  # of a worker in a step: [stages, steps, dp_ranks]
     relative = relative / safe(level)[None, :, None, None]
     centre = np.array([float(median(sampled(of_kind), (0,))) for of_kind in relative])
     relative = relative / safe(centre)[:, None, None, None, None, None]
@@ -221,22 +224,65 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
         return none, usual_s
     beside = grid / safe(usual_s)
     within = beside / safe(lower_median(beside, (0, 2, 3)))[None, :, None, None]
-    scatter = _between(within, 0.9) - _between(within, 0.1)
+    of_worker = _by_worker(within)
+    range_ = lower_quantile(of_worker, -1, 0.9) - lower_quantile(of_worker, -1, 0.1)
     usual = np.fmax(
-        lower_median(scatter, axis=2)[:, :, None], lower_median(scatter.reshape(2, -1), axis=1)[:, None, None]
+        lower_median(range_, axis=2)[:, :, None], lower_median(range_.reshape(2, -1), axis=1)[:, None, None]
     )
-    times = np.where(scatter > 2.56 * SMALLEST_SCATTER, scatter / safe(usual), 0.0)
-    both_hit = (times >= STOPPED_SCATTER / 2).all(axis=0) & (times.prod(axis=0) >= STOPPED_SCATTER**2)
+    stops = _stops(of_worker, np.maximum(STOP_RANGES * usual, SMALLEST_STOP))
+    nats = np.where(stops, _nats_of_long(of_worker), 0.0)
+    needed = needed_nats(nats[0].size)
+    both = stops.all(axis=0) & (nats.sum(axis=0) >= needed)
+    fastest = _between(grid / safe(peers), 0.1)[FORWARD]
+    fast = fastest < (1 + AS_FAST) * lower_median(fastest, axis=-1)[:, None]
     # A backward as long as the time between two stops is hit each time, by as much: slow, and as steady as ever.
-    steady = (times[FORWARD] >= STOPPED_SCATTER) & (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
-    stopped = (both_hit | steady) & (_between(beside, 0.1)[FORWARD] < 1 + AS_FAST)
+    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
+    stopped = (both | each_time) & fast
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
+
+
+def _by_worker(values: Floats) -> Floats:
+    """The computes of each worker, [kinds, stages, dp_ranks, computes]."""
+    return np.moveaxis(values, -1, 2).reshape(*values.shape[:2], values.shape[-1], -1)
+
+
+def _stops(within: Floats, least: Floats) -> Bools:
+    """Whose computes lose time in stops alike, of `least` beyond 1 or more, [kinds, stages, dp_ranks].
+
+    `within`: [kinds, stages, dp_ranks, computes].
+    """
+    beyond = -np.sort(-np.fmax(within - 1, 0.0), axis=-1)
+    lost = np.cumsum(beyond, axis=-1)
+    half = (lost < lost[..., -1:] / 2).sum(axis=-1, keepdims=True)
+    usual = np.take_along_axis(beyond, half, axis=-1)  # half of the time is lost in stops as long
+    whole = (beyond >= WHOLE_STOP * usual).sum(axis=-1)
+    parts = (beyond >= PART_OF_STOP * usual).sum(axis=-1) - whole
+    alike = parts.sum(axis=0) <= MOST_PARTS * whole.sum(axis=0)
+    return np.asarray((usual[..., 0] >= least) & alike)
+
+
+def _nats_of_long(within: Floats) -> Floats:
+    """By how much a worker's share of the long computes of its stage is beyond chance, [kinds, stages, dp_ranks].
+
+    `within`: [kinds, stages, dp_ranks, computes]. Were all alike, each worker would have its share of the longest
+    computes (Chernoff's bound of the binomial distribution).
+    """
+    there = np.isfinite(within)
+    computes = there.sum(axis=-1)
+    share = np.clip(computes / np.maximum(computes.sum(axis=-1, keepdims=True), 1), 1e-9, 1 - 1e-9)
+    flat = np.where(there, within, -np.inf).reshape(*within.shape[:2], -1)
+    long = max(1, round(LONG_SHARE * within.shape[-1]))
+    longest = np.argpartition(flat, flat.shape[-1] - long, axis=-1)[..., flat.shape[-1] - long :]
+    of_worker = longest // within.shape[-1]
+    held = np.stack([(of_worker == worker).sum(axis=-1) for worker in range(within.shape[2])], axis=-1) / long
+    with np.errstate(divide="ignore", invalid="ignore"):
+        nats = held * np.log(held / share) + np.where(held < 1, (1 - held) * np.log((1 - held) / (1 - share)), 0.0)
+    return np.asarray(np.where(held > share, long * nats, 0.0))
 
 
 def _between(values: Floats, share: float) -> Floats:
     """The quantile of each worker's computes, [kinds, stages, dp_ranks]."""
-    flat = np.moveaxis(values, -1, 2).reshape(*values.shape[:2], values.shape[-1], -1)
-    return lower_quantile(flat, -1, share)
+    return lower_quantile(_by_worker(values), -1, share)
 
 
 def _spread(values: Floats) -> float:

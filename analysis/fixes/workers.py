@@ -95,12 +95,12 @@ def _like_peers(names: Names, where: Where) -> str:
 def fewest_that_suffice(
     ranked: Sequence[_Item], reached: Callable[[Sequence[_Item]], bool]
 ) -> tuple[_Item, ...] | None:
-    """The fewest of `ranked` (worst first) for which `reached` holds; None where all of them do not suffice.
+    """The fewest of `ranked` (worst first) for which `reached` holds; None where all do not suffice or none is needed.
 
     The shortest prefix by bisection, then each member is left out if the rest still suffices. Repairing more never
     slows a job, so `reached` is monotone.
     """
-    if not ranked or not reached(ranked):
+    if not ranked or not reached(ranked) or reached(()):
         return None
     low, high = 1, len(ranked)
     while low < high:

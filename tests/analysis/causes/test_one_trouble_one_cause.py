@@ -25,7 +25,7 @@ from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
-from tracekit.analysis.evidence.pauses import _own_length
+from tracekit.analysis.evidence.pauses import _own_length, _pauses_in
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind
 from tracekit.trace import Trace
@@ -83,6 +83,25 @@ class TestWorkBehindCalls:
         assert len(gc)
         assert float(replay.durations.launch_delay[0][gc].max()) < 0.002
         assert not judged_job(9_840_002, "P1-bad-worker").wrong
+
+
+class TestStoppedProcesses:
+    def test_two_computes_a_step_are_enough(self):
+        """One microbatch: of 30 steps, a stop of 30 ms hits the forward of 10 and the backward of 10 others."""
+        noise = np.random.default_rng(7)
+        forward_s, backward_s = (0.03 * (1 + 0.1 * noise.exponential(size=(30, 2))) for _ in range(2))
+        forward_s[0::3, 1] += 0.03
+        backward_s[1::3, 1] += 0.03
+        found = _pauses_in(np.stack([forward_s, backward_s]).reshape(2, 1, 1, 1, 30, 2))
+        assert found.stopped.tolist() == [[False, True]]
+
+    def test_a_worker_that_is_slow_in_every_third_step_does_not_stop(self):
+        noise = np.random.default_rng(7)
+        forward_s, backward_s = (0.03 * (1 + 0.1 * noise.exponential(size=(30, 2))) for _ in range(2))
+        forward_s[0::3, 1] += 0.03
+        backward_s[0::3, 1] += 0.03
+        found = _pauses_in(np.stack([forward_s, backward_s]).reshape(2, 1, 1, 1, 30, 2))
+        assert not found.stopped.any()
 
 
 class TestLengthOfPauses:

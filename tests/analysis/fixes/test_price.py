@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.verdicts import judged_job
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes import causes_of, find_causes
@@ -272,6 +273,11 @@ class TestPlans:
             assert chosen is not None
             assert len(chosen) == fewest
         assert fewest_that_suffice("abcd", lambda items: len(items) > 4) is None
+
+    def test_no_repair_where_the_target_is_met_without_one(self):
+        """Slow workers in a job that is hardly slow: there were plans to replace nobody."""
+        assert fewest_that_suffice("abcd", lambda _: True) is None
+        assert not judged_job(9_900_002, "slow-host").wrong
 
 
 class TestDiagnosis:
