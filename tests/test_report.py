@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,16 @@ def test_what_is_undefined_is_null(healthy: Report) -> None:
     assert content["m_s"] is None
     assert content["forward_backward_correlation"] == [{"pp_rank": 0, "r": None}, {"pp_rank": 1, "r": None}]
     json.loads(healthy.to_json(), parse_constant=lambda text: pytest.fail(f"{text} in JSON"))
+
+
+def test_a_job_that_is_replayed_needs_its_ops_no_more() -> None:
+    """They are half the memory of a large job. Its report is the same without them."""
+    job = Job(Trace.from_frame(slow_frame((0, 1)), LAYOUT, name="slow"))
+    expected, replayed, ops = job.whatif(by=["kind"]).to_dict(), job.replayed(), weakref.ref(job.trace.ops)
+    del job
+    gc.collect()
+    assert ops() is None
+    assert replayed.whatif(by=["kind"]).to_dict() == expected
 
 
 def test_tables_hold_what_was_worked_out_by_hand(slow: Report) -> None:

@@ -119,6 +119,26 @@ def test_two_traces_of_one_name_are_an_error_even_with_replace(store: Store) -> 
     assert not store.path.exists()
 
 
+class CountedName(str):
+    """A name that counts how often names are compared."""
+
+    compared = 0
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_looking_for_a_name_that_comes_twice_is_linear(store: Store) -> None:
+    trace, count = slow_trace((0,)), 1000
+    names = [CountedName(f"job {number}") for number in [*range(count), 0]]
+    with pytest.raises(StoreError, match="two of the traces are of a job named 'job 0'"):
+        store.add([incoming(trace, name) for name in names])
+    assert CountedName.compared < 10 * count
+
+
 def test_a_failed_import_leaves_the_store_as_it_was(store: Store) -> None:
     store.add([incoming(slow_trace((0,)), "old")])
     with pytest.raises(StoreError, match="'old' is there already"):

@@ -136,6 +136,23 @@ def test_coverage_counts_dp_ranks_that_were_never_traced() -> None:
     assert coverage.missing_workers == (Worker(2, 0), Worker(2, 1))
 
 
+def test_an_outline_has_one_op_of_each_worker_and_step_and_the_same_coverage() -> None:
+    never = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1) & (pl.col("step") == 7)
+    whole = trace(slow_frame((0, 7)).filter(~never).sort("step", "dp_rank", "pp_rank"))
+    outline = whole.outline()
+    assert outline.ops.height == 7
+    assert outline.ops.select("step", "dp_rank", "pp_rank").is_unique().all()
+    assert outline.coverage() == whole.coverage()
+    assert outline.worker_ranks() == whole.worker_ranks()
+    assert outline.steps.tolist() == [0, 7]
+
+
+def test_an_outline_keeps_all_ops_where_they_say_who_waited() -> None:
+    layout = Layout(dp=2, pp=2, tp=2)
+    ops = slow_frame().with_columns(rank=2 * pl.col("rank"), waited=[0.0, 0.0])
+    assert trace(ops, layout).outline().ops.height == ops.height
+
+
 @pytest.mark.parametrize(("dsp", "expected"), [(1, 4), (4, 4)])
 def test_coverage_with_dsp_takes_the_numbering_in_use(dsp: int, expected: int) -> None:
     """With dsp, recorders number either dp or dp x dsp ranks; DP ranks below dp mean the former."""

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
     from tracekit.model import Unit
     from tracekit.questions import ByLabel, Question
-    from tracekit.report import ClockReport, PublishedView, Report
+    from tracekit.replayed_job import ReplayedJob
+    from tracekit.report import Report
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -72,6 +72,8 @@ class Job:
         try:
             return self.report._repr_html_()
         except TraceError as error:
+            from html import escape
+
             return f"<p>{escape(repr(self))}<br>{escape(printable(str(error)))}</p>"
 
     @cached_property
@@ -113,35 +115,19 @@ class Job:
         `layers`: transformer layers per stage, by default those in the trace's metadata, else equal ones.
         Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
         """
-        from tracekit.analysis.diagnosis import diagnose
-        from tracekit.analysis.fixes.layers import check_layers
-        from tracekit.report import Report
+        known = None if progress is not None else lambda: self.attribution
+        return self.replayed().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
 
-        check_layers(self.trace, layers)
-        graph = self.replay.graph
-        asked = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
-        labels = [self.attribute_by(*text.split(",")) for text in by]
-        found = self.attribution if progress is None else self.attribute(progress)
-        if progress is not None:
-            progress("causes and fixes")
-        return Report(
-            name=self.trace.name,
-            layout=self.trace.layout,
+    def replayed(self) -> ReplayedJob:
+        """All that `whatif` needs of the job, without its ops: whoever lets go of this job saves their memory."""
+        from tracekit.replayed_job import ReplayedJob, published_view
+
+        return ReplayedJob(
+            trace=self.trace.outline(),
             ops=self.trace.ops.height,
-            coverage=self.trace.coverage(),
-            dropped_lanes=graph.dropped_lanes,
-            left_out_steps=self.replay.left_out_steps,
-            ranks=self.trace.worker_ranks(),
-            hosts=self.trace.hosts,
-            attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=Method(self.method)),
-            method=Method(self.method),
-            clocks=self._clocks(),
-            posting=self.replay.graph.posting,
             replay=self.replay,
-            published=self._published(),
-            questions_asked=tuple(asked),
-            labels_asked=tuple(labels),
+            method=Method(self.method),
+            published=published_view(self.trace, self.replay, Method(self.method)),
         )
 
     def attribute_by(self, *labels: str) -> ByLabel:
@@ -152,57 +138,6 @@ class Job:
         from tracekit.questions import by_labels
 
         return by_labels(self.replay, *labels)
-
-    def _clocks(self) -> ClockReport:
-        """Which clocks were off, and whose could not be compared."""
-        from tracekit.model import Worker
-        from tracekit.report import ClockOffset, ClockReport
-
-        clocks, graph = self.replay.clocks, self.replay.graph
-        offsets = [
-            ClockOffset(
-                Worker(graph.dp_ranks[int(dp_index)], int(stage)),
-                float(clocks.offset_s[stage, dp_index]),
-                float(clocks.error_s[stage, dp_index]),
-                float(clocks.drift[stage, dp_index]),
-                float(clocks.jump_s[stage, dp_index]),
-                int(clocks.jump_step[stage, dp_index]) if clocks.jump_s[stage, dp_index] else None,
-            )
-            for stage, dp_index in zip(*clocks.off.nonzero(), strict=True)
-        ]
-        untied = clocks.untied(graph.dp_ranks) if Method(self.method) is Method.TRACEKIT else None
-        return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
-
-    def _published(self) -> PublishedView | None:
-        """What the published method says of the job, None where it cannot differ."""
-        from tracekit.analysis.attribution.attribute import slowdown_of
-        from tracekit.analysis.graph.rules.posting import Posting
-        from tracekit.analysis.replay.engine import JobReplay
-        from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
-        from tracekit.report import PublishedView
-
-        if Method(self.method) is Method.PUBLISHED:
-            return None
-        occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(self.replay.graph.kinds))
-        reasons = []
-        if self.replay.clocks.any_off:
-            reasons.append("it takes the clocks as they are")
-        if self.replay.graph.reconstructed:
-            reasons.append("it leaves out members of collectives that were not recorded")
-        if self.replay.graph.posting.posting is not Posting.SAME_DIRECTION:
-            reasons.append("it posts each receive behind the previous compute of its direction")
-        if occasional:
-            reasons.append(
-                f"it sets {', '.join(occasional)} against the mean of such ops, not against the time peers spend so"
-            )
-        if not reasons:
-            return None
-        same_rules = self.replay.graph.posting.posting is Posting.SAME_DIRECTION
-        if self.replay.clocks.any_off or self.replay.graph.reconstructed or not same_rules:
-            published = JobReplay.from_trace(self.trace, Method.PUBLISHED)
-        else:  # the same graph and costs, other ideals
-            published = self.replay.with_ideals(Method.PUBLISHED)
-        return PublishedView(slowdown_of(published), tuple(reasons))
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
         """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""

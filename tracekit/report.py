@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.findings import Findings, WorkerSlowdowns
 from tracekit.model import Layout, Worker
-from tracekit.report_html import fragment
-from tracekit.report_json import report_as_dict
-from tracekit.report_plot import Plots
 from tracekit.report_tables import ReportTables
 from tracekit.text import short
 from tracekit.trace import Coverage
+
+if TYPE_CHECKING:
+    from tracekit.report_plot import Plots
 
 #: Two methods agree when their S are no further apart than this share.
 LARGEST_DIFFERENCE = 0.01
@@ -103,11 +103,15 @@ class Report(ReportTables):
         return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
 
     def _repr_html_(self) -> str:
+        from tracekit.report_html import fragment
+
         return fragment(self)
 
     @property
     def plot(self) -> Plots:
         """The report as Plotly figures: `worker_map()`, `steps()`, `timeline()`, `critical_path()`."""
+        from tracekit.report_plot import Plots
+
         return Plots(self)
 
     @property
@@ -128,6 +132,8 @@ class Report(ReportTables):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
+        from tracekit.report_json import report_as_dict
+
         return report_as_dict(self)
 
     def to_json(self) -> str:

@@ -22,7 +22,7 @@ from tracekit.atomic_write import Kind, parquet_with, replacing
 from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.magnitudes import check_magnitudes
 from tracekit.model import Layout, Unit, Worker, unit_of_time
-from tracekit.schema import Source, checked_columns, distinct_steps, run_starts, step_positions
+from tracekit.schema import WAITED, Source, checked_columns, distinct_steps, run_starts, step_positions
 from tracekit.text import encodable
 from tracekit.units import in_seconds
 
@@ -215,6 +215,16 @@ class Trace:
             worker_steps_traced=int(present.sum()),
             missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in missing[:MOST_MISSING]),
         )
+
+    def outline(self) -> Trace:
+        """The trace with one op of each worker and step: as much as `coverage` and `worker_ranks` need.
+
+        All ops stay where they say who waited inside workers (WAITED): the analysis reads that from them.
+        """
+        if WAITED in self.ops.columns:
+            return self
+        starts = run_starts(*(self.ops[name].to_numpy() for name in ("step", "rank", "dp_rank", "pp_rank")))
+        return replace(self, ops=self.ops[starts])
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the canonical Parquet file, in the place of none but another one.

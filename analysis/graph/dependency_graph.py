@@ -114,10 +114,9 @@ class DependencyGraph:
     """All ops of a job and what each waits for.
 
     `steps`: step numbers that can be replayed, [steps]. `rendezvous_count`: how many data-parallel collectives a step
-    has.
-    `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not recorded;
-    `reconstructed`: whether they were put in. `posting`: when receives are posted. `trace`: where it came from; it
-    knows ranks and hosts.
+    has. `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not
+    recorded; `reconstructed`: whether they were put in. `posting`: when receives are posted. `trace`: where it came
+    from, in outline; it knows ranks and hosts.
     """
 
     layout: Layout
@@ -173,7 +172,7 @@ class DependencyGraph:
             rendezvous_count=len(keys),
             dropped_lanes=lanes.dropped_lanes,
             posting=posting,
-            trace=trace,
+            trace=trace.outline(),
         )
 
     @property

@@ -19,7 +19,7 @@ from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_tr
 from tracekit.any_job import load_any
 from tracekit.errors import OutputError, SelectionError, StudyError
 from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.run import Standing, run_study
+from tracekit.fleet.run import Standing, analysing_files, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.tables import TABLES
@@ -94,6 +94,33 @@ def test_another_analysis_does_all_again(jobs: Path, tmp_path: Path, monkeypatch
     assert study_here(jobs, out=tmp_path).unchanged == 0
     assert set(Study(tmp_path).read("jobs")["analysis"]) == {"of-tomorrow"}
     assert Study(tmp_path).read("jobs").height == 6
+
+
+ANALYSED = """
+import sys
+from pathlib import Path
+from tracekit.fleet.executor import Task
+from tracekit.fleet.sources import find_sources
+from tracekit.fleet.study import Study
+from tracekit.fleet.worker import work
+
+(source,) = find_sources([sys.argv[1]])
+with Study(Path(sys.argv[2])).running("x"):
+    outcome = work(Task(source, sys.argv[2], "x"))
+assert outcome.rule is None, outcome.reason
+modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "tracekit"}
+print(*(module.__file__ for name, module in modules.items() if module.__file__.endswith(".py")), sep="\\n")
+"""
+
+
+def test_all_code_that_takes_part_in_an_analysis_is_part_of_its_version(jobs: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ANALYSED, str(jobs / "slow0.parquet"), str(tmp_path)]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    counted = {path.resolve() for path in analysing_files()}
+    assert {"trace.py", "magnitudes.py", "lanes.py"} <= {Path(path).name for path in loaded}
+    assert {Path(path).resolve() for path in loaded} <= counted
+    assert {"replay.c", "report.py"} <= {path.name for path in counted}
+    assert not any("dashboards" in path.parts for path in counted)
 
 
 KILLED = """

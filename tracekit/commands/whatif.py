@@ -139,7 +139,9 @@ def whatif_command(
         if redact:
             loaded = Job(loaded.trace.redacted(), loaded.method)
         tell("building the dependency graph")
-        report = loaded.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
+        prepared = loaded.replayed()
+        del loaded  # and with it the ops, which nothing reads any more
+        report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
         if html is not None:
             from tracekit.documents.page import page, write_page
 

@@ -6,8 +6,9 @@ In: sources, a study and an executor. Out: a `RunSummary`, and the study.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,10 @@ from tracekit.fleet.executor import Executor, Outcome, Task
 from tracekit.fleet.sources import Source
 from tracekit.fleet.study import SeenLog, Study
 
-#: What a change in makes another analysis: the modules that read a trace and find out what is stored of it.
-_ANALYSIS = ("analysis", "collectors/importers", "collectors/merge", "fleet/rows.py", "fleet/tables.py",
-             "fleet/exclusions.py")  # fmt: skip
+#: Folders whose code changes no stored figure: they record jobs or show results. All other code counts as analysis, so
+#: that a new module counts without being listed.
+_NO_ANALYSIS = frozenset({"commands", "dashboards", "documents", "figures", "launch", "live", "synth", "terminal"})
+_CODE = frozenset({".py", ".c", ".h"})
 Progress = Callable[["Standing"], None]
 
 
@@ -48,14 +50,18 @@ class RunSummary:
 
 @cache
 def analysis_version() -> str:
-    """Tracekit's version and a digest of the modules that analyse: another one makes other figures, perhaps."""
-    package = Path(__file__).parents[1]
+    """Tracekit's version and a digest of the code that analyses: where it differs, so may the figures."""
     digest = hashlib.blake2b(digest_size=4)
-    for name in _ANALYSIS:
-        place = package / name
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(path.read_bytes())
+    for path in analysing_files():
+        digest.update(path.read_bytes())
     return f"{__version__}-{digest.hexdigest()}"
+
+
+def analysing_files() -> Iterator[Path]:
+    """The code that reads a trace and finds out what is stored of it, in a fixed order."""
+    for root, folders, files in os.walk(Path(__file__).parents[1], followlinks=True):
+        folders[:] = sorted(set(folders) - _NO_ANALYSIS)
+        yield from (Path(root, name) for name in sorted(files) if Path(name).suffix in _CODE)
 
 
 def run_study(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Store:
         names = [item.name for item in incoming]
         for name in names:
             self._check_name(name)
-        if twice := [name for name in names if names.count(name) > 1]:
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise StoreError(
                 f"two of the traces are of a job named {twice[0]!r}; import one of them with another --name"
             )

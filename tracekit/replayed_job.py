@@ -1,0 +1,124 @@
+"""A job whose graph is built: all that a report needs of it.
+
+In: a job's replay, and its trace in outline. Out: a `Report`. The ops of a trace take as much memory as their replay,
+and nothing looks at them again once that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tracekit.analysis.attribution.attribute import attribute, slowdown_of
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.fixes.layers import check_layers
+from tracekit.analysis.graph.rules.posting import Posting
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
+from tracekit.analysis.replay.method import Method
+from tracekit.model import Worker
+from tracekit.questions import answer, by_labels
+from tracekit.report import ClockOffset, ClockReport, PublishedView, Report
+from tracekit.trace import Trace
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedJob:
+    """What a report needs of a job.
+
+    `trace`: in outline (`Trace.outline`); `ops`: how many the whole trace has. `published`: see `Report`.
+    """
+
+    trace: Trace
+    ops: int
+    replay: JobReplay
+    method: Method
+    published: PublishedView | None
+
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        by: Sequence[str] = (),
+        layers: tuple[int, ...] | None = None,
+        attribution: Callable[[], Attribution] | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
+        """The whole report. As `Job.whatif`; `attribution`: gives what may be known already."""
+        check_layers(self.trace, layers)
+        graph = self.replay.graph
+        gpus = self.trace.layout.world_size
+        questions = [answer(self.replay, text, gpus) for text in fix]
+        questions += [answer(self.replay, text, gpus, keep=True) for text in keep]
+        labels = [by_labels(self.replay, *text.split(",")) for text in by]
+        found = attribute(self.replay, progress=progress) if attribution is None else attribution()
+        if progress is not None:
+            progress("causes and fixes")
+        return Report(
+            name=self.trace.name,
+            layout=self.trace.layout,
+            ops=self.ops,
+            coverage=self.trace.coverage(),
+            dropped_lanes=graph.dropped_lanes,
+            left_out_steps=self.replay.left_out_steps,
+            ranks=self.trace.worker_ranks(),
+            hosts=self.trace.hosts,
+            attribution=found,
+            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=self.method),
+            method=self.method,
+            clocks=_clock_report(self.replay, self.method),
+            posting=graph.posting,
+            replay=self.replay,
+            published=self.published,
+            questions_asked=tuple(questions),
+            labels_asked=tuple(labels),
+        )
+
+
+def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
+    """Which clocks were off, and whose could not be compared."""
+    clocks, graph = replay.clocks, replay.graph
+    offsets = [
+        ClockOffset(
+            Worker(graph.dp_ranks[int(dp_index)], int(stage)),
+            float(clocks.offset_s[stage, dp_index]),
+            float(clocks.error_s[stage, dp_index]),
+            float(clocks.drift[stage, dp_index]),
+            float(clocks.jump_s[stage, dp_index]),
+            int(clocks.jump_step[stage, dp_index]) if clocks.jump_s[stage, dp_index] else None,
+        )
+        for stage, dp_index in zip(*clocks.off.nonzero(), strict=True)
+    ]
+    untied = clocks.untied(graph.dp_ranks) if method is Method.TRACEKIT else None
+    return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
+
+
+def published_view(trace: Trace, replay: JobReplay, method: Method) -> PublishedView | None:
+    """What the published method says of the job, None where it cannot differ. `trace`: with all ops."""
+    if method is Method.PUBLISHED:
+        return None
+    graph = replay.graph
+    occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.kinds))
+    same_rules = graph.posting.posting is Posting.SAME_DIRECTION
+    reasons = []
+    if replay.clocks.any_off:
+        reasons.append("it takes the clocks as they are")
+    if graph.reconstructed:
+        reasons.append("it leaves out members of collectives that were not recorded")
+    if not same_rules:
+        reasons.append("it posts each receive behind the previous compute of its direction")
+    if occasional:
+        reasons.append(
+            f"it sets {', '.join(occasional)} against the mean of such ops, not against the time peers spend so"
+        )
+    if not reasons:
+        return None
+    if replay.clocks.any_off or graph.reconstructed or not same_rules:
+        published = JobReplay.from_trace(trace, Method.PUBLISHED)
+    else:  # the same graph and costs, other ideals
+        published = replay.with_ideals(Method.PUBLISHED)
+    return PublishedView(slowdown_of(published), tuple(reasons))
