@@ -126,7 +126,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     cells = relative.reshape(-1, *grid.shape[3:])
     shared = lower_median(cells, axis=0)  # of microbatch, step, DP rank: a pause raises one compute of it
     relative = relative / safe(shared)
-    level = lower_median(relative, (0, 2, 3))  # of a worker in a step: [stages, steps, dp_ranks]
+    level = median(relative, (0, 2, 3))  # of a worker in a step: [stages, steps, dp_ranks]
     relative = relative / safe(level)[None, :, None, None]
     centre = np.array([float(median(sampled(of_kind), (0,))) for of_kind in relative])
     relative = relative / safe(centre)[:, None, None, None, None, None]
