@@ -14,7 +14,7 @@ from typing import Any
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.causes.naming import Names
-from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
@@ -165,12 +165,26 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
     stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     if by_s and (stragglers.causes or max((loss.lost_s for loss in others), default=0.0) < EXPLAINED_SHARE * by_s):
+        # The mean that S compares with has the slow ones in it: of few ranks one slow one loses more than S says.
+        left_s = max(by_s - _explained_of_s(evidence, stragglers.causes), 0.0)
+        lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
-            by_s = min(by_s, _beside(evidence, losses))
-        # S leaves launch delays out, and the mean that it compares with has the slow ones in it: of few ranks one slow
-        # one loses more than S says.
-        losses = [*others, replace(stragglers, lost_s=max(by_s, stragglers.explained_s))]
+            lost_s = min(lost_s, _beside(evidence, losses))
+        losses = [*others, replace(stragglers, lost_s=lost_s)]
     return sorted(losses, key=lambda loss: (-loss.explained_s if loss.causes else -loss.lost_s, -loss.lost_s))
+
+
+def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
+    """Seconds of what S says that go when the causes go.
+
+    S leaves out launch delays, and that steps overlap: what hides behind either costs less as the job is.
+    """
+    plain: list[Change] = [NoDelays(), NoOverlap()]
+    changes = [cause.change for cause in causes if cause.change is not None]
+    if not changes:
+        return 0.0
+    with_s, without_s = (step_times_with(evidence.replay, some).mean() for some in (plain, [*plain, *changes]))
+    return float(with_s - without_s)
 
 
 def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:
