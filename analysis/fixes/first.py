@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tracekit.analysis.causes.find import SMALLEST_COST_SHARE
 from tracekit.analysis.causes.model import Cause
 from tracekit.analysis.fixes.model import Fix, FixKind
+from tracekit.analysis.fixes.price import IN_VAIN
 from tracekit.text import hidden
 
 #: A fix that gives back less than this share of the step, and less than half of what all fixes do, is no first step.
@@ -33,8 +34,15 @@ def paying_first(causes: Sequence[Cause], fixes: Sequence[Fix]) -> tuple[Cause, 
 
 
 def first_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
-    """What to do first about a cause; where that gives back little until others are gone, all fixes together."""
+    """What to do first about a cause; where that gives back little until others are gone, all fixes together.
+
+    Where no fix of the cause gives back anything: what helps whatever the cause, if it gives back enough.
+    """
     best = best_fix(cause, fixes)
+    if best is not None and best.withheld == IN_VAIN:
+        anyway = [fix for fix in fixes if fix.cause is None and fix.withheld is None]
+        most = max(anyway, key=lambda fix: fix.saved_s, default=best)
+        return most if most.saved_s >= SMALLEST_FIRST_SHARE * _step_s(most) else best
     together = next((fix for fix in fixes if fix.kind is FixKind.COMBINATION and fix.withheld is None), None)
     if best is None or together is None or best.saved_s >= SMALLEST_FIRST_SHARE * _step_s(best):
         return best

@@ -69,6 +69,8 @@ _ASSUMED = {
 _UNEVEN_DATA = frozenset({CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: Why a fix of a cause that hides behind another one has no price of its own.
 HIDDEN = "saves nothing until the other causes are gone, see the combination"
+#: ... and of one that hides behind none.
+IN_VAIN = "it gives back next to nothing here"
 #: Fixes that live with a cause.
 _WAYS_AROUND = frozenset({FixKind.SHIFT_WORK})
 #: Fixes that exclude each other: of a combination at most one of them is part.
@@ -105,7 +107,9 @@ def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, 
     least_s = SMALLEST_SAVING_SHARE * evidence.attribution.recorded_s
     paying = [fix for fix in fixes if fix.saved_s >= least_s]
     # Causes hide behind each other: a fix of one alone may save nothing, and all of them together a lot.
-    hidden = [replace(fix, withheld=HIDDEN) for fix in fixes if fix.saved_s < least_s and _removes_a_cause(fix)]
+    removing = [fix for fix in fixes if _removes_a_cause(fix)]
+    why = HIDDEN if len({(fix.cause, fix.where) for fix in removing}) > 1 else IN_VAIN
+    hidden = [replace(fix, withheld=why) for fix in removing if fix.saved_s < least_s]
     paying.sort(key=lambda fix: -fix.saved_s)
     combination = _combination(
         pricer, [fix for fix in paying if fix.cause is not None and not fix.bound and fix.change is not None], hidden

@@ -9,6 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tracekit
+from benchmarks.eventsim.cases import draw_job
+from benchmarks.eventsim.run import simulate
 from benchmarks.verdicts import judged_job
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
@@ -298,3 +301,9 @@ class TestDiagnosis:
         assert [cause.to_dict() for cause in whole.causes] == [cause.to_dict() for cause in causes]
         fixes = price_fixes(trace, replay, attribution, causes)
         assert [fix.to_dict() for fix in whole.fixes] == [fix.to_dict() for fix in fixes]
+
+
+def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_first():
+    """Of the one cause there are no "other causes" to wait for."""
+    answer = tracekit.Job(simulate(draw_job(9_920_000, "sequences")).trace).whatif().diagnosis.answer
+    assert answer.fix.startswith("Run twice as many microbatches of half the size: saves at most ")
