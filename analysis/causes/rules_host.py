@@ -30,7 +30,7 @@ from tracekit.analysis.evidence.changes import (
 from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools
-from tracekit.analysis.evidence.workers import slow_workers
+from tracekit.analysis.evidence.workers import busy_s, slow_workers
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.model import Worker
@@ -266,12 +266,7 @@ class BusyCores(Rule):
 
 def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:
     """What is left of the time of these workers' own ops without their waits for a processor, as their grid."""
-    grid, replay = evidence.computing, evidence.replay
-    busy = np.nan_to_num(grid.gather(replay.durations.cost)) + np.maximum(
-        np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0
-    )
-    busy_s = busy.sum(axis=1).mean(axis=1)
-    left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s), LARGEST_WAITING_SHARE)
+    left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s(evidence)), LARGEST_WAITING_SHARE)
     return np.asarray(np.where(here, left, 1.0)[:, None, None, :])
 
 

@@ -32,6 +32,8 @@ LASTING_SHARE = 0.5
 FEWEST_STEPS_TO_TELL = 10
 MOST_TIMES = 100.0
 SMALLEST_NATS = 1e-3
+#: A worker that waits for a processor in so much of its excess over its peers is slow for that.
+MOST_OF_EXCESS = 0.5
 #: DP ranks share one factor where theirs differ by less than this share of what they are slow by.
 ONE_FACTOR_SHARE = 0.25
 
@@ -198,10 +200,33 @@ def slow_workers(evidence: Evidence) -> Bools:
         return np.zeros((evidence.stages, len(evidence.dp_ranks)), np.bool_)
     if len(evidence.dp_ranks) < 2:
         return _slow_without_peers(evidence, profile)
-    slow = profile.slow_workers | slow_machines(evidence)[None, :]
+    slow = (profile.slow_workers | slow_machines(evidence)[None, :]) & ~waits_for_a_core(evidence)
     excess = worker_factor(evidence) - 1
     hit: Bools = slow & (excess >= WORTH_NAMING_SHARE * np.where(slow, excess, 0.0).max())
     return hit
+
+
+def busy_s(evidence: Evidence) -> Floats:
+    """Seconds of a mean step in which each worker does something itself, with launch delays, [stages, dp_ranks]."""
+    grid = evidence.computing
+    busy = np.nan_to_num(grid.gather(evidence.replay.durations.cost)) + np.maximum(
+        np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0
+    )
+    return np.asarray(busy.sum(axis=1).mean(axis=1))
+
+
+def waits_for_a_core(evidence: Evidence) -> Bools:
+    """Workers that compute longer than their peers because they wait for a processor meanwhile, [stages, dp_ranks].
+
+    What the kernel counted falls on all that a worker does in proportion. On a rank beside one that collects garbage on
+    all cores, most of it falls on computes.
+    """
+    if not evidence.run_queue_s.any():
+        return np.zeros(evidence.run_queue_s.shape, np.bool_)
+    computes_s = np.nansum(evidence.table.grid, axis=(0, 2, 3)).mean(axis=1)
+    waits_s = evidence.run_queue_s * np.minimum(computes_s / safe(busy_s(evidence)), 1.0)
+    beyond_s, more_s = (each - lower_median(each, axis=1)[:, None] for each in (computes_s, waits_s))
+    return np.asarray((beyond_s > 0) & (more_s >= MOST_OF_EXCESS * beyond_s))
 
 
 def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:

@@ -106,11 +106,12 @@ def with_loss(forward_s: float, loss_s: float, last_s: float):
     )
 
 
-def causes_with_losses(forward_s: tuple[float, ...], loss_s: tuple[float, ...]):
+def causes_with_losses(forward_s: tuple[float, ...], loss_s: tuple[float, ...], **metadata: object):
     """What is found where forwards and losses take so long, by rank."""
     last_s = max(3 * forward + loss for forward, loss in zip(forward_s, loss_s, strict=True))
     lanes = {at: with_loss(forward_s[at], loss_s[at], last_s) for at in range(len(loss_s))}
-    return found_in(Trace.from_frame(frame(lanes, STEPS), Layout(dp=len(loss_s), pp=1), name="by hand"))
+    trace = Trace.from_frame(frame(lanes, STEPS), Layout(dp=len(loss_s), pp=1), name="by hand")
+    return found_in(replace(trace, metadata=trace.metadata | metadata))
 
 
 def test_what_one_rank_does_between_forward_and_backward_is_no_slow_machine():
@@ -131,6 +132,16 @@ def test_the_loss_of_a_worker_that_computes_slower_takes_longer_too():
 def test_losses_that_take_as_long_everywhere_are_work():
     (cause,) = causes_with_losses((1.0, 1.0), (0.8, 0.8))
     assert cause.kind is CauseKind.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "slow"), [((0.0, 1.6, 0.0), False), ((1.6, 1.6, 1.6), True), ((0.0, 0.5, 0.0), True)]
+)
+def test_computes_that_wait_for_a_core_are_no_slow_worker(waits_s, slow):
+    """Rank 1 computes 1.5 s longer than its peers; without a core it is for 1.6 s, as its peers are, or for 0.5 s."""
+    waits = {str(rank): seconds for rank, seconds in enumerate(waits_s)}
+    found = causes_with_losses((1.0, 1.5, 1.0), (0.4, 0.6, 0.4), run_queue_s=waits)
+    assert (CauseKind.BAD_WORKER in {cause.kind for cause in found}) == slow
 
 
 @pytest.mark.parametrize(("waits_s", "found"), [((1.5, 1.5), True), ((0.1, 0.1), False)])
