@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,20 @@ def slow_file(tmp_path: Path) -> Path:
 
 
 @cache
-def asked(file: Path) -> set[str]:
-    """The names of all parameters of functions in a file: pytest finds fixtures by these."""
-    functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
-    return {one.arg for function in functions for one in function.args.args + function.args.kwonlyargs}
+def asked(file: Path, fixtures: frozenset[str]) -> bool:
+    """Whether functions in a file have parameters of these names: pytest finds fixtures by them."""
+    text = file.read_text()
+    if fixtures.isdisjoint(re.findall(r"\w+", text)):
+        return False
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return any(one.arg in fixtures for function in functions for one in function.args.args + function.args.kwonlyargs)
 
 
 @cache
-def provided(conftest: Path) -> set[str]:
+def provided(conftest: Path) -> frozenset[str]:
     """The fixtures of a conftest.py."""
     functions = [node for node in ast.walk(ast.parse(conftest.read_text())) if isinstance(node, ast.FunctionDef)]
-    return {one.name for one in functions if any("fixture" in ast.unparse(how) for how in one.decorator_list)}
+    return frozenset(one.name for one in functions if any("fixture" in ast.unparse(how) for how in one.decorator_list))
 
 
 @cache
@@ -65,7 +69,7 @@ def unit(file: str) -> str:
         if folder == ROOT:
             break
         conftest = folder / "conftest.py"
-        if conftest.exists() and provided(conftest) & asked(path):
+        if conftest.exists() and asked(path, provided(conftest)):
             return str((folder if folder in DEAR else path.parent).relative_to(ROOT.parent))
     return file
 

@@ -1,11 +1,8 @@
-"""The matrix of frameworks: how reports are judged, and that its rows train alike with and without recording."""
+"""The matrix of frameworks: how reports are judged. That a row trains: `tests/collectors/test_job_shapes.py`."""
 
 import pytest
 
-from benchmarks import frameworks_train
 from benchmarks.frameworks import ROWS, judge, present
-from tests.collectors.conftest import several
-from tracekit.model import OpKind
 
 
 def report(*causes, trustworthy=True, pp=1):
@@ -43,27 +40,10 @@ def test_what_counts_as_right(part, said, right):
 
 
 def test_every_row_has_its_training_and_missing_frameworks_are_named(monkeypatch):
+    from benchmarks import frameworks_train  # with torch
+
     assert set(ROWS) == set(frameworks_train.ROWS)
     monkeypatch.setitem(ROWS, "lightning", "no_such_framework")
     found, missing = present(["ddp", "lightning"])
     assert (list(found), missing) == (["ddp"], ["lightning"])
     assert found["ddp"].startswith("torch 2.")
-
-
-def test_a_row_trains_alike_with_and_without_recording(tmp_path):
-    """The same weights, bit by bit, and its steps are recorded on both ranks. What accumulates gradients and evaluates
-    in between is the row that no other test trains (`test_job_shapes`).
-    """
-    row = "accumulation"
-    runs = {row: f"RANKS=2 STEPS=5 ../../../benchmarks/frameworks_train.py {row}"}
-    (tmp_path / "recorded").mkdir()
-    (tmp_path / "alone").mkdir()
-    recorded = several(tmp_path / "recorded", runs)[row]
-    alone = several(tmp_path / "alone", runs, under_collect=False)[row]
-    assert recorded.exit_codes == alone.exit_codes == [0, 0], recorded.complained
-    assert recorded.weights == alone.weights
-    assert len(recorded.weights) == 2
-    assert recorded.trace.steps.tolist() == [1, 2, 3, 4]
-    kinds = set(recorded.trace.ops["kind"].cast(str))
-    assert {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER} <= kinds
-    assert recorded.attempt["missing_ranks"] == []

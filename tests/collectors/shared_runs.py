@@ -36,6 +36,7 @@ SHAPES = {
     "ddp": "RANKS=4 ddp_accumulation.py",
     "fsdp-pipeline": "RANKS=4 fsdp_interleaved.py",
     "megatron": "RANKS=4 megatron_like.py",
+    "accumulation": "RANKS=2 STEPS=5 ../../../benchmarks/frameworks_train.py accumulation",
     "pipeline": "RANKS=4 SLOW_RANK=3 SLOW_MS=6 dp2_pp2.py",
 }
 #: What goes wrong in a training process, or is made to.
@@ -56,4 +57,4 @@ FAULTS = {
 }
 RUNS = {**SHAPES, **PAUSES, **LOOPS, **FAULTS}
 #: Those whose results must be what they are without collect.
-ALONE = ("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "pipeline", "plain", "compile-many")
+ALONE = ("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline", "plain", "compile-many")

@@ -11,7 +11,7 @@ from tracekit.model import OpKind, Worker
 from tracekit.trace import RUN_QUEUE
 
 
-@pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "pipeline"])
+@pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline"])
 def test_a_job_trains_to_the_same_bits_as_alone(runs, alone, name):
     run = runs[name]
     assert set(run.exit_codes) == {0}, run.complained
@@ -63,6 +63,15 @@ def test_fsdp2_with_interleaved_pipeline(runs):
         transfers = trace.ops.filter(kind=kind).sort("rank", "step", "seq")
         ended = (pl.col("start") + pl.col("duration")).shift(1).over("rank", "step")
         assert transfers.filter(pl.col("start") < ended - CLOCK_TICK_S).is_empty()
+
+
+def test_a_row_of_the_matrix_of_frameworks(runs):
+    """What accumulates gradients and evaluates in between (`benchmarks/frameworks_train.py`)."""
+    run = runs["accumulation"]
+    assert run.trace.steps.tolist() == [1, 2, 3, 4]
+    kinds = set(run.trace.ops["kind"].cast(str))
+    assert {OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER} <= kinds
+    assert run.attempt["missing_ranks"] == []
 
 
 FSDP_STEP = {
