@@ -83,6 +83,11 @@ def torchrun(ranks: int, script: str, *options: str) -> list[str]:
     return [*run, *options, str(SCRIPTS / script)]
 
 
+def forks(ranks: int, script: str, *arguments: str) -> list[str]:
+    """The command that runs a script on `ranks` ranks, where what starts them is not the point: half as dear."""
+    return python("ranks.py", str(ranks), str(SCRIPTS / script), *arguments)
+
+
 def python(script: str, *arguments: str) -> list[str]:
     """The command that runs a script in one process."""
     return [sys.executable, str(SCRIPTS / script), *arguments]

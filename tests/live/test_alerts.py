@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.collectors.conftest import environment, torchrun
+from tests.collectors.conftest import environment, forks
 from tests.handmade import command, run
 from tests.live.alert_tools import PATIENCE_S, alertmanager, prometheus, promtool
 from tests.live.test_notify import Receiver, receiving
@@ -104,7 +104,7 @@ class Job:
         self.store = Store(folder / "jobs.store")
         under = ("collect", "--live", "--name", "train", "--store", self.store.path, *options, "--")
         self.process = subprocess.Popen(
-            command(*under, *torchrun(2, "slow_on_demand.py")),
+            command(*under, *forks(2, "slow_on_demand.py")),
             cwd=folder,
             env=environment(SLOW=self.slow, STOP=self._stop),
             stdout=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks.writtenrun import WrittenRun
-from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, torchrun
+from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
 from tests.handmade import run
 from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
 from tracekit.collectors.run_directory.follow import AttemptFollower
@@ -53,7 +53,7 @@ def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
     """Twice by `attach`, once between two signals; the trace at the end has these steps and no others."""
     under = [sys.executable, "-m", "tracekit.collectors", "--idle", "--name", "dormant", "--segments", "run", "--json"]
     with subprocess.Popen(
-        [*under, "--no-store", "--out", "all.parquet", "--", *torchrun(2, "slow_on_demand.py")],
+        [*under, "--no-store", "--out", "all.parquet", "--", *forks(2, "slow_on_demand.py")],
         cwd=tmp_path,
         env=environment(SLOW=tmp_path / "slow", STOP=tmp_path / "stop", DEVICE_MS=3),
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, torchrun
+from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
 from tracekit.collectors.run_directory.steering import pace
@@ -21,7 +21,7 @@ class Training:
         self.run, self._stop = folder / "run", folder / "stop"
         under = [sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", "job.parquet", "--segments", "run"]
         self.launcher = subprocess.Popen(
-            [*under, "--", *torchrun(2, "slow_on_demand.py")],
+            [*under, "--", *forks(2, "slow_on_demand.py")],
             cwd=folder,
             env=environment(SLOW=folder / "slow", STOP=self._stop, DEVICE_MS=1),
             stdout=subprocess.PIPE,

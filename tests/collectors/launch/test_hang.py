@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import SCRIPTS, collect, python
+from tests.collectors.conftest import collect, forks
 from tracekit.collectors.launch.hang import HangWatcher
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.runtime.wire_format import HANG_REQUEST, LAST_WORDS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
@@ -66,7 +66,7 @@ def pulse(folder, rank, count):
 
 def ranks(*arguments):
     """The command that runs `hangs.py` on two ranks."""
-    return python("ranks.py", "2", str(SCRIPTS / "hangs.py"), *arguments)
+    return forks(2, "hangs.py", *arguments)
 
 
 def requests(folder):

@@ -1,16 +1,16 @@
-"""`tracekit collect --profiler`: torch.profiler on every rank of a real job of torchrun, a file each."""
+"""`tracekit collect --profiler`: torch.profiler on every rank of a real job, a file each."""
 
 import gzip
 import json
 
-from tests.collectors.conftest import collect, torchrun
+from tests.collectors.conftest import collect, forks
 from tracekit.collectors.importers.kineto.reading import read_file
 
 
 def test_every_rank_writes_the_steps_asked_for_into_a_file_of_its_own(tmp_path):
     folder = tmp_path / "profile"
     options = ("--steps", "2:", "--profiler", str(folder), "--profiler-steps", "2")
-    collected = collect(tmp_path, torchrun(2, "quick.py"), *options, STEPS=6)
+    collected = collect(tmp_path, forks(2, "quick.py"), *options, STEPS=6)
     assert collected.process.returncode == 0
     traces = sorted((folder / "attempt-000").iterdir())
     assert [path.name for path in traces] == ["rank0_trace.json.gz", "rank1_trace.json.gz"]

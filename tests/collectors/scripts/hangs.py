@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from quick import Descent
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -106,7 +107,7 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(0)
     model, train = {"ddp": data_parallel, "fsdp2": sharded, "pipeline": pipeline}[LAYOUT]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = Descent(model.parameters())
     for step, batch in enumerate(DataLoader(Data(), batch_size=BATCH)):
         broken = rank == RANK and step in ({BREAKS_AT, BREAKS_AT + 2} if FAULT == "checkpoint-gil" else {BREAKS_AT})
         if broken:
