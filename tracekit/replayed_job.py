@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
@@ -18,9 +19,11 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.model import Worker
-from tracekit.questions import answer, by_labels
 from tracekit.report import ClockOffset, ClockReport, PublishedView, Report
 from tracekit.trace import Trace
+
+if TYPE_CHECKING:
+    from tracekit.questions import ByLabel, Question
 
 Progress = Callable[[str], None]
 
@@ -52,9 +55,14 @@ class ReplayedJob:
         check_layers(self.trace, layers)
         graph = self.replay.graph
         gpus = self.trace.layout.world_size
-        questions = [answer(self.replay, text, gpus) for text in fix]
-        questions += [answer(self.replay, text, gpus, keep=True) for text in keep]
-        labels = [by_labels(self.replay, *text.split(",")) for text in by]
+        questions: list[Question] = []
+        labels: list[ByLabel] = []
+        if fix or keep or by:
+            from tracekit.questions import answer, by_labels
+
+            questions += [answer(self.replay, text, gpus) for text in fix]
+            questions += [answer(self.replay, text, gpus, keep=True) for text in keep]
+            labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
         if progress is not None:
             progress("causes and fixes")

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Trust
-from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.findings import Findings, WorkerSlowdowns
 from tracekit.model import Layout, Worker
 from tracekit.report_tables import ReportTables
 from tracekit.text import short
 from tracekit.trace import Coverage
 
 if TYPE_CHECKING:
+    from tracekit.analysis.attribution.compare import WorkerSteps
+    from tracekit.findings import Findings
     from tracekit.report_plot import Plots
 
 #: Two methods agree when their S are no further apart than this share.
@@ -142,12 +142,16 @@ class Report(ReportTables):
 
     def worker_steps(self) -> WorkerSteps:
         """Exact S of each worker in each step, as comparisons take it."""
+        from tracekit.analysis.attribution.compare import WorkerSteps
+
         found = self.attribution
         slowdown = (found.by_worker / found.ideal[:, None, None]).astype(np.float32)
         return WorkerSteps(np.asarray(found.steps, np.int64), np.asarray(found.dp_ranks, np.int64), slowdown)
 
     def findings(self) -> Findings:
         """What the store keeps of this report."""
+        from tracekit.findings import Findings, WorkerSlowdowns
+
         found = self.attribution
         workers = WorkerSlowdowns(
             steps=[int(step) for step in found.steps],

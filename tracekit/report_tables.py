@@ -23,11 +23,12 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError
 from tracekit.model import Worker
-from tracekit.questions import ByLabel, Question
 from tracekit.report_json import JSON_TABLES
 
 if TYPE_CHECKING:
     import pandas
+
+    from tracekit.questions import ByLabel, Question
 
 #: Tables of one row per finding; in JSON these carry more than a table can.
 DIAGNOSIS_TABLES = ("causes", "fixes")

@@ -13,10 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.analysis.verdict import LossKind
-from tracekit.explanation import explanations
 from tracekit.report import Report
 from tracekit.report_words import MOST_CAUSES, answer_rows, job_sizes
-from tracekit.terminal.details import print_details
 from tracekit.terminal.maps import small_map, steps_line
 from tracekit.terminal.tables import by_label, labelled, questions
 from tracekit.text import short
@@ -55,12 +53,16 @@ def print_report(
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
+        from tracekit.explanation import explanations
+
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
     if report.questions_asked:
         console.print(questions(report.questions_asked, report.attribution.original_s))
     for group in report.labels_asked:
         console.print(by_label(group))
     if full:
+        from tracekit.terminal.details import print_details
+
         print_details(report, console)
     for picture in pictures:
         console.print(picture)
