@@ -26,7 +26,7 @@ from tracekit.analysis.verdict import Verdict, verdict_of
 from tracekit.trace import Trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Diagnosis:
     """When, where and why a job is slow, what each fix would give back, and whether to believe it.
 

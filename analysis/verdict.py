@@ -69,7 +69,7 @@ _STRAGGLER_WHERE_FEW = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Loss:
     """What one kind of loss costs, seconds of the mean step, and the causes behind it, the first to see to first.
 
@@ -91,7 +91,7 @@ class _Headline:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """The kind of loss that costs most, and what is lost in all.
 

@@ -85,7 +85,7 @@ class CriticalTimes:
     delay_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attribution:
     """Step times of every what-if question asked of one job. Arrays are seconds; `steps` are step numbers, [steps].
 

@@ -28,7 +28,7 @@ _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
 Report = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkerSteps:
     """Exact S of each worker in each step: `slowdown` [steps, dp_ranks, stages]."""
 
@@ -37,7 +37,7 @@ class WorkerSteps:
     slowdown: npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
     """The job `job` or a part of it, as `title` says.
 
@@ -126,7 +126,7 @@ class Verdict:
         return f"{lead}{_LEADS[self.outcome]}: {self.change}{end}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CauseChange:
     """Causes of the one and of the other side; `staying`: pairs of the same cause at the same place."""
 

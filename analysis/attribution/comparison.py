@@ -30,7 +30,7 @@ SMALLEST_SHARE = 0.01
 _MOST_KINDS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Two runs held against each other; sentences without a full stop.
 

@@ -27,7 +27,7 @@ from tracekit.schema import KIND_TYPE
 _STEPS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath:
     """The ops on the critical path of every step, [ops] each, those of a step from its first to its last.
 
@@ -174,7 +174,7 @@ def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Ops:
     """Ops of paths, last first, and who of each one's group arrived last, [ops] each."""
 
@@ -184,7 +184,7 @@ class _Ops:
     late_lane: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     """Paths, or a piece of one, within one block. `step`: of each op.
 

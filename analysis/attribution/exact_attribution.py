@@ -24,7 +24,7 @@ from tracekit.analysis.whatif.scenario import IDEAL
 Choice = Callable[[Template], npt.NDArray[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RepresentativeLanes:
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 

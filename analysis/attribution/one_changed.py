@@ -57,7 +57,7 @@ def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
     return times
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Lanes:
     """All lanes of a job under one scenario: `costs` of each block, and the same with nothing before a collective."""
 

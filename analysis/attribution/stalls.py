@@ -51,7 +51,7 @@ _PARTS = tuple(Part)
 _PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stall:
     """A step that took `extra_s` seconds longer than the usual one, most of that for `part`."""
 

@@ -169,7 +169,7 @@ class Figure:
         return {**fields, "words": self.words}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A cause that shows its signature but has no price yet.
 
@@ -194,7 +194,7 @@ class Candidate:
     bound: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cause:
     """One cause of a job's slowness.
 

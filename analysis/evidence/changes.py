@@ -119,7 +119,7 @@ class Change(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scale:
     """The ops of a grid times `factor`, which broadcasts to the grid."""
 
@@ -131,7 +131,7 @@ class Scale:
         overlay.scale_costs(_changed(self.ops.parts(self.factor)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScaleDelays:
     """The launch delays of the ops of a grid times `factor`, which broadcasts to it."""
 

@@ -33,7 +33,7 @@ SMALLEST_FACTOR = 0.04
 OUTSTANDING = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ComputeProfile:
     """Factors of compute costs. All but the seconds are relative, 1 = as the others.
 
@@ -114,7 +114,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     return _factors(grid, model, beyond)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Model:
     """What is known before workers are told apart; see `ComputeProfile`."""
 

@@ -22,7 +22,7 @@ from tracekit.model import OpKind
 COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Placement:
     """Ops of one kind and stage in one block.
 
@@ -37,7 +37,7 @@ class _Placement:
     dp_index: Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComputeTable:
     """Costs of computes as a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]; kinds: forward, backward.
 

@@ -14,7 +14,7 @@ from tracekit.analysis.evidence.pauses import Pauses, find_pauses
 from tracekit.analysis.replay.engine import JobReplay
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Computes:
     """The computes of a job. They do not depend on its launch delays."""
 

@@ -26,7 +26,7 @@ SMALLEST_DATA_DELAY_S = 5e-3
 HOST_FACTOR = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DataWait:
     """Ops in which, or before which, workers wait for data. `waits_s`, and whether they are `late`: as the grid."""
 
@@ -35,7 +35,7 @@ class DataWait:
     late: Bools
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DataWaits:
     """All of a job. `recorded`: whether loading was, or only delays before ops; `usual_s`: the usual delay."""
 

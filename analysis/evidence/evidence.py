@@ -35,7 +35,7 @@ from tracekit.trace import RUN_QUEUE, Trace, share_of_samples
 THROTTLED_SHARE = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """One job as the rules see it. `replay`: with the launch delays of its own steps alone, see `step_edges`."""
 

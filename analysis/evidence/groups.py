@@ -23,7 +23,7 @@ WHOLE_HOST_SHARE = 0.7
 GROUP_SHARE = 0.25
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlowGroup:
     """Slow workers [stages, dp_ranks] with one label: a host, or DP ranks."""
 

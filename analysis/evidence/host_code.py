@@ -43,7 +43,7 @@ _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
 FACTOR_WITHOUT_PEERS = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HostCode:
     """Host code of each worker, by place. `taken_s`: seconds, [places, stages, steps, dp_ranks]."""
 

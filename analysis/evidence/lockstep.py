@@ -25,7 +25,7 @@ from tracekit.schema import WAITED
 from tracekit.trace import Trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lockstep:
     """Waits inside workers. Ops are those in which all ranks of their worker met.
 
@@ -138,7 +138,7 @@ class Lockstep:
                 yield Part(number, rows, values[rows])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LockstepRepair:
     """Ops of workers as long as they are when the slow ranks inside are as fast as the others."""
 

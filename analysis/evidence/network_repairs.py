@@ -162,7 +162,7 @@ def _usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
     return usual if len(dp_ranks) < seconds.shape[1] else usual / card.fastest_factor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Hiccups:
     """Transfers and collectives that hang: how many of how many, the longest over its usual, the change without them.
 
@@ -218,7 +218,7 @@ def hiccups(traffic: Traffic) -> Hiccups:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
     """What some ops took, and usually take, seconds, [slots, ops, steps, dp_ranks or 1]."""
 

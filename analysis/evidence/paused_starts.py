@@ -25,7 +25,7 @@ from tracekit.model import OpKind
 LONGEST_OF_SEEN = 1.25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PausedStarts:
     """`ops`: every op of the job; `delay_share`: of their launch delays what pauses took, in the shape of its grid.
 

@@ -57,7 +57,7 @@ AS_FAST = 0.04
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pauses:
     """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; nothing for `stopped` workers.
 

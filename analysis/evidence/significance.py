@@ -56,7 +56,7 @@ LEAST_VARIANCE_LEFT = 0.1
 STRETCHES = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Noise:
     """What a run does by itself.
 
@@ -93,7 +93,7 @@ def needed_nats(tests: int) -> float:
     return math.log(max(tests, 1) / FALSE_ALARMS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Episodes:
     """When each series is slow.
 

@@ -64,7 +64,7 @@ WAITED_FACTOR, WAITED_S = 1.5, 300e-6
 NO_TIME_S = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SlowCard:
     """A network card: the number of its host, the host's workers, the sides that are slow.
 
@@ -84,7 +84,7 @@ class SlowCard:
     ring_factor: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traffic:
     """The transfers and collectives of a job. Slot of a transfer: 2 x link + direction, as in `TransferGrid`.
 

@@ -26,7 +26,7 @@ MEDIAN_ERROR = 1.2533
 VARIANCE_RATIO = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wander:
     """`spread`: standard deviation of workers from step to step, relative. `even`: factor on computes that makes each
     worker's steps alike, broadcasts to the table. `in_workload`: it shows as microbatches that differ.

@@ -25,7 +25,7 @@ MOST_LAYERS = 1000
 MOVES = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageModel:
     """Costs of stages, seconds per microbatch.
 
@@ -73,7 +73,7 @@ def stage_model(base_s: Floats, layers: tuple[int, ...], slowness: Floats | None
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OneLane:
     """One DP rank's step replayed with one cost per (kind, stage, chunk): a thousandth of the job's replay."""
 

@@ -15,7 +15,7 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.numeric.arrays import Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """One thing to do. `step_times`: known step times with it, [steps]; None: to be replayed from `change`.
 

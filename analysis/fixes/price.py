@@ -137,7 +137,7 @@ def _withheld(evidence: Evidence, causes: Sequence[Cause]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Pricer:
     """Turns plans into fixes."""
 

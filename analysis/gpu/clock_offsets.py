@@ -22,7 +22,7 @@ _ROUNDS = 100
 _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ClockOffsets:
     """Seconds, [ranks]: `ahead`, how far a rank's clock is ahead of the common time; `uncertainty`, one standard error.
 

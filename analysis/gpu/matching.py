@@ -53,7 +53,7 @@ class GroupMatches:
     shifts: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matches:
     """Rows of the GPU ops that are communication, by instance.
 

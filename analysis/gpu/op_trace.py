@@ -41,7 +41,7 @@ _LONG_GAP_S = 1e-3
 _SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GpuOpTrace:
     """`trace`: the ops; `skew_s`: how far the clock of each rank's host was ahead of its GPU's, [ranks]."""
 
@@ -187,7 +187,7 @@ def _named(prefix: str, numbers: pl.Series) -> pl.Series:
     return pl.Series([f"{prefix} {number}" for number in numbers.gather(first).to_list()], dtype=pl.String)[code]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _TimesOfCalls:
     """Seconds, [calls], unless said.
 

@@ -25,7 +25,7 @@ from tracekit.analysis.replay.kernel import Costs
 from tracekit.gpu_activity import KernelClass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PaceOfPeers:
     """A job's ranks, each against the others."""
 
@@ -214,7 +214,7 @@ class PaceOfPeers:
         return float(self.times([self.cost])[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _At:
     """These costs, [ops], with launch delays."""
 

@@ -16,7 +16,7 @@ from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WaitsOfGroup:
     """Seconds that each rank (first axis) waited for each other one (second axis) in a group, [ranks, ranks]."""
 
@@ -24,7 +24,7 @@ class WaitsOfGroup:
     waited: Floats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Waits:
     """Seconds over all matched collectives, [ranks].
 

@@ -20,7 +20,7 @@ from tracekit.errors import GraphError
 NO_RENDEZVOUS = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
     """Dependencies among ops, which are rows.
 
@@ -38,7 +38,7 @@ class Wiring:
     describe: Callable[[int], str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CompiledGraph:
     """A graph of ops, laid out for replay.
 

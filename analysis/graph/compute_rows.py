@@ -16,7 +16,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ComputeRows:
     """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] where lanes differ."""
 

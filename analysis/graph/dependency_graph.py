@@ -41,7 +41,7 @@ _KIND_NAMES = tuple(str(kind) for kind in KINDS)
 Node = tuple[int, int, OpKind, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """A template and the lanes it holds for, ordered by (step, dp_rank).
 
@@ -109,7 +109,7 @@ class Block:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DependencyGraph:
     """All ops of a job and what each waits for.
 

@@ -18,7 +18,7 @@ from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FoldedSteps:
     """Steps whose ops and dependencies are the same: a row per op in the order of replay, a lane per step.
 
@@ -34,7 +34,7 @@ class FoldedSteps:
     present: Mask | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FoldedGraph:
     """An op graph, laid out for replay."""
 
@@ -74,7 +74,7 @@ def fold(graph: OpGraph) -> FoldedGraph:
     return FoldedGraph(graph, graph.steps, blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Step:
     """One step: its position, its ops, and its dependencies among them, from 0."""
 

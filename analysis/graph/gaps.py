@@ -44,7 +44,7 @@ class Gap:
         return len(self.steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MissingOps:
     """Ops to put in, [ops] each: step number, worker, kind code and seq."""
 

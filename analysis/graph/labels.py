@@ -24,7 +24,7 @@ UNLABELLED = -1
 _MOST_SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Label:
     """One label of the ops of a block.
 

@@ -33,7 +33,7 @@ NONE = -1
 _MOST_SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LaneGroup:
     """All lanes of one structure. Lanes are ordered by (step, dp_rank).
 
@@ -52,7 +52,7 @@ class LaneGroup:
     present: npt.NDArray[np.bool_] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
     """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that lack a stage, so cannot replay.
 

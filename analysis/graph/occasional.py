@@ -26,7 +26,7 @@ _PLACE_IN_STREAM = np.array([COMPUTE_STREAM.index(kind) if kind in COMPUTE_STREA
 _Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OccasionalOps:
     """Ops of some placed lanes, [ops] each. `lane`: position among those; `chunk`, `microbatch`: -1 for none."""
 
@@ -113,7 +113,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Cells:
     """Places between computes where some lane has an op, in order of stage and stream.
 

@@ -42,7 +42,7 @@ class Why(IntEnum):
     INFERRED = 4  #: an event that nobody recorded, concluded from the order of calls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mesh:
     """Where each rank is: `axes`, such as dp_rank and pp_rank, with their sizes; `coordinates`, [ranks, axes].
 
@@ -63,7 +63,7 @@ class MissingMembers:
     missing: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpGraph:
     """Ops in the order of step, then of the frame, [ops] each, and what each waits for.
 

@@ -18,7 +18,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import OpKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Place:
     """Rows of one slot in one block, and the grid positions of its lanes.
 
@@ -33,7 +33,7 @@ class _Place:
     there: npt.NDArray[np.bool_] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """Some ops of one block and a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] where lanes differ."""
 
@@ -42,7 +42,7 @@ class Part:
     values: Floats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpGrid:
     """Where the ops of a grid [slots, ops, steps, dp_ranks] sit. Cells without an op are nan."""
 
@@ -73,7 +73,7 @@ class OpGrid:
             yield Part(place.block, place.rows, here if place.there is None else np.where(place.there, here, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TransferGrid:
     """Transfers between stages: slot 2 x link + direction, link s being stages s and s + 1 (the last wraps to 0)."""
 

@@ -27,7 +27,7 @@ from tracekit.model import KINDS, OpKind
 _MIX = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedLanes:
     """Lanes with the same rows, which are ordered by (pp_rank, kind, seq).
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LaneOps:
     """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
 
@@ -32,7 +32,7 @@ class LaneOps:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Structure:
     """Dependencies among the rows of a lane.
 

@@ -19,7 +19,7 @@ from tracekit.model import COMMUNICATION, KINDS
 _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Template(CompiledGraph):
     """A compiled graph and what its rows are, [rows] columns.
 

@@ -17,7 +17,7 @@ from tracekit.flight_record import FlightRecord
 SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """All that the verdict looks at."""
 

@@ -30,7 +30,7 @@ _OPERATION = ["id", "group", "sequence", "name", "needs_all", "p2p", "source", "
 _MEMBER = ["id", "rank", "state", "order", "progress", "call_site"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
     state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and of those that wait: order, progress, call_site. `stale`:

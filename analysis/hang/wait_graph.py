@@ -28,7 +28,7 @@ from tracekit.flight_record import Progress
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WaitGraph:
     """Nodes are ranks, then operations (number `world_size` + id).
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CLOCK_TOLERANCE_S = 10e-3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Durations:
     """Costs of all ops of a graph, seconds; one array per block.
 

@@ -25,7 +25,7 @@ from tracekit.trace import Trace
 ENOUGH_STEPS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JobReplay(GraphReplay):
     """The graph of a pipeline job and what each op costs.
 

@@ -43,7 +43,7 @@ class CostRule(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GraphReplay:
     """A graph and what each of its ops costs."""
 

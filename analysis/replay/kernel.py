@@ -28,7 +28,7 @@ LANES_AT_ONCE = 512
 NO_MATRIX = np.empty((0, 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """The cost of each op of a block, seconds.
 
@@ -64,7 +64,7 @@ class Costs:
         return not ((self.matrix_row >= 0).any() or (self.delay_row >= 0).any())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LanesToReplay:
     """Lanes of one template and what their ops cost.
 
@@ -78,7 +78,7 @@ class LanesToReplay:
     costs: Costs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
     """When each op runs in a replay, seconds from the step's start, [rows, lanes] each."""
 

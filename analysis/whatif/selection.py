@@ -46,7 +46,7 @@ class Selection(ABC):
         return _Not(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Context:
     """What a selection may look at: one block of a graph, and the durations of all of it."""
 

@@ -77,7 +77,7 @@ class PostingRule:
 PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordedLanes:
     """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`: as that of `LaneGroup`."""
 

@@ -25,7 +25,7 @@ FEWEST_FOR_LONE = 5
 STEADY, LINE, JUMP = 1, 2, 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Courses:
     """The courses of clocks, [clocks] each.
 

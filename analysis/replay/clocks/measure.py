@@ -58,7 +58,7 @@ MOST_CANDIDATES = 256
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Clocks:
     """By how much the clocks of the workers were off. Arrays are [stages, dp_ranks].
 

@@ -34,7 +34,7 @@ OF_DP_RANKS_WEIGHT = 0.5
 OPS_PER_STEP = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for those not in it.
 
@@ -48,7 +48,7 @@ class Group:
     took_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ties:
     """All ties of a job.
 
@@ -76,7 +76,7 @@ class Ties:
         return Ties(groups, low, high, ends, self.link_took_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Tied:
     """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the middle member each left."""
 

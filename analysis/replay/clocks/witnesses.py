@@ -21,7 +21,7 @@ SCATTER_SHARE = 0.05
 RESOLUTION_S = 20e-6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Witnesses:
     """What the ties of each worker say of its offset, [stages, dp_ranks] each.
 
@@ -36,7 +36,7 @@ class Witnesses:
     scatter_s: Floats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Misfit:
     """Misfit of one tie per run and worker, seconds, nan where there is none: at the offset, and with a right clock."""
 
