@@ -113,7 +113,7 @@ def answer_of(
     return Answer(
         headline=verdict.sentence,
         cost=_cost(evidence, verdict) if lost else None,
-        who=None if leading is None else _who(evidence, leading),
+        who=None if leading is None else _who(evidence, leading, sure=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
         fix=None if best is None else f"{best.title}: {saves}",
@@ -156,10 +156,11 @@ def _other(evidence: Evidence, cause: Cause) -> str:
     return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s)})"
 
 
-def _who(evidence: Evidence, cause: Cause) -> str:
-    """Ranks and nodes, then coordinates, since when, and how sure."""
+def _who(evidence: Evidence, cause: Cause, *, sure: bool = True) -> str:
+    """Ranks and nodes, then coordinates, since when, and, of a job that is trusted, how `sure`."""
     coordinates = f" ({_coordinates(cause.where)})" if len(cause.where.workers) == 1 else ""
-    return f"{_place(evidence, cause)}{coordinates}, {cause.when}, {min(cause.confidence, 0.99):.0%} sure"
+    confidence = f", {min(cause.confidence, 0.99):.0%} sure" if sure else ""
+    return f"{_place(evidence, cause)}{coordinates}, {cause.when}{confidence}"
 
 
 def _coordinates(where: Where) -> str:

@@ -33,18 +33,22 @@ class Place:
 class Names:
     """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages.
 
-    `host_of_rank`: the host of each rank, as far as known.
+    `host_of_rank`: the host of each rank, as far as known. `alike`: how many ranks of a worker, from the recorded
+    one on, nothing in the recording tells apart.
     """
 
     ranks: Mapping[Worker, int]
     hosts: Mapping[Worker, str]
     stages: int
     host_of_rank: Mapping[int, str]
+    alike: int = 1
 
     @classmethod
     def of(cls, evidence: Evidence) -> Names:
         """The names of a job."""
-        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.host_of_rank)
+        layout = evidence.replay.graph.layout
+        alike = layout.tp * layout.cp if evidence.lockstep is None else 1
+        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.host_of_rank, alike)
 
     def place(self, where: Where) -> Place | None:
         """What `where` is called; None for the whole job."""
@@ -63,14 +67,22 @@ class Names:
     def _workers(self, workers: Sequence[Worker]) -> Place:
         if any(worker not in self.ranks for worker in workers):  # not recorded
             return _several("worker", workers)
-        ranks = _several("rank", [self.ranks[worker] for worker in workers])
-        return _on_hosts(ranks, {self.hosts.get(worker, "") for worker in workers})
+        hosts = {self.hosts.get(worker, "") for worker in workers}
+        recorded = [self.ranks[worker] for worker in workers]
+        if self.alike == 1 or any(rank % self.alike for rank in recorded):
+            return _on_hosts(_several("rank", recorded), hosts)
+        ranks = _several("rank", [rank + more for rank in recorded for more in range(self.alike)])
+        if len(workers) == 1:  # one worker, which computes, costs and waits in the singular
+            ranks = Place(f"the worker of {ranks.words}", False)
+        return _on_hosts(ranks, hosts)
 
     def _links(self, links: Sequence[Link]) -> Place:
         first = links[0]
         ends = [Worker(first.dp_rank, first.pp_rank), Worker(first.dp_rank, first.next_pp_rank)]
+        hosts = [f" on {short(host)}" if (host := self.hosts.get(end)) else "" for end in ends]
         known = [f"rank {self.ranks[end]}" if end in self.ranks else f"worker {end}" for end in ends]
-        link = f"link between {known[0]} and {known[1]}"
+        within = hosts[0] == hosts[1]
+        link = f"link between {known[0]}{'' if within else hosts[0]} and {known[1]}{hosts[1]}"
         return Place(f"the {link}", False) if len(links) == 1 else Place(f"{len(links)} links, first the {link}", True)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.model import Worker
 from tracekit.report import Report
-from tracekit.report_words import FIX_HEADS, fix_rows
+from tracekit.report_words import FIX_HEADS, fix_rows, published_instead
 from tracekit.terminal.maps import step_bars, worker_map
 from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, seconds, short, three_digits
@@ -66,6 +66,8 @@ def _figures(report: Report) -> RenderableType:
     grid.add_row("Replay", figures)
     if posting := _posting(report):
         grid.add_row("Receives", posting)
+    if instead := published_instead(report):
+        grid.add_row("Published", f"the published method says {instead}")
     return grid
 
 

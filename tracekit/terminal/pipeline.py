@@ -106,7 +106,8 @@ def _job(report: Report) -> Text:
 def _headline(report: Report) -> Text:
     verdict = report.diagnosis.verdict
     kind = (str(verdict.kind).upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
-    return Text.assemble(kind, f": {report.diagnosis.answer.headline}")
+    doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")
+    return Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
 
 
 def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> RenderableType:
@@ -125,7 +126,7 @@ def _commands(report: Report, source: str, full: bool) -> Iterator[str]:
     """What to type next: a look at the worst step, and the whole report."""
     found = report.attribution
     if report.diagnosis.verdict.losses:
-        worst = int(found.steps[int(found.recorded.argmax())])
+        worst = int(found.steps[int(found.step_slowdown.argmax())])
         yield f"tracekit export {source} --steps {worst} --out timeline.json.gz"
     if not full:
         yield f"tracekit whatif {source} --full"

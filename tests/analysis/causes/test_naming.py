@@ -23,8 +23,12 @@ NAMES = Names(
         (Where(workers=(Worker(0, 0), Worker(0, 1), Worker(1, 0))), "ranks 0-2 on node-0", True),
         (Where(workers=(Worker(0, 0), Worker(4, 1))), "ranks 0 and 9 on node-0 and node-2", True),
         (Where(workers=(Worker(0, 0), Worker(9, 0))), "workers (0,0) and (9,0)", True),  # one was not recorded
-        (Where(links=(Link(1, 0, 1),)), "the link between rank 2 and rank 3", False),
-        (Where(links=(Link(1, 0, 1), Link(2, 0, 1))), "2 links, first the link between rank 2 and rank 3", True),
+        (Where(links=(Link(1, 0, 1),)), "the link between rank 2 and rank 3 on node-0", False),
+        (
+            Where(links=(Link(1, 0, 1), Link(2, 0, 1))),
+            "2 links, first the link between rank 2 and rank 3 on node-0",
+            True,
+        ),
         (Where(pp_ranks=(1,)), "stage 1", False),
         (Where(dp_ranks=(2, 3)), "DP ranks 2-3", True),
     ],
@@ -33,6 +37,19 @@ def test_a_place_is_called_by_its_ranks_and_nodes(where: Where, words: str, plur
     place = NAMES.place(where)
     assert place is not None
     assert (place.words, place.plural) == (words, plural)
+
+
+def test_ranks_that_nothing_tells_apart_are_named_together() -> None:
+    """Four ranks of tensor parallelism are one worker, of which the first is recorded: any of them may be the slow one."""
+    workers = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
+    hosts = dict(zip(workers, ("node-0", "node-1", "node-2"), strict=True))
+    names = Names(dict(zip(workers, (0, 4, 8), strict=True)), hosts, stages=2, host_of_rank={}, alike=4)
+    one, two = names.place(Where(workers=(workers[1],))), names.place(Where(workers=tuple(workers[1:])))
+    link = names.place(Where(links=(Link(0, 0, 1),)))
+    assert one is not None and two is not None and link is not None
+    assert (one.words, one.plural) == ("the worker of ranks 4-7 on node-1", False)
+    assert (two.words, two.plural) == ("ranks 4-11 on node-1 and node-2", True)
+    assert link.words == "the link between rank 0 on node-0 and rank 4 on node-1"
 
 
 def test_the_whole_job_has_no_name() -> None:

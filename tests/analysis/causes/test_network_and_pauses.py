@@ -185,8 +185,8 @@ def test_to_replace_a_worker_takes_evidence_of_its_hardware():
     slow = simulate(job(SlowWorkers(frozenset({(1, 0)}), 1.5), shape=FLAT)).trace
     throttled = replace(slow, metadata={**slow.metadata, "gpus": {"8": {"throttled": 0.4}}})
     for trace, words in (
-        (slow, "Make rank 8 on host-0001 as fast as its peers"),
-        (throttled, "Replace rank 8 on host-0001"),
+        (slow, "Make the worker of ranks 8-15 on host-0001 as fast as its peers"),
+        (throttled, "Replace the worker of ranks 8-15 on host-0001"),
     ):
         found = tracekit.Job(trace).whatif().diagnosis
         assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]
