@@ -40,13 +40,15 @@ def test_a_place_is_called_by_its_ranks_and_nodes(where: Where, words: str, plur
 
 
 def test_ranks_that_nothing_tells_apart_are_named_together() -> None:
-    """Four ranks of tensor parallelism are one worker, of which the first is recorded: any of them may be the slow one."""
+    """Four ranks of tensor parallelism are one worker, of which the first is recorded: any of them may be slow."""
     workers = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
     hosts = dict(zip(workers, ("node-0", "node-1", "node-2"), strict=True))
     names = Names(dict(zip(workers, (0, 4, 8), strict=True)), hosts, stages=2, host_of_rank={}, alike=4)
     one, two = names.place(Where(workers=(workers[1],))), names.place(Where(workers=tuple(workers[1:])))
     link = names.place(Where(links=(Link(0, 0, 1),)))
-    assert one is not None and two is not None and link is not None
+    assert one is not None
+    assert two is not None
+    assert link is not None
     assert (one.words, one.plural) == ("the worker of ranks 4-7 on node-1", False)
     assert (two.words, two.plural) == ("ranks 4-11 on node-1 and node-2", True)
     assert link.words == "the link between rank 0 on node-0 and rank 4 on node-1"
