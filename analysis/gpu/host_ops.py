@@ -1,0 +1,226 @@
+"""What the host threads of a GPU recording did, as ops: work between calls, and calls that wait for the GPU.
+
+In: the calls, GPU ops and pauses of a recording whose clocks are aligned. Out: frames of `host` and `synchronise` ops,
+as `op_trace.py` puts them beside the GPU ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.numeric.coincidence import waits_beyond_chance
+from tracekit.gpu_activity import Activity, CallRole
+
+#: Calls that wait for the whole device.
+_OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
+#: A thread that did nothing that was recorded for this long may have waited for the GPU (seconds): not every call that
+#: waits is recorded.
+_LONG_GAP_S = 1e-3
+
+_SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
+
+
+def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """What each host thread did: a `host` op up to each call, `synchronise` behind those that waited for the GPU.
+
+    `marks`: what else says since when a rank's host was at work, `rank` and `start`.
+    """
+    times = _times_of_calls(calls, gpu, marks)
+    start = times.start
+    common = calls.select(
+        "rank", "thread", "name", "phase", "operator",
+        stream=name_numbers("thread", calls["thread"]), profiler_step="step", call=pl.Series(np.arange(len(start))),
+    )  # fmt: skip
+    waiting = common.with_columns(
+        **_SYNCHRONISES, start=pl.Series(times.freed), duration=pl.Series(times.busy - times.freed),
+        name=pl.lit("waiting for the GPU"), scope=pl.lit("device"), part=pl.lit(-1),
+        resumed_by_call=pl.Series(times.resumed),
+    ).filter(pl.Series(times.blocked))  # fmt: skip
+    begun = np.where(times.blocked, times.busy, times.begun)
+    waits_for_stream = pl.col("role") == str(CallRole.STREAM_WAIT)
+    host = common.with_columns(
+        calls.select(
+            pl.when(waits_for_stream).then(pl.lit("stream-wait")).otherwise(pl.lit("host")).alias("role"),
+            "waits_stream", "waits_for_stream", "recorded_at", in_collective="collective_call",
+        ),
+        start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
+        resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
+    )  # fmt: skip
+    scope = pl.when(pl.col("name").str.contains(_OF_DEVICE)).then(pl.lit("device")).otherwise(pl.lit("stream"))
+    synchronise = common.with_columns(
+        **_SYNCHRONISES, start=pl.Series(times.done), duration=pl.Series(times.end - times.done),
+        copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
+    ).filter(pl.Series(times.waits)).with_columns(scope=scope)  # fmt: skip
+    every = pl.concat([waiting, host, synchronise], how="diagonal")
+    order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
+    return every[order].drop("part")
+
+
+def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:
+    """The number of a thread or a stream as its name, such as "stream 7"."""
+    code = numbered(numbers)
+    first = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
+    first[code] = np.arange(len(code))
+    return pl.Series([f"{prefix} {number}" for number in numbers.gather(first).to_list()], dtype=pl.String)[code]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TimesOfCalls:
+    """Seconds, [calls], unless said.
+
+    `begun`: when the host work up to a call began; `busy`: since when the thread was inside an operator. `waits`: which
+    calls waited for the GPU, `done`: until when. `copied`: the copy that a call waited for, -1 for none. `resumed`: the
+    call of another thread that handed over, -1 for none. `blocked`: before which calls the thread waited for the GPU in
+    a way that was not recorded, `freed`: until when.
+    """
+
+    start: Floats
+    end: Floats
+    begun: Floats
+    busy: Floats
+    waits: npt.NDArray[np.bool_]
+    done: Floats
+    copied: Ints
+    resumed: Ints
+    blocked: npt.NDArray[np.bool_]
+    freed: Floats
+
+
+def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> _TimesOfCalls:
+    """When host threads worked, and when they waited."""
+    rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
+    start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
+    busy = np.minimum(calls["busy_since"].to_numpy(), start)
+    copied = _copies_waited_for(calls, gpu)
+    waits = (calls["role"] == str(CallRole.SYNCHRONISE)).to_numpy() | (copied >= 0)
+    released = np.where(waits, end, start)
+    order = np.lexsort((start, thread, rank))
+    previous = np.full(len(start), -np.inf)
+    same = (rank[order][1:] == rank[order][:-1]) & (thread[order][1:] == thread[order][:-1])
+    previous[order[1:][same]] = released[order[:-1][same]]
+    resumed = _handed_over(calls, previous, released)
+    base = np.maximum(previous, np.append(released, -np.inf)[resumed])
+    # A thread that nobody handed over to begins with its first call; the first of a rank, with its window.
+    begun = np.where(np.isfinite(base), np.minimum(base, start), busy)
+    for one, mark in marks.group_by("rank").agg(pl.col("start").min()).iter_rows():
+        mine = np.flatnonzero(rank == one)
+        if len(mine):
+            first = mine[start[mine].argmin()]
+            begun[first] = min(begun[first], mark)
+    freed, before = _last_gpu_end(rank, busy, gpu)
+    _, earlier = _last_gpu_end(rank, begun, gpu)
+    blocked = busy - begun >= _LONG_GAP_S
+    blocked[blocked] = waits_beyond_chance(
+        *(values[blocked] for values in (busy - begun, busy - freed, before - earlier, _places(calls)))
+    )
+    done = np.maximum(start, _last_gpu_end(rank, end, gpu)[0])
+    return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
+
+
+def with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
+    """Host work that is mostly a pause gets the pause's kind: the data loader, a garbage collection.
+
+    Both by rank and thread, in order of start.
+    """
+    rows = np.flatnonzero((host["kind"] == "host").to_numpy())
+    if not pauses.height or not len(rows):
+        return host.drop("thread")
+    thread = numbered(pl.concat([host["thread"].gather(rows), pauses["thread"]]))
+    rank = np.concatenate([host["rank"].to_numpy()[rows], pauses["rank"].to_numpy()]).astype(np.int64)
+    lane = rank * (int(thread.max()) + 1) + thread
+    start, length = host["start"].to_numpy()[rows], host["duration"].to_numpy()[rows]
+    order = np.lexsort((start, lane[: len(rows)]))
+    rows, start, end, mine = rows[order], start[order], (start + length)[order], lane[: len(rows)][order]
+    begun = pauses["start"].to_numpy()
+    over = begun + pauses["duration"].to_numpy()
+    first, last = np.zeros(len(begun), np.int64), np.zeros(len(begun), np.int64)
+    theirs = lane[len(rows) :]
+    for one in np.unique(theirs):
+        here, low, high = theirs == one, *np.searchsorted(mine, [one, one + 1])
+        first[here] = low + np.searchsorted(end[low:high], begun[here], side="right")
+        last[here] = low + np.searchsorted(start[low:high], over[here], side="left")
+    count = np.maximum(last - first, 0)
+    pause = np.repeat(np.arange(len(begun)), count)
+    at = np.arange(len(pause)) - np.repeat(np.cumsum(count) - count - first, count)
+    covered = np.minimum(end[at], over[pause]) - np.maximum(start[at], begun[pause])
+    kinds = pauses["kind"].unique(maintain_order=True)
+    of_kind = [
+        np.bincount(at, weights=covered * (pauses["kind"] == kind).to_numpy()[pause], minlength=len(rows))
+        for kind in kinds
+    ]
+    most = np.argmax(of_kind, axis=0)
+    mostly = np.flatnonzero((2 * np.max(of_kind, axis=0) > end - start) & (end > start))
+    kind = np.full(host.height, -1)
+    kind[rows[mostly]] = most[mostly]
+    named = pl.concat([kinds, pl.Series([None], dtype=pl.String)])[kind]
+    return host.drop("thread").with_columns(kind=named.fill_null(host["kind"]))
+
+
+def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
+    """The copy that each call launched and returned after, -1 for none: it waited for it."""
+    copies = gpu.with_row_index("row").filter(
+        pl.col("launch").is_not_null() & pl.col("activity").eq(str(Activity.MEMCPY))
+    )
+    found = np.full(calls.height, -1, np.int64)
+    launch = copies["launch"].to_numpy()
+    ended = (copies["start"] + copies["duration"]).to_numpy()
+    returned = (calls["start"] + calls["duration"]).to_numpy()[launch]
+    waited = returned >= ended
+    found[launch[waited]] = copies["row"].to_numpy()[waited]
+    return found
+
+
+def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Ints:
+    """The call of another thread of the rank after which a thread went on, -1 where it went on from its own.
+
+    A thread that was inside no operator when another one called may have waited for it, as the main thread waits for
+    the one that computes gradients: the latest such call before the thread became busy counts.
+    """
+    rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
+    busy = np.minimum(calls["busy_since"].to_numpy(), calls["start"].to_numpy())
+    found = np.full(len(rank), -1, np.int64)
+    for one in np.unique(rank):
+        mine = np.flatnonzero(rank == one)
+        threads = np.unique(thread[mine])
+        best = np.full(len(mine), -np.inf)
+        for other in threads:
+            theirs = mine[thread[mine] == other]
+            theirs = theirs[np.argsort(released[theirs], kind="stable")]
+            at = np.searchsorted(released[theirs], busy[mine], side="right") - 1
+            late = np.where((at >= 0) & (thread[mine] != other), released[theirs][at], -np.inf)
+            later = (late > previous[mine]) & (late > best)
+            best[later] = late[later]
+            found[mine[later]] = theirs[at[later]]
+    return found
+
+
+def _places(calls: pl.DataFrame) -> Ints:
+    """A number for each place in a step's calls, the same in all steps and on all ranks.
+
+    Operators say nothing here: times of whole microseconds leave open whether a call begins inside one.
+    """
+    thread = ["rank", "thread"]
+    pair = ["name", "before"]
+    placed = calls.with_columns(before=pl.col("name").shift(1).over(thread)).with_columns(
+        position=pl.int_range(pl.len()).over([*thread, "step", *pair])
+    )
+    return numbered(*(placed[name] for name in (*pair, "position")))
+
+
+def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> tuple[Floats, Ints]:
+    """When the last GPU op of the rank that had ended by a time did so, -inf for none, and how many had, [times]."""
+    ends, counts = np.full(len(rank), -np.inf), np.zeros(len(rank), np.int64)
+    of_gpu, all_ends = gpu["rank"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
+    for one in np.unique(rank):
+        mine = rank == one
+        ended = np.sort(all_ends[of_gpu == one])
+        at = np.searchsorted(ended, until[mine], side="right") - 1
+        ends[mine] = np.where(at >= 0, ended[at], -np.inf) if len(ended) else -np.inf
+        counts[mine] = at + 1
+    return ends, counts
