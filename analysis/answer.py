@@ -112,7 +112,7 @@ def answer_of(
     saves = None if best is None else _saves(evidence, best)
     return Answer(
         headline=verdict.sentence,
-        cost=_cost(evidence, verdict) if lost else None,
+        cost=_cost(evidence, verdict, causes) if lost else None,
         who=None if leading is None else _who(evidence, leading, sure=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
@@ -129,10 +129,10 @@ def answer_of(
     )
 
 
-def _cost(evidence: Evidence, verdict: Verdict) -> str:
+def _cost(evidence: Evidence, verdict: Verdict, causes: Sequence[Cause]) -> str:
     a_day = evidence.attribution.world_size * 24
     # What a fix saves is another figure: beside its peers a slow rank loses more than beside the mean, which it is in.
-    than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence) else ","
+    than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence, causes) else ","
     return (
         f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {a_day:,} GPU-hours a day"

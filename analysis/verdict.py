@@ -18,6 +18,8 @@ from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
+from tracekit.analysis.whatif.selection import kind as kind_of
+from tracekit.model import OpKind
 from tracekit.text import cost, seconds
 
 #: A loss of less than this share of the step is no headline.
@@ -67,6 +69,11 @@ _WENT_TO: Mapping[CauseKind | LossKind, str] = {
 _STRAGGLER_WHERE_FEW = frozenset(
     {CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.EVALUATION, CauseKind.PROCESS_PAUSES}
 )
+#: What the loop does by plan, on one rank for all or on all of them, and its ops: no straggler's, though S counts it.
+_DONE_FOR_ALL = {
+    CauseKind.CHECKPOINT_STALLS: OpKind.CHECKPOINT,
+    CauseKind.EVALUATION: OpKind.EVALUATION,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,18 +167,29 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
         without_s = float(step_times_with(evidence.replay, changes).mean())
         gone_s = max(evidence.unchanged_s - without_s, 0.0)
         losses.append(Loss(kind, gone_s, tuple(members), gone_s))
-    by_s = straggling_s(evidence)
+    by_s = straggling_s(evidence, causes)
     none = Loss(LossKind.STRAGGLER, 0.0, (), 0.0)
     stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
-    if by_s and (stragglers.causes or max((loss.lost_s for loss in others), default=0.0) < EXPLAINED_SHARE * by_s):
+    may_explain = [loss.lost_s for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
+    if by_s and (stragglers.causes or max(may_explain, default=0.0) < EXPLAINED_SHARE * by_s):
         # The mean that S compares with has the slow ones in it: of few ranks one slow one loses more than S says.
         left_s = max(by_s - _explained_of_s(evidence, stragglers.causes), 0.0)
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
             lost_s = min(lost_s, _beside(evidence, losses))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
-    return sorted(losses, key=lambda loss: (-loss.explained_s if loss.causes else -loss.lost_s, -loss.lost_s))
+    return sorted(losses, key=lambda loss: (-_weight_s(loss), -loss.lost_s))
+
+
+def _weight_s(loss: Loss) -> float:
+    """What decides which loss comes first, seconds: a cause that is known is worth more than a loss without."""
+    return loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s
+
+
+def _done_for_all(cause: Cause) -> bool:
+    """Whether a cause is what the loop does by plan, on one rank or on all of them."""
+    return cause.kind in _DONE_FOR_ALL and cause.change is not None and not cause.where.workers
 
 
 def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
@@ -206,10 +224,21 @@ def _loss_kind(cause: Cause) -> LossKind:
     return _KIND_OF.get(cause.kind, LossKind.STRAGGLER)
 
 
-def straggling_s(evidence: Evidence) -> float:
-    """Seconds of a step that stragglers cost by S, beside mean ops and without launch delays; 0 below S = 1.1."""
+def straggling_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
+    """Seconds of a step that stragglers cost by S, beside mean ops and without launch delays; 0 below S = 1.1.
+
+    S also counts the checkpoint or the evaluation of one rank for which the others wait. Where `causes` names it, S is
+    taken without.
+    """
     found = evidence.attribution
-    return found.original_s - found.ideal_s if found.straggling else 0.0
+    if not found.straggling:
+        return 0.0
+    planned = [_DONE_FOR_ALL[cause.kind] for cause in causes if _done_for_all(cause)]
+    if not planned:
+        return found.original_s - found.ideal_s
+    without = (Edit(kind_of(*planned), Action.SET, 0.0),)
+    original_s, ideal_s = (evidence.replay.mean_step_time(Scenario(base, without)) for base in Base)
+    return original_s - ideal_s if original_s >= STRAGGLING_SLOWDOWN * ideal_s else 0.0
 
 
 def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
@@ -235,7 +264,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
         costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
         hiding = losses[0].causes and losses[0].causes[0].hidden
         if not hiding or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
-            return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, losses[0]))
+            return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, *losses))
     if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
         return _together(evidence, losses, lost_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
@@ -255,9 +284,15 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 
-def _loss_sentence(evidence: Evidence, loss: Loss) -> str:
-    """Who costs what, and how; of losses that all ranks share, what goes where. Then what other causes add."""
+def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
+    """Who costs what, and how; of losses that all ranks share, what goes where. Then what other causes add.
+
+    `others`: further losses, named where they or `loss` have no known cause.
+    """
     step_s = evidence.recorded_s
+    beside = [other for other in others if not loss.causes or not other.causes][:1]
+    if beside:
+        return f"{_loss_sentence(evidence, loss)}; {_loss_sentence(evidence, *beside)}"
     if not loss.causes:
         return f"stragglers cost {loss.lost_s / step_s:.0%} of each step, for a reason tracekit does not know"
     first, more = loss.causes[0], len(loss.causes) - 1

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
+from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -33,6 +35,11 @@ UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
     "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
 )
+ROLLOUT_CHECK = (
+    "what the loop does between model.eval() and model.train(): for rollouts, tokens per second, the longest sequence"
+    " of a batch, and whether the inference engine batches continuously"
+)
+ROLLOUT_FIX = "generate with an inference engine, on GPUs of its own and a step ahead, or shorter and fewer rollouts"
 #: A worker stands out that is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
 
@@ -58,8 +65,23 @@ def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
 
     That rank 0 alone writes checkpoints, or evaluates, is how the job is made: everybody waits, and nobody is slow.
     """
-    few = 2 * (stops > 0).any(axis=1).sum() <= stops.shape[0] * stops.shape[2]
-    return () if few else _stopped_workers(evidence, stops)
+    return () if _do_it_for_all(evidence, stops) else _stopped_workers(evidence, stops)
+
+
+def _do_it_for_all(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
+    """The workers that do it while the others wait; none where more than half of all workers do."""
+    does = np.asarray((stops > 0).any(axis=1))
+    return evidence.workers_where(does) if 2 * does.sum() <= does.size else ()
+
+
+def _said_of_few(evidence: Evidence, workers: tuple[Worker, ...], lost_s: Floats, does: str, do: str) -> str:
+    """What a few workers do for all, how often, and for how long at most. `lost_s`: of each step."""
+    place = Names.of(evidence).place(Where(workers=workers))
+    assert place is not None
+    pattern = pattern_of_series(1 + lost_s / evidence.unchanged_s, [int(step) for step in evidence.replay.graph.steps])
+    count = int((lost_s > 0).sum())
+    often = f"every {pattern.period} steps" if pattern.period is not None else f"in {count:,} of {len(lost_s):,} steps"
+    return f"{place.words} {place.verb(does, do)} {often}, up to {seconds(float(lost_s.max()))}, while the others wait"
 
 
 def _figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -> tuple[Figure, Figure, Figure]:
@@ -272,13 +294,19 @@ class Checkpoints(Rule):
             evidence, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
         )
         series = 1 + lost_s / evidence.unchanged_s
+        effect = (
+            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
+            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
+        )
+        few = _do_it_for_all(evidence, stops) if recorded and not stalled else ()
+        if few:
+            effect = _said_of_few(evidence, few, lost_s, "writes a checkpoint", "write checkpoints")
         changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
         changes += [NoStalls()] if stalled else []
         yield Candidate(
             self.kind,
             Where(workers=_slow_at_it(evidence, stops) if recorded and not stalled else ()),
-            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
-            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}",
+            effect,
             figures,
             confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
             Together(tuple(changes)),
@@ -292,7 +320,8 @@ class Evaluations(Rule):
     """Evaluation between training steps takes a large share of the time.
 
     Paper: no signature. tracekit names evaluations that were recorded as ops and prices them by replaying without. They
-    are compared with those of the same step only, so that an evaluation every n steps makes no straggler.
+    are compared with those of the same step only, so that an evaluation every n steps makes no straggler. One in every
+    step is no evaluation but a part of the loop in evaluation mode, such as the rollouts of reinforcement learning.
     """
 
     kind = CauseKind.EVALUATION
@@ -310,18 +339,25 @@ class Evaluations(Rule):
         lost_s = stops.max(axis=(0, 2))
         figures = _figures_of_stops(evidence, lost_s, "evaluation", "an evaluation")
         slow = _slow_at_it(evidence, stops)
+        few, rollouts = _do_it_for_all(evidence, stops), bool((lost_s > 0).all())
+        what = "evaluation or rollouts take" if rollouts else "evaluation takes"
         effect = (
-            f"evaluation takes {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps"
+            f"{what} {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps, up to"
+            f" {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}"
         )
+        if few:
+            effect = _said_of_few(evidence, few, lost_s, "evaluates", "evaluate")
         yield Candidate(
             self.kind,
             Where(workers=slow),
-            f"{effect}, up to {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}",
+            effect,
             figures,
             confidence_from(figures),
             Scale(evidence.evaluations, _as_in_step(stops, evidence.cells_of(slow)) if slow else np.array(0.0)),
             1 + lost_s / evidence.unchanged_s,
             title="Evaluation takes longer on a worker than on its peers" if slow else None,
+            next_check=ROLLOUT_CHECK if rollouts else None,
+            suggested_fix=ROLLOUT_FIX if rollouts else None,
         )
 
 

@@ -54,7 +54,7 @@ _DIRECT = {
     CauseKind.SLOW_RANK_OF_WORKER: (FixKind.REPLACE_WORKERS, "Make the rank as fast as the other ranks of its worker"),
     CauseKind.UNRECORDED_WORKER_LATE: (FixKind.REPLACE_WORKERS, "Get the worker that was not recorded on time"),
     CauseKind.CHECKPOINT_STALLS: (FixKind.ASYNC_CHECKPOINT, "Write checkpoints asynchronously"),
-    CauseKind.EVALUATION: (FixKind.EVALUATE_ELSEWHERE, "Evaluate checkpoints in a job of its own"),
+    CauseKind.EVALUATION: (FixKind.EVALUATE_ELSEWHERE, "Evaluate, or generate rollouts, in a job of its own"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data, so that no forward waits for it"),
     CauseKind.BUSY_CORES: (FixKind.FREE_CORES, "Give each training thread a core of its own"),
     CauseKind.SLOW_HOST_CODE: (FixKind.REPLACE_WORKERS, "Make the host code as fast as that of its peers"),
