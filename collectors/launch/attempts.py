@@ -21,7 +21,7 @@ from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.wire_format import IDLE, Category, Flag, attempt_directory
-from tracekit.errors import TracekitError
+from tracekit.errors import OutputError, TracekitError
 from tracekit.store import Incoming, Store, default_store
 from tracekit.trace import Trace
 
@@ -105,12 +105,16 @@ class _KeptTrace:
 
 def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _ReadAttempt:
     """Merge one attempt, or say why that cannot be."""
+    unlisted: tuple[str, ...] = ()
     try:
         write_manifest(attempt_directory(directory, number))
+    except OutputError as error:  # a full disk: what is on it can be read
+        unlisted = (f"WARNING: {error}; the trace holds what was written until then",)
+    try:
         recording = read_attempt(directory, number)
     except TracekitError as error:
         return _ReadAttempt(_failed_attempt(number, None, str(error)))
-    notes = tuple(find_unrecorded(recording).lines())
+    notes = (*unlisted, *find_unrecorded(recording).lines())
     if options.schedule == IDLE and not _recorded_steps(recording):
         idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
         return _ReadAttempt(replace(_failed_attempt(number, recording, None), notes=(*notes, idle)))

@@ -229,7 +229,11 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
         numbers = attempts(directory)
         if numbers and (options.live is None or options.out is not None):
             collected.extend(collect_attempts(options, directory, numbers))
-        finish_run(directory)
+        try:
+            finish_run(directory)
+        except OutputError:
+            if not collected:  # a full disk: the attempts have said so
+                raise
         if not numbers:
             problem = NOTHING_RECORDED
     except (TracekitError, OSError) as error:

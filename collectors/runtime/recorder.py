@@ -44,6 +44,13 @@ def _segment_records(keep_bytes: int) -> int:
     return max(1, (keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
 
 
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data`. Raises OSError: a disk takes what has room, and refuses with the next call."""
+    written = file.write(data)
+    while written < len(data):
+        written += file.write(data[written:])
+
+
 class Recorder:
     """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it did.
 
@@ -137,7 +144,7 @@ class Recorder:
         while batch := self._ring.take(self._per_segment - self._in_segment):
             count = len(batch) // RECORD.size
             self._write_facts()  # names and groups first: a record never refers to what is not there
-            self._open_segment().write(batch)
+            _write_whole(self._open_segment(), batch)
             self._ring.drain(count)
             self._in_segment += count
             self.written += count
@@ -160,7 +167,7 @@ class Recorder:
         lines = []
         while self._facts:
             lines.append(self._facts.popleft())
-        self._facts_file.write(("\n".join(lines) + "\n").encode())
+        _write_whole(self._facts_file, ("\n".join(lines) + "\n").encode())
 
     def _open_segment(self) -> BinaryIO:
         if self._segment is None:

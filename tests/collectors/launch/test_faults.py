@@ -14,7 +14,7 @@ from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradiction
 from tests.handmade import run, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
-from tracekit.collectors.runtime.wire_format import Category
+from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category
 from tracekit.store import Incoming, Store
 
 SABOTAGE = Path(__file__).parents[1] / "sabotage"
@@ -239,6 +239,42 @@ def test_a_full_disk_costs_one_warning_per_rank(runs, alone):
     assert ran.said == alone["plain"].said
     assert ran.complained.count("stopped recording, the training goes on") == 1
     assert "No space left on device" in ran.complained
+
+
+#: Runs the rest of its command line with Python, where no file may grow beyond 32 KiB.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (32768, 32768))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_what_fits_on_a_disk_that_fills_up_is_read(tmp_path):
+    """No file of the training may grow beyond 32 KiB: whole records up to there are in the trace, the rank says why."""
+    interpreter, *script = python("many_steps.py")
+    command = [interpreter, "-c", LIMITED, *script]
+    ran = collect(tmp_path, command, "--segments", str(tmp_path / "run"), STEPS=400)
+    assert ran.process.returncode == 0, ran.process.stderr
+    assert "rank 0 stopped recording, the training goes on (OSError: [Errno 27] File too large)" in ran.process.stderr
+    (segment,) = (tmp_path / "run").glob("attempt-000/rank-*.open")
+    assert segment.stat().st_size == 32 * 1024
+    whole = (32 * 1024 - HEADER.size) // RECORD.size
+    records = read_attempt(tmp_path / "run", 0).ranks[0].records
+    assert len(records) >= whole  # and what was still in memory
+    steps = ran.trace.steps.tolist()
+    assert steps == list(range(1, len(steps) + 1))
+    assert steps[-1] >= records["step"][whole - 1] - 1
+
+
+def test_a_folder_that_takes_no_manifest_has_its_trace_all_the_same(tmp_path):
+    """As on a full disk; a link to nowhere is refused in the same way."""
+    plant = 'python=$0; "$python" "$1" && ln -s nowhere run/attempt-000/manifest.json'
+    command = ["sh", "-c", plant, *python("quick.py")]
+    ran = collect(tmp_path, command, "--segments", "run")
+    assert ran.process.returncode == 0, ran.process.stderr
+    assert ran.trace.steps.tolist() == [1, 2, 3, 4, 5]
+    assert "WARNING: run/attempt-000/manifest.json: " in ran.process.stderr
+    assert "no trace" not in ran.process.stderr
 
 
 def test_an_unwritable_folder_is_refused_before_the_command_runs(tmp_path):
