@@ -26,15 +26,19 @@ from tracekit.analysis.causes.model import CauseKind
 SCRIPT = Path(__file__).with_name("frameworks_train.py")
 #: Row -> the distribution that it needs beside torch.
 ROWS = {
-    "ddp": "torch",
-    "accumulation": "torch",
-    "fsdp2": "torch",
-    "tensor_parallel": "torch",
-    "pipeline": "torch",
-    "compiled": "torch",
+    **dict.fromkeys(
+        (
+            *("ddp", "accumulation", "activation_checkpointing", "grad_scaler", "compiled", "saving", "fsdp1", "fsdp2"),
+            *("tensor_parallel", "sequence_parallel", "context_parallel", "expert_parallel"),
+            *("pipeline", "gpipe", "interleaved", "zero_bubble"),
+        ),
+        "torch",
+    ),
     "accelerate": "accelerate",
     "hf_trainer": "transformers",
     "lightning": "lightning",
+    "fabric": "lightning",
+    **dict.fromkeys(("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"), "deepspeed"),
 }
 #: Part that is slow -> kinds of causes that name it.
 FITTING: Mapping[str, frozenset[CauseKind]] = {

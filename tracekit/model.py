@@ -23,7 +23,8 @@ class OpKind(StrEnum):
     waited for in its middle, all in one: collectives over the data-parallel ranks, such as FSDP's gathering of
     parameters; `backward-collectives` likewise. `loss` is what a loop without a pipeline does between a forward and its
     backward: its loss, and whatever else stands there. `evaluation` is what lies between `model.eval()` and the
-    return to training.
+    return to training. `backward-weight` is the part of a backward that zero-bubble schedules put off: the gradients of
+    the weights, which no other stage waits for; `backward-compute` is then the part that the previous stage waits for.
     """
 
     FORWARD_COMPUTE = "forward-compute"
@@ -49,6 +50,7 @@ class OpKind(StrEnum):
     BACKWARD_COLLECTIVES = "backward-collectives"
     LOSS = "loss"
     EVALUATION = "evaluation"
+    BACKWARD_WEIGHT = "backward-weight"
 
     @property
     def code(self) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "before forwards": (OpKind.FORWARD_COMPUTE,),
     "between forward and backward, the loss included": (OpKind.LOSS,),
-    "before backwards": (OpKind.BACKWARD_COMPUTE,),
+    "before backwards": (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT),
     "before the optimizer": (OpKind.OPTIMIZER,),
     "between steps": (OpKind.HOST_DELAY,),
     "around data loading, evaluation, checkpoints and gc": (

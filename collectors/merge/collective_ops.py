@@ -13,7 +13,8 @@ from tracekit.collectors.merge.device_ops import ON_DEVICE
 from tracekit.collectors.runtime.wire_format import Flag
 from tracekit.model import OpKind
 
-COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.LOSS), str(OpKind.BACKWARD_COMPUTE))
+_BACKWARDS = (str(OpKind.BACKWARD_COMPUTE), str(OpKind.BACKWARD_WEIGHT))
+COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.LOSS), *_BACKWARDS)
 #: What collectives and collections of garbage that start inside it belong to.
 HOSTS = (*COMPUTES, str(OpKind.EVALUATION), str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
 #: Of these, what is cut where it waits inside for other ranks.
@@ -98,7 +99,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
         .then(None)
         .when(after_computes)
         .then(pl.when(before_optimizer.fill_null(value=True)).then(pl.lit(str(OpKind.ALL_REDUCE))))
-        .when(pl.col("compute_before") == str(OpKind.BACKWARD_COMPUTE))
+        .when(pl.col("compute_before").is_in(_BACKWARDS))
         .then(pl.lit(str(OpKind.BACKWARD_COLLECTIVES)))
         .otherwise(pl.lit(str(OpKind.FORWARD_COLLECTIVES)))
     )
@@ -244,13 +245,14 @@ def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
-    """All-reduces that run at the same time become one op: the buckets of DistributedDataParallel share the network.
+    """Reductions of one kind that run at the same time become one op: they share the network.
 
-    The graph runs the collectives of a worker in turn. What overlaps on one DP rank of a stage is joined on all of
-    them, so that each still finds its counterpart; where ranks differ in their number, nothing is.
+    Such are the buckets of DistributedDataParallel, and the layers that FSDP scatters inside the last backward. The
+    graph runs the collectives of a worker in turn. What overlaps on one DP rank of a stage is joined on all of them, so
+    that each still finds its counterpart; where ranks differ in their number, nothing is.
     """
-    is_reduction = pl.col("kind") == str(OpKind.ALL_REDUCE)
-    key, peers = ["rank", "step"], ["step", "pp_rank"]
+    is_reduction = pl.col("kind").is_in(REDUCTIONS)
+    key, peers = ["rank", "step", "kind"], ["step", "pp_rank", "kind"]
     reductions = (
         ops.filter(is_reduction)
         .sort("start_ns", "end_ns")

@@ -370,10 +370,12 @@ class _Members:
         """What the places of these ranks say."""
         places, size = [placement.places[rank] for rank in ranks if rank in placement.places], len(ranks)
         data_parallel = _is_data_parallel(places, size)
+        within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
+        joins_all = len({place.dp for place in places}) == placement.layout.dp
         return cls(
             data_parallel=data_parallel,
-            joins_all=data_parallel and len({place.dp for place in places}) == placement.layout.dp,
-            within_worker=size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1,
+            joins_all=data_parallel and joins_all and not within_worker,
+            within_worker=within_worker,
             size=size,
             number=number,
         )

@@ -124,6 +124,7 @@ def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None
     """Find the layout of a job from what its ranks wrote. Raises LayoutError where they contradict each other."""
     ranks = sorted(facts, key=lambda one: one.rank)
     world_size = _agreed_world_size(ranks)
+    _check_loops(ranks)
     chosen = options or LayoutOptions()
     found = (
         _from_options(ranks, world_size, chosen)
@@ -148,6 +149,21 @@ def _agreed_world_size(ranks: list[RankFacts]) -> int:
             " give each run its own --segments folder"
         )
     return ranks[0].world_size
+
+
+def _check_loops(ranks: list[RankFacts]) -> None:
+    """Raise LayoutError for a pipeline that turns around, as ZBV's and DualPipeV's do.
+
+    The graph sends a chunk of the last rank on to the first one; there, both chunks at the turn are on one rank.
+    """
+    for one in ranks:
+        stages = sorted({int(pipeline["stage_index"]) for pipeline in one.pipelines if "stage_index" in pipeline})
+        size = len(one.pipelines[0]["ranks"]) if one.pipelines else 1
+        if len({stage % size for stage in stages}) > 1:
+            raise LayoutError(
+                f"rank {one.rank} has the pipeline stages {_list(stages)}: V-shaped schedules are not modelled; use an"
+                " interleaved one, with every so many stages on a rank, to have a trace"
+            )
 
 
 def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOptions) -> _Found | None:

@@ -80,7 +80,7 @@ FSDP_STEP = {
     OpKind.LOSS: 1,
     OpKind.BACKWARD_COMPUTE: 2,
     OpKind.BACKWARD_COLLECTIVES: 1,
-    OpKind.GRADS_REDUCE_SCATTER: 2,
+    OpKind.GRADS_REDUCE_SCATTER: 1,  # both layers, inside the backward
     OpKind.OPTIMIZER: 1,
 }
 

@@ -20,7 +20,12 @@ from tracekit.worker_cells import workers_that_matter
 MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
 _REPLAYS = ("recorded", "ideal")
 _FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
-_CLASS = {OpKind.FORWARD_COMPUTE: _FORWARD, OpKind.LOSS: _FORWARD, OpKind.BACKWARD_COMPUTE: _BACKWARD}
+_CLASS = {
+    OpKind.FORWARD_COMPUTE: _FORWARD,
+    OpKind.LOSS: _FORWARD,
+    OpKind.BACKWARD_COMPUTE: _BACKWARD,
+    OpKind.BACKWARD_WEIGHT: _BACKWARD,
+}
 
 
 def worst_steps(report: Report) -> dict[str, Any]:

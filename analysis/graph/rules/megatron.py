@@ -34,6 +34,7 @@ COMPUTE_STREAM = (
     OpKind.GC,
     OpKind.LOSS,
     OpKind.EVALUATION,
+    OpKind.BACKWARD_WEIGHT,
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)

@@ -95,6 +95,66 @@ def test_buckets_that_run_at_the_same_time_are_one_reduction():
     assert (trust.replay_error, trust.reasons) == (pytest.approx(0), ())
 
 
+def test_layers_that_are_scattered_inside_the_last_backward_are_one_reduction():
+    """Each rank scatters three layers, the last from 40 (rank 0) and 60 ms (rank 1) on; all end at 64 ms.
+
+    By themselves, the first two would end on rank 0 before rank 1 has begun, who moved them to its last one's start.
+    """
+
+    def of_rank(number, last):
+        scatter = (Category.COLLECTIVE, "reduce_scatter_single", {"peer": 0, "flags": Flag.BLOCKING})
+        starts = ((15, 18), (20, 23), (last, 64))
+        rows = [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 65),
+            *((*scatter[:2], start, end, scatter[2]) for start, end in starts),
+            (Category.OPTIMIZER, "optimizer", 65, 75, {}),
+        ]
+        return rank(number, rows, mesh={"names": ["dp"], "ranks": [0, 1]}, groups=[GROUP])
+
+    result = merged(of_rank(0, 40), of_rank(1, 60))
+    assert [ops_of(result, number, OpKind.GRADS_REDUCE_SCATTER) for number in (0, 1)] == [[(40, 64)], [(60, 64)]]
+    assert Job(result.trace).attribution.trust.reasons == ()
+
+
+def test_what_context_parallel_ranks_wait_for_each_other_is_part_of_the_compute():
+    """Their worker is one, so that no lane would meet rank 0 in an op of its own; `waited` says who was late."""
+
+    def of_rank(number, enters):
+        exchanged = {"peer": 0, "flags": Flag.BLOCKING}
+        rows = [
+            compute("forward-compute", 0, 40),
+            (Category.COLLECTIVE, "all_to_all_single", enters, 30, exchanged),
+            (Category.WAIT, "all_to_all_single", enters, 30, {"peer": 0}),
+            compute("backward-compute", 40, 60),
+            (Category.OPTIMIZER, "optimizer", 70, 80, {}),
+        ]
+        return rank(number, rows, mesh={"names": ["cp"], "ranks": [0, 1]}, groups=[GROUP])
+
+    result = merged(of_rank(0, 10), of_rank(1, 25))
+    assert (result.trace.layout.dp, result.trace.layout.cp) == (1, 2)
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 40)]
+    assert ops_of(result, 0, OpKind.FORWARD_COLLECTIVES) == []
+    waited = result.trace.ops.filter(kind=OpKind.FORWARD_COMPUTE)["waited"][0]
+    assert list(waited) == [pytest.approx(0.015), pytest.approx(0.0)]
+
+
+def test_the_gradients_of_weights_that_are_put_off_are_ops_of_the_backward():
+    """Zero-bubble schedules compute them later; they may run while the next transfer is waited for."""
+    mesh = {"names": ["dp"], "ranks": [0, 1]}
+    rows = [
+        compute("forward-compute", 0, 10),
+        compute("backward-compute", 10, 30),
+        compute("backward-weight", 32, 50),
+        (Category.COLLECTIVE, "allreduce", 50, 55, {"peer": 0}),
+        (Category.OPTIMIZER, "optimizer", 60, 70, {}),
+    ]
+    result = merged(*(rank(number, rows, mesh=mesh, groups=[GROUP]) for number in range(2)))
+    assert ops_of(result, 0, OpKind.BACKWARD_WEIGHT) == [(32, 50)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(50, 55)]
+    assert result.ops.other == {}
+
+
 def test_what_overlaps_on_one_rank_is_one_reduction_on_all():
     """Else a rank whose buckets happened to end in turn would have an op without a counterpart."""
     mesh = {"names": ["dp"], "ranks": [0, 1]}

@@ -50,6 +50,21 @@ def test_pipelines_and_reduction_groups():
     assert found.places[3] == Place(dp=1, pp=1)
 
 
+def test_a_pipeline_that_turns_around_is_refused():
+    """Interleaved, rank 0 has the stages 0 and 2 of 4; V-shaped, 0 and 3."""
+
+    def facts(first, second):
+        known = {"num_stages": 4, "ranks": [0, 1]}
+        return [
+            RankFacts(rank, 2, pipelines=tuple(known | {"group_rank": rank, "stage_index": at} for at in stages))
+            for rank, stages in enumerate((first, second))
+        ]
+
+    assert place_ranks(facts((0, 2), (1, 3))).layout.vpp == 2
+    with pytest.raises(LayoutError, match="rank 0 has the pipeline stages 0, 3: V-shaped schedules are not modelled"):
+        place_ranks(facts((0, 3), (1, 2)))
+
+
 def test_megatron_knows():
     """Each rank's own words about itself."""
     sizes = {"dp": 2, "pp": 2, "tp": 1, "cp": 1, "ep": 1}
