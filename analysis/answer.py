@@ -20,7 +20,7 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import Verdict, main_clause, straggling_s
 from tracekit.findings import Account
 from tracekit.model import Worker
-from tracekit.text import cost, seconds, three_digits
+from tracekit.text import cost, seconds, three_digits, with_error
 
 #: The part of a rank that a cause slows down.
 _PART = {
@@ -158,24 +158,19 @@ def _other(evidence: Evidence, cause: Cause) -> str:
 
 def _who(evidence: Evidence, cause: Cause, *, sure: bool = True) -> str:
     """Ranks and nodes, then coordinates, since when, and, of a job that is trusted, how `sure`."""
-    coordinates = f" ({_coordinates(cause.where)})" if len(cause.where.workers) == 1 else ""
+    coordinates = f" ({cause.where.workers[0].coordinates})" if len(cause.where.workers) == 1 else ""
     confidence = f", {min(cause.confidence, 0.99):.0%} sure" if sure else ""
     return f"{_place(evidence, cause)}{coordinates}, {cause.when}{confidence}"
-
-
-def _coordinates(where: Where) -> str:
-    (worker,) = where.workers
-    return f"dp {worker.dp_rank}, stage {worker.pp_rank}"
 
 
 def _saves(evidence: Evidence, best: Fix) -> str:
     """What a fix gives back, or why that is not promised."""
     if best.withheld is not None:
         return f"no saving promised, {best.withheld}"
-    error = f" \u00b1 {seconds(best.error_s)}" if best.error_s > 0 and not best.bound else ""
+    saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumes = f"; assumes {best.assumes}" if best.assumes else ""
     return (
-        f"saves {'at most ' if best.bound else ''}{seconds(best.saved_s)}{error} a step"
+        f"saves {'at most ' if best.bound else ''}{saved} a step"
         f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
         f" {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day{assumes}"
     )

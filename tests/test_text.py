@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.text import cost, seconds
+from tracekit.text import cost, seconds, with_error
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,19 @@ def test_a_duration_is_in_a_unit_that_keeps_three_digits_readable(value, shown):
 )
 def test_a_cause_behind_another_one_costs_what_it_does_without_it(saved_s, alone_s, shown):
     assert cost(saved_s, alone_s) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (0.1116, 0.000884, "111.6 ms \u00b1 0.9 ms"),
+        (0.0366, 0.0127, "36.6 ms \u00b1 12.7 ms"),
+        (0.0366, 0.00002, "36.6 ms \u00b1 20 us"),  # 0.0 ms would say that there is none
+        (0.00012, 0.00003, "120 us \u00b1 30 us"),
+        (1.5, 0.004, "1.50 s \u00b1 4.0 ms"),
+        (0.5, 2.0, "500.0 ms \u00b1 2.00 s"),
+        (0.0366, 0.0, "36.6 ms"),
+    ],
+)
+def test_an_error_is_in_the_unit_of_what_it_belongs_to(value, error, shown):
+    assert with_error(value, error) == shown

@@ -13,7 +13,7 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.verdict import LossKind
 from tracekit.report import Report
-from tracekit.text import seconds, three_digits
+from tracekit.text import error_of, seconds, three_digits
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
@@ -126,7 +126,7 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
         "Error",
         (
             f"replay error x T(recorded) + {CONFIDENCE_ERRORS:g} standard errors of the saving over the steps ="
-            f" {seconds(fix.error_s)}"
+            f" {error_of(fix.saved_s, fix.error_s)}"
         ),
     )
     yield (

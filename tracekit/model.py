@@ -157,6 +157,11 @@ class Worker:
     def __str__(self) -> str:
         return f"({self.dp_rank},{self.pp_rank})"
 
+    @property
+    def coordinates(self) -> str:
+        """Where it is, in words: `dp 1, stage 2`."""
+        return f"dp {self.dp_rank}, stage {self.pp_rank}"
+
 
 @dataclass(frozen=True)
 class ProcessGroup:

@@ -67,7 +67,7 @@ class Plots:
         from tracekit.figures.time import step_times
 
         by_step = self.report.by_step
-        return step_times(by_step, [f"S {slowdown:.3f}" for slowdown in by_step["slowdown"]], colours)
+        return step_times(by_step, [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]], colours)
 
     def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
@@ -122,7 +122,7 @@ class Plots:
 
     def _name(self, worker: Worker) -> str:
         """Rank and node; coordinates where the trace does not say."""
-        return worker_name(self.report, worker) if worker in self.report.ranks else f"worker {worker}"
+        return worker_name(self.report, worker) if worker in self.report.ranks else worker.coordinates
 
     def _step(self, step: int | None) -> int:
         """That step, or the slowest one."""

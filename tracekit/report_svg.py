@@ -37,9 +37,9 @@ def worker_map(report: Report) -> str:
     words = [f"&lt; {cells.bounds[0]:.2f}", *(f"{bound:.2f}" for bound in cells.bounds)]
     legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
     return (
-        f'<svg class="map" role="img" aria-label="S of each worker alone, DP ranks down, stages across"'
+        f'<svg class="map" role="img" aria-label="Slowdown of each worker alone, DP ranks down, stages across"'
         f' viewBox="0 0 {width} {height}" width="{width}" height="{height}">{"".join(marks)}</svg>'
-        f'{note}<p class="legend">S alone {legend}</p>'
+        f'{note}<p class="legend">slowdown alone {legend}</p>'
     )
 
 
@@ -50,9 +50,10 @@ def _cells(report: Report, cells: WorkerCells) -> Iterator[str]:
             named = _long_name(report, worker) if cells.patch == (1, 1) else f"workers from {worker} on"
             rank = report.ranks.get(worker) if cells.patch == (1, 1) else None
             mark = "" if rank is None else f' data-rank="{rank}"'
+            words = f"{escape(named)}: slowdown alone {value:.3f}"
             yield (
                 f'<rect class="level{cells.level(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
-                f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{escape(named)}: S {value:.3f}</title></rect>'
+                f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
             )
 
 

@@ -12,7 +12,7 @@ from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import main_clause
-from tracekit.text import cost, seconds, short
+from tracekit.text import cost, seconds, short, with_error
 
 if TYPE_CHECKING:
     from tracekit.model import Worker
@@ -50,6 +50,12 @@ def worker_name(report: Report, worker: Worker) -> str:
         return "not recorded"
     host = report.hosts.get(rank)
     return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+
+
+def worker_label(report: Report, worker: Worker) -> str:
+    """Rank without its node: "rank 9"; the coordinates where the trace does not say."""
+    rank = report.ranks.get(worker)
+    return worker.coordinates if rank is None else f"rank {rank}"
 
 
 def answer_rows(
@@ -104,12 +110,12 @@ def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
             yield f"{fix.title}: no promise, {fix.withheld}", sure, "", "", ""
             continue
         remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
-        error = f" \u00b1 {seconds(fix.error_s)}" if fix.error_s > 0 else ""
+        saved = with_error(fix.saved_s, fix.error_s)
         yield (
             f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title,
             sure,
             seconds(fix.new_step_s),
-            f"{seconds(fix.saved_s)}{error}",
+            saved,
             f"{fix.saved_gpu_hours_per_day:,.1f}",
         )
 
@@ -118,23 +124,24 @@ def _clocks(report: Report) -> str:
     """Which clocks were off and set right, or that some could not be compared; empty where neither."""
     clocks = report.clocks
     off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
-    parts = [_clock(row) for row in off[:_MOST_CLOCKS]]
+    parts = [_clock(report, row) for row in off[:_MOST_CLOCKS]]
     if parts:
         more = f" and {len(off) - _MOST_CLOCKS} more" if len(off) > _MOST_CLOCKS else ""
-        return f"worker{'s' if len(off) > 1 else ''} {', '.join(parts)}{more}: taken out of all figures"
+        return f"{', '.join(parts)}{more}: taken out of all figures"
     if clocks.untied:
         return f"{clocks.untied} cannot be compared: no op ends at once on several of them"
     return ""
 
 
-def _clock(row: ClockOffset) -> str:
+def _clock(report: Report, row: ClockOffset) -> str:
     """How one clock was off."""
+    who = worker_label(report, row.worker)
     if row.jump_step is not None:
         way = "forward" if row.jump_s > 0 else "back"
-        return f"{row.worker} set {way} by {seconds(abs(row.jump_s))} at step {row.jump_step}"
+        return f"{who} set {way} by {seconds(abs(row.jump_s))} at step {row.jump_step}"
     way = "ahead" if row.offset_s > 0 else "behind"
     drift = f", drifting by {row.drift * 1e6:+.0f} us/s" if row.drift else ""
-    return f"{row.worker} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
+    return f"{who} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
 
 
 def published_instead(report: Report) -> str:
@@ -149,7 +156,7 @@ def _coverage(report: Report) -> str:
     """What is missing from the trace; empty where nothing is."""
     coverage, parts = report.coverage, []
     if coverage.workers_traced < coverage.workers_expected:
-        shown = ", ".join(str(worker) for worker in coverage.missing_workers[:4])
+        shown = "; ".join(worker.coordinates for worker in coverage.missing_workers[:4])
         more = coverage.workers_expected - coverage.workers_traced - 4
         parts.append(
             f"{coverage.workers_traced} of {coverage.workers_expected} workers traced (missing {shown}"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.model import Worker
+from tracekit.text import short
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
@@ -129,6 +130,29 @@ class WorkerMap:
         """The global rank of a flat cell number."""
         rank = int(self.rank.ravel()[cell])
         return None if rank == UNKNOWN else rank
+
+    def name(self, cell: int) -> str:
+        """What people call the worker of a flat cell number: `rank 9 on host-0001`; its coordinates where unknown."""
+        rank, host = self.rank_of(cell), self.host_name(cell)
+        if rank is None:
+            return self.worker(cell).coordinates
+        return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+
+    def full_name(self, cell: int) -> str:
+        """The name, and the coordinates after it: `rank 9 on host-0001 (dp 1, stage 2)`."""
+        if self.rank_of(cell) is None:
+            return self.name(cell)
+        return f"{self.name(cell)} ({self.worker(cell).coordinates})"
+
+    def label(self, cell: int) -> str:
+        """As an axis or a table of a host says it: `rank 9`."""
+        rank = self.rank_of(cell)
+        return self.worker(cell).coordinates if rank is None else f"rank {rank}"
+
+    def cell_of_rank(self, rank: int) -> int | None:
+        """The flat cell number of the worker that this global rank recorded; None where there is none."""
+        cells = np.flatnonzero(self.rank.ravel() == rank)
+        return int(cells[0]) if cells.size and rank != UNKNOWN else None
 
     def worst(self, position: int | None, most: int) -> list[int]:
         """Flat cell numbers of the slowest workers, slowest first; none that were left out of the step."""

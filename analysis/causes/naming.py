@@ -66,7 +66,7 @@ class Names:
 
     def _workers(self, workers: Sequence[Worker]) -> Place:
         if any(worker not in self.ranks for worker in workers):  # not recorded
-            return _several("worker", workers)
+            return _several("worker", [worker.coordinates for worker in workers])
         hosts = {self.hosts.get(worker, "") for worker in workers}
         recorded = [self.ranks[worker] for worker in workers]
         if self.alike == 1 or any(rank % self.alike for rank in recorded):
@@ -80,7 +80,7 @@ class Names:
         first = links[0]
         ends = [Worker(first.dp_rank, first.pp_rank), Worker(first.dp_rank, first.next_pp_rank)]
         hosts = [f" on {short(host)}" if (host := self.hosts.get(end)) else "" for end in ends]
-        known = [f"rank {self.ranks[end]}" if end in self.ranks else f"worker {end}" for end in ends]
+        known = [f"rank {self.ranks[end]}" if end in self.ranks else end.coordinates for end in ends]
         within = hosts[0] == hosts[1]
         link = f"link between {known[0]}{'' if within else hosts[0]} and {known[1]}{hosts[1]}"
         return Place(f"the {link}", False) if len(links) == 1 else Place(f"{len(links)} links, first the {link}", True)

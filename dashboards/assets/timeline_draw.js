@@ -117,12 +117,13 @@
     context.textBaseline = "alphabetic";
     context.font = `600 12px ${FONT.slice(5)}`;
     context.fillStyle = colours.text;
-    context.fillText(`dp ${dp}  stage ${pp}`, EDGE, y + 16);
-    const after = EDGE + context.measureText(`dp ${dp}  stage ${pp}`).width + 10;
+    const place = `dp ${dp} stage ${pp}`, known = scene.rank[worker] >= 0;
+    const name = known ? `rank ${scene.rank[worker]}` : place;
+    context.fillText(name, EDGE, y + 16);
+    const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const rank = scene.rank[worker] >= 0 ? `rank ${scene.rank[worker]}` : "";
-    const facts = [rank, host, `S ${scene.slowdown[worker].toFixed(3)}`].filter(Boolean);
+    const facts = [host, known && place, `slowdown ${scene.slowdown[worker].toFixed(3)}`].filter(Boolean);
     const room = Math.floor((block.height - 20) / 14);
     const lines = room >= facts.length ? facts : room === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
     if (room < 1 && LABELS - after > 60) context.fillText(facts.slice(0, -1).join(" "), after, y + 16, LABELS - after - 10);

@@ -87,16 +87,4 @@
     const link = row && row.querySelector("a");
     if (link) link.click();
   });
-
-  // The first, and how many more there are: a row has one line. Pointing at it names all.
-  cells.Chips = function (props) {
-    const all = props.value || [], more = all.length > 1 ? [`+${all.length - 1}`] : [];
-    return React.createElement(
-      "span",
-      { className: "chips", title: all.join("\n") },
-      [...all.slice(0, 1), ...more].map((text, position) =>
-        React.createElement("span", { key: position, className: "chip" }, text),
-      ),
-    );
-  };
 })();

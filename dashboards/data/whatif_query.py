@@ -19,7 +19,7 @@ from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import Selection
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.errors import SelectionError
-from tracekit.model import DP_COLLECTIVES
+from tracekit.model import DP_COLLECTIVES, Worker
 from tracekit.text import short
 
 #: A selection longer than this is no question of a person.
@@ -149,7 +149,7 @@ def _of_cause(report: Mapping[str, Any], cause: Mapping[str, Any]) -> tuple[Sugg
     kinds = {row["kind"] for row in report["by_kind"]}
     where = cause["where"]
     if where["workers"]:
-        return _workers(where)
+        return _workers(report, where)
     if cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
         return (Suggestion("All forwards ideal", WhatifQuery("kind=forward-compute")),)
     if cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
@@ -174,7 +174,7 @@ def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
 def _of_fix(report: Mapping[str, Any], fix: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     collectives = [row["kind"] for row in report["by_kind"] if row["kind"] in DP_COLLECTIVES]
     if fix["kind"] == FixKind.REPLACE_WORKERS:
-        return _workers(fix["where"])
+        return _workers(report, fix["where"])
     if fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
         share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
         title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
@@ -182,7 +182,7 @@ def _of_fix(report: Mapping[str, Any], fix: Mapping[str, Any]) -> tuple[Suggesti
     return ()
 
 
-def _workers(where: Mapping[str, Any]) -> tuple[Suggestion, ...]:
+def _workers(report: Mapping[str, Any], where: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     """The workers of a place ideal, unless they are too many to be named.
 
     No fix: that makes them as fast as their peers, and has another price.
@@ -190,9 +190,18 @@ def _workers(where: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
     if not 0 < len(workers) <= MOST_WORKERS:
         return ()
-    named = f"Worker ({workers[0]})" if len(workers) == 1 else f"{len(workers)} workers"
+    named = _name(report, where["workers"][0]) if len(workers) == 1 else f"{len(workers)} workers"
     place = f"Workers of {short(where['host'])}" if where["host"] else named
     return (Suggestion(f"{place} ideal", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers))),)
+
+
+def _name(report: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+    """A worker by its rank and host, as far as known, with a capital."""
+    place = {key: worker[key] for key in ("dp_rank", "pp_rank")}
+    known = next((row for row in report["by_worker"] if place.items() <= row.items()), None)
+    if known is None or known["rank"] is None:
+        return Worker(**place).coordinates.capitalize().replace("Dp", "DP")
+    return f"Rank {known['rank']}" + ("" if known["host"] is None else f" on {short(known['host'])}")
 
 
 def _link(link: Mapping[str, int]) -> Suggestion:
@@ -207,7 +216,7 @@ def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
     slowest = report["by_worker"][0] if report["by_worker"] else None
     if slowest is not None and slowest["slowdown"] > 1.01:
         worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
-        yield Suggestion(f"Worker ({worker}) ideal", WhatifQuery(f"worker={worker}"))
+        yield Suggestion(f"{_name(report, slowest)} ideal", WhatifQuery(f"worker={worker}"))
     kinds = [row["kind"] for row in report["by_kind"]]
     if kinds:
         yield Suggestion(f"Ideal {kinds[0]}", WhatifQuery(f"kind={kinds[0]}"))

@@ -17,6 +17,7 @@ from tracekit.text import short
 from tracekit.worker_map import WorkerMap
 
 _WORKER = re.compile(r"\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?")
+_RANK = re.compile(r"(?:rank\s*)?([0-9]{1,9})", re.IGNORECASE)
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
@@ -56,12 +57,21 @@ def _read_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
 
 def choose_worker(found: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
     """`view` with the worker that a person wrote, or with a word about why not."""
+    if rank := _RANK.fullmatch(worker.strip()):
+        cell = found.cell_of_rank(int(rank[1]))
+        return (
+            replace(view, cell=cell) if cell is not None else _say(view, f"No rank {rank[1]} was analysed in this job.")
+        )
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
-        return _say(view, f"{short(worker)!r} is no worker: write DP rank and stage, such as 1,2.")
+        return _say(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
     asked = Worker(int(match[1]), int(match[2]))
     cell = found.cell(asked)
-    return replace(view, cell=cell) if cell is not None else _say(view, f"Worker {asked} was not analysed in this job.")
+    return (
+        replace(view, cell=cell)
+        if cell is not None
+        else _say(view, f"The worker at {asked.coordinates} was not analysed in this job.")
+    )
 
 
 def _say(view: WorkerView, text: str) -> WorkerView:

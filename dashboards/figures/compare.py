@@ -11,7 +11,7 @@ from tracekit.analysis.attribution.compare import CostChange, Side
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme, scale
 from tracekit.figures.workers import map_height
-from tracekit.worker_map import blocks_that_fit, pool
+from tracekit.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
 
 #: Numbers along an axis of a worker map.
 MOST_TICKS = 16
@@ -92,22 +92,27 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
     return drawn
 
 
-def worker_map(side: Side, top: float, theme: Theme) -> go.Figure:
-    """Exact S_w of each worker, DP ranks down, stages across. `top`: S of the last colour, equal on both sides.
+def worker_map(side: Side, ranks: Ints, top: float, theme: Theme) -> go.Figure:
+    """Exact S_w of each worker, DP ranks down, stages across.
+
+    `ranks`: the global rank of each, as `side.workers`, UNKNOWN where the trace does not say. `top`: S of the last
+    colour, equal on both sides.
 
     Pooled by maximum where there are more cells than a screen shows.
     """
     pooled = pool(side.workers, *blocks_that_fit(*side.workers.shape))
     rows, columns = pooled.values.shape
+    place = "dp %{customdata[0]}, stage %{customdata[1]}"
+    who = place if (ranks == UNKNOWN).any() else f"rank %{{customdata[2]}} ({place})"
     drawn = figure(theme, height=map_height(rows), x="stage", y="DP rank")
     drawn.add_heatmap(
         z=pooled.values,
-        customdata=np.stack([side.dp_ranks[pooled.row], pooled.column], axis=2),
+        customdata=np.stack([side.dp_ranks[pooled.row], pooled.column, ranks[pooled.row, pooled.column]], axis=2),
         zmin=1.0,
         zmax=max(top, LEAST_RANGE),
         colorscale=scale(theme),
-        colorbar={"title": {"text": "S_w"}, "thickness": 12, "outlinewidth": 0},
-        hovertemplate="worker (%{customdata[0]},%{customdata[1]}): S = %{z:.3f}<extra></extra>",
+        colorbar={"title": {"text": "slowdown"}, "thickness": 12, "outlinewidth": 0},
+        hovertemplate=f"{who}: slowdown alone %{{z:.3f}}<extra></extra>",
     )
     across = np.unique(np.linspace(0, columns - 1, MOST_TICKS).astype(int))
     down = np.unique(np.linspace(0, rows - 1, MOST_TICKS).astype(int))

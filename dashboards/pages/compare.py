@@ -142,13 +142,14 @@ def _content(stored: Stored, view: Comparison) -> list[Component]:
         whole(each.name, of_job, results().worker_steps(each.name))
         for each, of_job in ((other, other.report), (stored, report))
     )
+    reports = {"before": other.report, "after": report}
     swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))
     return [
         verdict_panel(before, after, swap),
         cost_panels(other.report, report),
         step_panels(before, after, split=False),
-        causes_panel(causes_of_jobs(other.report, report), "Staying"),
-        *worker_panels(before, after, {"before": other.report, "after": report}, split=False),
+        causes_panel(causes_of_jobs(other.report, report), reports, "Staying"),
+        *worker_panels(before, after, reports, split=False),
     ]
 
 
@@ -166,11 +167,12 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
     ]
     if step == report["patterns"]["time"]["since_step"]:
         said.append(note("The step was found in these same step times, which makes the interval a little too narrow."))
+    reports = {"before": report, "after": report}
     return [
         verdict_panel(before, after, html.Div(said)),
         step_panels(before, after, split=True),
-        causes_panel(causes_of_parts(report, before, after, step), "Without a date: over the whole job"),
-        *worker_panels(before, after, {"before": report, "after": report}, split=True),
+        causes_panel(causes_of_parts(report, before, after, step), reports, "Without a date: over the whole job"),
+        *worker_panels(before, after, reports, split=True),
     ]
 
 

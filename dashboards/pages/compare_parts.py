@@ -34,12 +34,14 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import Tone, sure
+from tracekit.dashboards.ui.sentences import Tone, place_words, sure
+from tracekit.model import Worker
 from tracekit.text import cost, seconds, short
+from tracekit.worker_map import UNKNOWN, Ints
 
 #: Workers listed, and rows of the table beside a map.
 MOST_WORKERS, MAP_ROWS = 20, 200
-#: A worker whose S changed by less is not listed.
+#: A worker whose slowdown alone changed by less is not listed.
 LEAST_CHANGE = 0.01
 
 
@@ -76,7 +78,7 @@ def _figures(before: Side, after: Side) -> Component:
         _row([term("ideal"), " step time"], MeanDifference(*ideal, None, None), seconds),
     ]
     rows += [
-        _row([term("S")], slowdown, lambda value: f"{value:.3f}"),
+        _row([term("slowdown")], slowdown, lambda value: f"{value:.3f}"),
         _row(
             [term("waste")],
             MeanDifference(before.waste, after.waste, None, None),
@@ -181,14 +183,15 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
     return html.Div([html.Div(each, className="half") for each in drawn], className="row")
 
 
-def causes_panel(change: CauseChange, staying: str) -> Component:
-    """Causes gone, new and staying; `staying`: the heading of these."""
+def causes_panel(change: CauseChange, reports: Mapping[str, dict[str, Any]], staying: str) -> Component:
+    """Causes gone, new and staying. `reports`: by "before" and "after"; `staying`: the heading of the latter."""
+    before, after = reports["before"], reports["after"]
     columns = (
-        ("Gone", [_cause(cause, "cost") for cause in change.gone], "No cause went away."),
-        ("New", [_cause(cause, "costs") for cause in change.new], "No cause is new."),
+        ("Gone", [_cause(before, cause, "cost") for cause in change.gone], "No cause went away."),
+        ("New", [_cause(after, cause, "costs") for cause in change.new], "No cause is new."),
         (
             staying,
-            [_cause(now, "costs", was=was) for was, now in change.staying],
+            [_cause(after, now, "costs", was=was) for was, now in change.staying],
             "No other cause.",
         ),
     )
@@ -204,7 +207,9 @@ def causes_panel(change: CauseChange, staying: str) -> Component:
     )
 
 
-def _cause(cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None) -> Component:
+def _cause(
+    report: Mapping[str, Any], cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None
+) -> Component:
     words = cost(cause["saved_s"], cause["alone_s"])
     if was is None:
         words = words.replace("costs", word, 1)
@@ -212,7 +217,10 @@ def _cause(cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = 
         words = f"{cost(was['saved_s'], was['alone_s']).replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause["since_step"] is None else f", since step {cause['since_step']}"
     return html.Li(
-        [html.B(cause["title"]), f", {short(cause['where_text'])}{since}: {words}, {sure(cause['confidence'])}"]
+        [
+            html.B(cause["title"]),
+            f", {place_words(report, cause) or 'whole job'}{since}: {words}, {sure(cause['confidence'])}",
+        ]
     )
 
 
@@ -227,9 +235,9 @@ def worker_panels(
     maps = [
         html.Div(
             panel(
-                [f"{title.capitalize()}: ", term("exact S_w"), " of each worker"],
+                [f"{title.capitalize()}: ", term("slowdown alone"), " of each worker"],
                 *figure_parts(
-                    worker_map(side, top, viewer().theme),
+                    worker_map(side, _ranks(side, reports[title]), top, viewer().theme),
                     label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
                     table=_map_table(side),
                     csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
@@ -241,6 +249,16 @@ def worker_panels(
         for title, side in (("before", before), ("after", after))
     ]
     return (html.Div(maps, className="row"), _largest(before, after, reports))
+
+
+def _ranks(side: Side, report: Mapping[str, Any]) -> Ints:
+    """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
+    ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
+    at = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
+    for each in report["by_worker"]:
+        if each["rank"] is not None and each["dp_rank"] in at:
+            ranks[at[each["dp_rank"]], each["pp_rank"]] = each["rank"]
+    return ranks
 
 
 def _map_table(side: Side) -> pl.DataFrame:
@@ -256,7 +274,7 @@ def _map_table(side: Side) -> pl.DataFrame:
 
 
 def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -> Component:
-    """The workers whose S changed most, where both sides have the same ones."""
+    """The workers whose slowdown alone changed most, where both sides have the same ones."""
     if before.workers.shape != after.workers.shape or not np.array_equal(before.dp_ranks, after.dp_ranks):
         return panel(
             "Workers that changed most", note("The two jobs have different workers, so they are not told one by one.")
@@ -272,21 +290,24 @@ def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -
     )
     found = found.filter(pl.col("change").abs() >= LEAST_CHANGE)
     if found.is_empty():
-        return panel("Workers that changed most", note(f"The S of no worker changed by {LEAST_CHANGE} or more."))
+        return panel("Workers that changed most", note(f"The slowdown of no worker changed by {LEAST_CHANGE} or more."))
     for name in ("before", "after"):
         known = pl.DataFrame(reports[name]["by_worker"], infer_schema_length=None)
-        known = known.select(*places, pl.col("host").cast(pl.String).alias(f"host {name}"))
+        rank, host = pl.col("rank").cast(pl.Int64), pl.col("host").cast(pl.String)
+        known = known.select(*places, rank.alias(f"rank {name}"), host.alias(f"host {name}"))
         found = found.join(known, on=places, how="left", maintain_order="left")
     one_host = found["host before"].equals(found["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]
-    heads = ["Worker", *(["Host"] if one_host else ["Host before", "Host after"]), "S_w before", "S_w after", "Change"]
+    heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]
+    heads += ["Slowdown before", "after", "Change"]
     rows = [
-        [f"({row['dp_rank']},{row['pp_rank']})"]
+        ["-" if row["rank after"] is None else f"{row['rank after']}"]
         + ["-" if row[host] is None else short(row[host]) for host in hosts]
+        + [Worker(row["dp_rank"], row["pp_rank"]).coordinates]
         + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
         for row in found.iter_rows(named=True)
     ]
-    first = 1 + len(hosts)  # of the numbers
+    first = 2 + len(hosts)  # of the numbers
     table = html.Table(
         [
             html.Thead(

@@ -90,7 +90,7 @@ def _figures(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame) 
             card(f"{jobs.height:,}", "jobs"),
             card(
                 f"{straggling.height / trusted.height:.0%}" if trusted.height else "-",
-                f"straggling (S >= 1.1): {straggling.height:,} of {trusted.height:,}",
+                f"straggling (slowdown >= 1.1): {straggling.height:,} of {trusted.height:,}",
             ),
             card(f"{lost:,.0f}", [term("GPU-hours lost"), " a day"]),
             card(f"{lost / total:.1%}" if total else "-", ["of their GPU time"]),
@@ -112,10 +112,10 @@ def job_rows(analysed: pl.DataFrame) -> list[dict[str, Any]]:
             "lost": max(row["lost_gpu_hours_per_day"], 0.0),
             "waste": row["waste"],
             "gpus": row["world_size"],
-            "causes": [
+            "causes": "; ".join(
                 kind.replace("-", " ") + (f": {short(place)}" if place != "whole job" else "")
                 for kind, place in zip(row["cause_kinds"], row["cause_places"], strict=True)
-            ],
+            ),
             "trust": "yes" if row["trustworthy"] else "no",
             "started": who.minute(row["started_at"]),
             "steps": row["steps"],
@@ -126,7 +126,7 @@ def job_rows(analysed: pl.DataFrame) -> list[dict[str, Any]]:
 
 def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
     """The table; its rows come when it is unfolded, or at once where some are asked for."""
-    three, one = {"function": "d3.format('.3f')(params.value)"}, {"function": "d3.format(',.1f')(params.value)"}
+    three, one = {"function": "params.value.toFixed(3)"}, {"function": "d3.format(',.1f')(params.value)"}
     whole = {"function": "d3.format(',')(params.value)"}
     columns: list[dict[str, Any]] = [
         {"field": "shown", "headerName": "Job", "cellRenderer": "JobLink", "flex": 2, "minWidth": 180},
@@ -139,7 +139,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         },
         {
             "field": "slowdown",
-            "headerName": "S",
+            "headerName": "Slowdown",
             "valueFormatter": three,
             "type": "rightAligned",
             "maxWidth": 100,
@@ -148,17 +148,15 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         {
             "field": "waste",
             "headerName": "Waste",
-            "valueFormatter": {"function": "d3.format('.1%')(params.value)"},
+            "valueFormatter": {"function": "(params.value * 100).toFixed(1) + '%'"},
             "type": "rightAligned",
             "maxWidth": 110,
         },
         {"field": "gpus", "headerName": "GPUs", "valueFormatter": whole, "type": "rightAligned", "maxWidth": 100},
         {
             "field": "causes",
-            "valueFormatter": {"function": "params.value.join('; ')"},
             "headerName": "Causes",
-            "cellRenderer": "Chips",
-            "cellDataType": False,
+            "tooltipField": "causes",
             "flex": 3,
             "minWidth": 240,
         },
@@ -185,7 +183,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         count=analysed.height,
         id="fleet-grid",
         label="Jobs ranked by GPU-hours lost",
-        options={"quickFilterText": q, "rowHeight": 36},
+        options={"quickFilterText": q, "rowHeight": 36, "rowBuffer": 2, "enableBrowserTooltips": True},
     )
     csv = html.A("CSV", href=href("/download/jobs.csv"), download="")
     return html.Div([html.Div([html.Label(["Filter", search]), csv], className="filter"), shown])

@@ -66,7 +66,7 @@ def _breakdown(report: dict[str, Any]) -> Component:
     """Costliest ranks first."""
     rows = sorted(report["by_rank"], key=lambda row: -row["sole_delay_s"])[:MOST_ROWS]
     times = {
-        "S alone": [_ratio(row["slowdown"]) for row in rows],
+        "slowdown alone": [_ratio(row["slowdown"]) for row in rows],
         **{title: [seconds(row[key]) for row in rows] for title, key in _COLUMNS.items()},
     }
     table = pl.DataFrame({"rank": [f"{row['rank']}" for row in rows], **times})

@@ -18,9 +18,9 @@ from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, name_cells, note, panel, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, place_words, sure
+from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, fix_place, place_words, sure
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.text import cost, seconds, short
+from tracekit.text import cost, seconds, short, with_error
 
 
 def build(stored: Stored, **_: str) -> list[Component]:
@@ -115,15 +115,14 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
         if fix["withheld"] is not None:
             cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
         else:
-            error = f" ± {seconds(fix['error_s'])}" if fix["error_s"] else ""
-            saves = seconds(fix["saved_s"]) + error
+            saves = with_error(fix["saved_s"], fix["error_s"])
             figures = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
             cells += [html.Td(figure, className="number") for figure in figures]
         rows.append(
             html.Tr(
                 [
                     html.Td(_title(fix)),
-                    html.Td(short(fix["where_text"]), className="short"),
+                    html.Td(fix_place(report, fix), className="short"),
                     *cells,
                 ]
             )

@@ -44,7 +44,7 @@ def answer_card(
     ]
     if not trust["trustworthy"]:
         reasons = "; ".join(map(short, trust["reasons"]))
-        parts.append(html.P(["Do not trust S and what follows from it: ", reasons], className="warning"))
+        parts.append(html.P(["Do not trust the slowdown and what follows from it: ", reasons], className="warning"))
     return html.Section(
         parts, className=f"panel hero {tone_class(verdict.tone)}", **attributes(aria_label="The answer")
     )

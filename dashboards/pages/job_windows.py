@@ -91,7 +91,7 @@ def _bars(rows: list[dict[str, Any]], stored: Stored) -> Component:
     for row in rows:
         slowdown, here = row["slowdown"], row["number"] == stored.window
         share = 0.0 if slowdown is None or tallest <= 0 else max(0.0, slowdown - 1) / tallest
-        said = "not analysed" if slowdown is None else f"S {slowdown:.3f}"
+        said = "not analysed" if slowdown is None else f"slowdown {slowdown:.3f}"
         words = f"Window {row['number']}, steps {row['first_step']} to {row['last_step']}: {said}"
         bars.append(
             dcc.Link(
@@ -101,7 +101,7 @@ def _bars(rows: list[dict[str, Any]], stored: Stored) -> Component:
                 className=f"{'here' if here else ''}{' doubtful' if not row['trustworthy'] else ''}",
             )
         )
-    ends = [f"S {1 + tallest:.3f} at most", f"{len(rows)} windows"]
+    ends = [f"slowdown {1 + tallest:.3f} at most", f"{len(rows)} windows"]
     return html.Figure([html.Div(bars, className="window-bars"), html.Figcaption(", ".join(ends))], className="picture")
 
 
@@ -125,5 +125,5 @@ def history(stored: Stored) -> list[Component]:
         )
         for row in reversed(results().history(stored.name, MOST_LISTED).to_dicts())
     ]
-    heads = ("Window", "Steps", "Stored", "S", "What it showed")
+    heads = ("Window", "Steps", "Stored", "Slowdown", "What it showed")
     return [*parts, panel("History", row_table(heads, rows, "Windows of this job"))]

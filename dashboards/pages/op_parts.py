@@ -96,14 +96,14 @@ def by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
         {
             labels.replace(",", ", "): [short(_value(row["value"])) for row in shares[:MOST_ROWS]],
             "ops": [f"{row['ops']:,}" for row in shares[:MOST_ROWS]],
-            "S": ["-" if row["slowdown"] is None else f"{row['slowdown']:.3f}" for row in shares[:MOST_ROWS]],
+            "slowdown": ["-" if row["slowdown"] is None else f"{row['slowdown']:.3f}" for row in shares[:MOST_ROWS]],
             "adds to the ideal step": [seconds(row["added_s"]) for row in shares[:MOST_ROWS]],
             "saves if ideal": [seconds(row["saved_s"]) for row in shares[:MOST_ROWS]],
         }
     )
     more = len(shares) - MOST_ROWS
     rest = [note(f"{more:,} more: `tracekit whatif --by {labels} --json` lists all.")] if more > 0 else []
-    return panel(f"S by {short(labels)}", scrolled(plain_table(table), f"S by {short(labels)}"), *rest)
+    return panel(f"Slowdown by {short(labels)}", scrolled(plain_table(table), f"Slowdown by {short(labels)}"), *rest)
 
 
 def _value(value: Any) -> str:

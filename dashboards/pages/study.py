@@ -38,7 +38,7 @@ def build(**_: str) -> list[Component]:
 
 
 def _distributions(report: FleetReport) -> Iterator[Component]:
-    for of, title in (("slowdown", "S"), ("waste", "Waste")):
+    for of, title in (("slowdown", "Slowdown"), ("waste", "Waste")):
         table = report.curves.select("quantile", f"{of}_jobs", f"{of}_hours")
         drawn = figure_panel(
             f"{title}: cumulative distribution",

@@ -56,7 +56,7 @@ def build(stored: Stored, rows: str = "worst", **_: str) -> list[Component]:
             [
                 html.Div(
                     figure_panel(
-                        ["Slowdown ", term("S"), " of each ", term("step")],
+                        [term("slowdown", "Slowdown"), " of each ", term("step")],
                         step_slowdown(by_step, pattern, moments, who.theme),
                         label=f"Slowdown of {by_step.height:,} steps. {words}",
                         table=by_step,
@@ -117,7 +117,7 @@ def _slowest(job: str, by_step: pl.DataFrame, moments: list[str]) -> Component:
     ]
     heads = [
         html.Th("Step"),
-        html.Th("S", className="number"),
+        html.Th("Slowdown", className="number"),
         html.Th("Original", className="number"),
         html.Th("Open", colSpan=2),
     ]
@@ -127,7 +127,7 @@ def _slowest(job: str, by_step: pl.DataFrame, moments: list[str]) -> Component:
 def _worker_panel(stored: Stored, rows: str) -> Component:
     shown = choice("time-rows", "Workers shown", ROWS, rows)
     box = dcc.Loading(html.Div(_worker_parts(stored.name, rows), id="time-workers-box"), delay_show=300)
-    return panel([term("exact S_w", "Exact S_w"), " of the workers in each step"], box, extra=shown)
+    return panel([term("slowdown alone", "Slowdown"), " of each worker alone, step by step"], box, extra=shown)
 
 
 def _worker_parts(job: str, rows: str) -> list[Component]:

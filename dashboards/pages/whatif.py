@@ -50,7 +50,7 @@ _ACTIONS = {
 _CONTROLS = {
     "stages": "Stages",
     "dp-ranks": "DP ranks",
-    "workers": "Workers (dp,pp)",
+    "workers": "Workers (dp,stage)",
     "steps": "Steps",
     "microbatches": "Microbatches",
     "slowest": "Slowest %",

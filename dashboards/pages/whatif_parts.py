@@ -19,7 +19,7 @@ from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, scrolled, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import sure
-from tracekit.text import seconds
+from tracekit.text import seconds, with_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def fixes_panel(report: dict[str, Any]) -> Component:
                 [
                     html.Td(title),
                     html.Td(f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}", className="number"),
-                    html.Td(f"{bound}{seconds(fix['saved_s'])} ± {seconds(fix['error_s'])}", className="number"),
+                    html.Td(bound + with_error(fix["saved_s"], fix["error_s"]), className="number"),
                     html.Td(ask, className="ask"),
                 ]
             )
@@ -138,7 +138,7 @@ def sentence(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> str:
     if query.action is QueryAction.KEEP:
         return (
             f"With {query.selection} alone as recorded and all else ideal, a step takes {seconds(answer.step_time_s)}:"
-            f" S alone = {answer.slowdown:.3f}."
+            f" slowdown alone {answer.slowdown:.3f}."
         )
     how = f"With {query}" if query.action is QueryAction.IDEALISE else f"If {query}"
     if not answer.clear:
@@ -158,7 +158,7 @@ def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> lis
     times, trust = report["step_time_s"], report["trust"]
     figures: tuple[tuple[str, Any], ...] = (
         (seconds(answer.step_time_s), ["a step, was ", seconds(times["original"]), " (", term("original"), ")"]),
-        (f"{answer.slowdown:.3f}", [term("S"), f", was {report['slowdown']:.3f}"]),
+        (f"{answer.slowdown:.3f}", [term("slowdown"), f", was {report['slowdown']:.3f}"]),
         (seconds(answer.saved_s), f"saved a step, ± {seconds(answer.error_s)}"),
         (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
         (f"{answer.ops:,}", f"ops selected of {report['job']['ops']:,}"),
@@ -261,13 +261,21 @@ def _numbers(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]])
 
 def _lines(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]], *, kept: int) -> Component:
     """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
-    heads: list[Any] = ["", "Scenario", "Step time", term("S"), "Saves a step", "GPU-hours a day", ""]
+    heads: list[Any] = [
+        "",
+        "Scenario",
+        "Step time",
+        term("slowdown", "Slowdown"),
+        "Saves a step",
+        "GPU-hours a day",
+        "",
+    ]
     original = report["step_time_s"]["original"]
     lines = []
     for at, (query, status) in enumerate(rows):
         if isinstance(status, Answer):
             share = f" ({status.saved_s / original:+.1%})"
-            saves = f"{seconds(status.saved_s)} ± {seconds(status.error_s)}" + (share if status.clear else "")
+            saves = with_error(status.saved_s, status.error_s) + (share if status.clear else "")
             figures = [
                 seconds(status.step_time_s),
                 f"{status.slowdown:.3f}",

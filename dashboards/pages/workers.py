@@ -64,7 +64,7 @@ def build(
         html.Div(
             [
                 html.Div(_map_panel(stored, found, view), className="twothirds"),
-                html.Div(panel("Workers by S_w", listing), className="third"),
+                html.Div(panel("Slowest workers", listing), className="third"),
             ],
             className="row",
         ),
@@ -113,7 +113,7 @@ def _detail(job: str, found: WorkerMap, view: WorkerView) -> list[Component]:
 
 def _missing(report: dict[str, Any]) -> list[Component]:
     coverage = report["coverage"]
-    missing = [str(Worker(one["dp_rank"], one["pp_rank"])) for one in coverage["missing_workers"]]
+    missing = [f"({Worker(one['dp_rank'], one['pp_rank']).coordinates})" for one in coverage["missing_workers"]]
     if not missing and not coverage["dropped"]:
         return []
     number = coverage["workers_expected"] - coverage["workers_traced"]
@@ -124,7 +124,7 @@ def _missing(report: dict[str, Any]) -> list[Component]:
 
 
 def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
-    go_to = text_field("workers-go", "Show worker", "", placeholder="DP rank, stage: 1,2", wait_s=True, style="beside")
+    go_to = text_field("workers-go", "Show rank", "", placeholder="9, or dp,stage: 1,2", wait_s=True, style="beside")
     parts = figure_parts(
         draw(found, view),
         label=f"Map of the slowdown of {found.slowdown.size:,} workers, DP ranks down, stages across",
@@ -133,7 +133,7 @@ def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
         id="workers-map",
     )
     return panel(
-        [term("exact S_w", "Exact S_w"), " of each ", term("worker"), ": DP ranks down, stages across"],
+        [term("slowdown alone", "Slowdown"), " of each ", term("worker"), " alone: DP ranks down, stages across"],
         _scrubber(stored, found, view),
         *parts,
         extra=go_to,
@@ -182,7 +182,7 @@ def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
     assert stored.report is not None
     slowdown = stored.report["by_step"][view.position]["slowdown"]
     moment = viewer().moment(results().step_starts(stored.name).get(number))
-    return [html.B(f"Step {number}: S = {slowdown:.3f}"), html.Span(moment, className="note")]
+    return [html.B(f"Step {number}: slowdown {slowdown:.3f}"), html.Span(moment, className="note")]
 
 
 class Point(TypedDict):

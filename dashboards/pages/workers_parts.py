@@ -17,6 +17,7 @@ from tracekit.dashboards.ui.components import attributes, figure_parts, href, no
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
 from tracekit.figures.workers import worker_over_steps
+from tracekit.model import Worker
 from tracekit.text import short
 from tracekit.worker_map import WORTH_NAMING, WorkerMap
 
@@ -42,23 +43,23 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
         return [note("No worker was analysed in this step.")]
     in_step = None if position is None else found.per_step[position].ravel()
     heads: list[Any] = [
-        "Worker",
         "Rank",
         "Host",
+        "DP rank, stage",
         *([] if in_step is None else ["in the step"]),
-        term("exact S_w", "S_w"),
+        term("slowdown alone", "slowdown"),
     ]
     rows = []
     for cell in cells:
-        worker, host, rank = found.worker(cell), found.host_name(cell), found.rank_of(cell)
-        shown = pick("worker", comma(worker), str(worker), place="list", pressed=cell == chosen)
+        worker, host = found.worker(cell), found.host_name(cell)
+        shown = pick("worker", comma(worker), found.label(cell), place="list", pressed=cell == chosen)
         figures = [found.slowdown.ravel()[cell], found.approx.ravel()[cell]]
         rows.append(
             html.Tr(
                 [
                     html.Td(shown),
-                    html.Td("-" if rank is None else f"{rank}", className="number"),
                     html.Td("-" if host is None else short(host), className="host"),
+                    html.Td(f"{worker.dp_rank}, {worker.pp_rank}"),
                     *([] if in_step is None else [html.Td(f"{in_step[cell]:.3f}", className="number")]),
                     *(html.Td(f"{value:.3f}", className="number") for value in figures),
                 ],
@@ -66,7 +67,8 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
             )
         )
     head = [
-        html.Th(text, className="" if text in ("Worker", "Host") else "number") for text in [*heads, term("approx")]
+        html.Th(text, className="" if text in ("Rank", "Host", "DP rank, stage") else "number")
+        for text in [*heads, term("approx")]
     ]
     nobody = float(found.slowdown.max()) < WORTH_NAMING and position is None
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
@@ -74,19 +76,19 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
 
 
 def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
-    """One worker: its figures, its S_w over the steps, and where to look next. `default`: nobody chose it."""
-    worker, host, rank = found.worker(cell), found.host_name(cell), found.rank_of(cell)
+    """One worker: its figures, also over the steps, and where to look next. `default`: nobody chose it."""
+    worker, host = found.worker(cell), found.host_name(cell)
     count = found.slowdown.size
     everyone = found.per_step.reshape(len(found.steps), -1)
     slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
     facts = {
-        "Exact S_w": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
-        "Place": f"{found.place(cell):,} of {count:,}, the largest S_w first",
-        "Rank": "unknown" if rank is None else str(rank),
+        "Slowdown alone": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
+        "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
+        "DP rank, stage": f"{worker.dp_rank}, {worker.pp_rank}",
         "Host": "unknown" if host is None else short(host),
-        f"S_w >= {WORTH_NAMING:.2f}": f"in {slow:,} of {len(found.steps):,} steps",
+        f"{WORTH_NAMING:.2f} or more": f"in {slow:,} of {len(found.steps):,} steps",
     }
-    starts = results().step_starts(job)
+    name, starts = found.full_name(cell), results().step_starts(job)
     step = None if position is None else int(found.steps[position])
     links = [
         dcc.Link("Timeline of this worker", href=href("/timeline", job=job, worker=comma(worker), step=step)),
@@ -95,7 +97,7 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
-        html.H3([f"Worker {worker}", html.Span("the largest S_w" if default else "", className="note")]),
+        html.H3([f"{name[:1].upper()}{name[1:]}", html.Span("the slowest" if default else "", className="note")]),
         html.Div(
             [
                 html.Table(html.Tbody(body), className="plain tight"),
@@ -110,15 +112,20 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
                 moments=[viewer().moment(starts.get(int(number))) for number in found.steps],
                 position=position,
             ),
-            label=f"S_w of worker {worker} over the steps",
+            label=f"Slowdown of {name} alone over the steps",
             table=table,
             id="workers-history",
         ),
     ]
 
 
+def _label(found: WorkerMap, worker: Worker) -> str:
+    cell = found.cell(worker)
+    return worker.coordinates if cell is None else found.label(cell)
+
+
 def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[Component]:
-    """All known hosts by their largest S_w, and whether the diagnosis says to drain one; none of a job on one host."""
+    """All known hosts by their slowest worker, and whether to drain one; none of a job on one host."""
     if found.only_host is not None:
         return [note(f"The job runs on one host, {short(found.only_host)}.")]
     loads = found.host_loads()
@@ -134,7 +141,7 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
                 html.Td(pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen)),
                 html.Td(f"{load.workers:,}", className="number"),
                 html.Td(f"{load.worst_slowdown:.3f}", className="number"),
-                html.Td(pick("worker", comma(load.worst), str(load.worst), place="hosts")),
+                html.Td(pick("worker", comma(load.worst), _label(found, load.worst), place="hosts")),
                 html.Td(f"{load.summed:.3f}", className="number"),
             ],
             className="chosen" if load.name == chosen else "",
@@ -144,8 +151,8 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
     heads = [
         html.Th("Host"),
         html.Th("Workers", className="number"),
-        html.Th("Largest S_w", className="number"),
-        html.Th("Worker"),
+        html.Th("Largest slowdown", className="number"),
+        html.Th("of"),
         html.Th(term("summed excess"), className="number"),
     ]
     more = len(loads) - HOSTS_LISTED
@@ -153,7 +160,7 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
         said,
         html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight"),
         note(
-            f"{more:,} more hosts have no larger S_w. Choose a host to mark its workers on the map."
+            f"{more:,} more hosts have no slower worker. Choose a host to mark its workers on the map."
             if more > 0
             else "Choose a host to mark its workers on the map."
         ),

@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
-from tracekit.text import seconds, short
+from tracekit.text import seconds
 from tracekit.worker_cells import level_bounds
 from tracekit.worker_map import Pooled, WorkerMap, pool
 
@@ -57,7 +57,7 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
         cells += [_cell(found, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
     size = pooled.row_block * pooled.column_block
     patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
-    caption = html.Figcaption(f"S of each worker alone: DP ranks down, stages across{patch}")
+    caption = html.Figcaption(f"slowdown of each worker alone: DP ranks down, stages across{patch}")
     grid = html.Div(cells, className="cells", style={"--columns": columns, "--height": f"{_height(rows)}px"})
     return html.Figure([grid, caption], className="picture")
 
@@ -72,9 +72,8 @@ def _cell(found: WorkerMap, job: str, pooled: Pooled, row: int, column: int, lev
     if not np.isfinite(value):
         return html.Span(className="cell gap", title="not analysed")
     cell = int(pooled.row[row, column]) * found.stages + int(pooled.column[row, column])
-    worker, rank, host = found.worker(cell), found.rank_of(cell), found.host_name(cell)
-    named = [f"worker {worker}", *([f"rank {rank}"] if rank is not None else []), *([short(host)] if host else [])]
-    words = f"{', '.join(named)}: S {value:.3f}"
+    worker = found.worker(cell)
+    words = f"{found.full_name(cell)}: slowdown alone {value:.3f}"
     colour = viewer().theme.slow[level]
     figured = level and pooled.values.size <= FIGURED_CELLS
     return _mark(

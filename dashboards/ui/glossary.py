@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 GLOSSARY: Final[dict[str, str]] = {
-    "S": "Slowdown: T(original) / T(ideal). How much longer a step takes than if every op took its ideal time."
+    "slowdown": "S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."
     " From 1.1 on a job is straggling.",
-    "exact S_w": "The ideal job with only this worker as recorded, divided by the ideal job. 1.00 is harmless.",
-    "approx": "The published approximation of S_w: the smaller of S of its DP rank and S of its stage, each alone.",
-    "summed excess": "S_w - 1 summed over the workers of the host: what they cost together, as if it added up.",
+    "slowdown alone": "S_w, exact: the step time of the ideal job with only this worker as recorded, divided by that of"
+    " the ideal job. 1.00 is harmless.",
+    "approx": "The published approximation of the slowdown alone: the smaller of that of its DP rank and that of"
+    " its stage.",
+    "summed excess": "Slowdown alone less 1, summed over the workers of the host: what they cost together, as if"
+    " it added up.",
     "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",
     "If ideal": "Change of the step time if only this set of ops were ideal and all else as it ran, both without launch"
     " delays (removed). A fix is priced otherwise: as fast as its peers, with launch delays.",

@@ -57,19 +57,20 @@ class Headline:
 
 def headline(report: Report) -> Headline:
     """The verdict of the diagnosis. Every page takes it from here."""
-    verdict, figure = report["verdict"], f"S = {report['slowdown']:.3f}"
+    verdict, figure = report["verdict"], f"slowdown {report['slowdown']:.3f}"
     trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
     badge, said = f"{str(kind).replace('-', ' ')}, {figure}", _sentence(verdict["sentence"])
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
-        reason = "" if kind is LossKind.CONTRADICTION else f" {figure} is not to be trusted."
+        reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
         return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
     if kind is LossKind.BALANCED:
         misleading = [cause for cause in named_causes(report) if not _costs(cause)]
         if misleading:
             return Headline(badge, f"{said} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE)
         return Headline(badge, said, Tone.BAD if verdict["losses"] else Tone.GOOD)
-    lost = f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
-    unsure = "" if trusted else f" {figure} is not to be trusted."
+    said_below = (report.get("answer") or {}).get("cost")
+    lost = "" if said_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+    unsure = "" if trusted else f" The {figure} is not to be trusted."
     return Headline(badge, said + lost + unsure, Tone.BAD)
 
 
@@ -79,9 +80,9 @@ def op_headline(report: Report) -> Headline:
         return _gpu_headline(report)
     if report["slowdown"] is None:
         return Headline("no verdict", "No verdict: without stragglers the job would take no time.", Tone.UNSURE)
-    figure, trusted = f"S = {report['slowdown']:.3f}", report["trust"]["trustworthy"]
+    figure, trusted = f"slowdown {report['slowdown']:.3f}", report["trust"]["trustworthy"]
     if not trusted:
-        return Headline(f"no verdict, {figure}", f"No verdict. {figure} is not to be trusted.", Tone.UNSURE)
+        return Headline(f"no verdict, {figure}", f"No verdict. The {figure} is not to be trusted.", Tone.UNSURE)
     if not report["straggling"]:
         return Headline(f"no straggler, {figure}", f"No straggler: {figure}.", Tone.GOOD)
     times = report["step_time_s"]
@@ -138,6 +139,14 @@ def place_words(report: Report, cause: Mapping[str, Any]) -> str:
     known = [words for one, words in zip(report["causes"], places, strict=False) if one == cause]
     words = known[0] if known else cause["where_text"]
     return "" if words == "whole job" else short(words)
+
+
+def fix_place(report: Report, fix: Mapping[str, Any]) -> str:
+    """Where a fix applies: in the words for the cause at that place, where there is one."""
+    for cause in report["causes"]:
+        if cause["where_text"] == fix["where_text"] and (words := place_words(report, cause)):
+            return words
+    return short(str(fix["where_text"]))
 
 
 def sure(confidence: float) -> str:
@@ -215,8 +224,7 @@ def host_words(report: Report, found: WorkerMap) -> str:
 
 def _no_drain(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:
     """The diagnosis names workers and not their hosts."""
-    named = f"{listed([str(worker) for worker in workers])} ({sure(cause['confidence'])})"
-    words = f"No host to drain: the diagnosis names worker{'s' if len(workers) > 1 else ''} {named}"
+    words = f"No host to drain: the diagnosis names {_listed(workers, found)} ({sure(cause['confidence'])})"
     cell = found.cell(workers[0]) if len(workers) == 1 else None
     host = None if cell is None else found.host_name(cell)
     if host is None:
@@ -226,6 +234,13 @@ def _no_drain(cause: Mapping[str, Any], workers: Sequence[Worker], found: Worker
         return f"{words}, the only one on {short(host)}."
     verb = "worker of it is" if others == 1 else "workers of it are"
     return f"{words} on {short(host)}; the other {others:,} {verb} not named."
+
+
+def _listed(workers: Sequence[Worker], found: WorkerMap) -> str:
+    """Workers by their ranks, those that the map lacks by their coordinates."""
+    cells = [(worker, found.cell(worker)) for worker in workers]
+    named = [None if cell is None or found.rank_of(cell) is None else found.label(cell) for _, cell in cells]
+    return listed([name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)])
 
 
 def _costs(cause: Mapping[str, Any]) -> bool:
@@ -255,63 +270,68 @@ def _promised(report: Report) -> list[Mapping[str, Any]]:
 
 
 def space_words(space: Mapping[str, Any], found: WorkerMap) -> str:
-    """Where on the map S_w is high, what shape that makes, and how much of the time the largest one stays it."""
+    """Where on the map workers are slow, what shape that makes, and how often the slowest one is the same."""
     workers = [Worker(one["dp_rank"], one["pp_rank"]) for one in space["workers"]]
-    named = listed([str(worker) for worker in workers])
+    named = _listed(workers, found)
     host = f" on {short(space['host'])}" if space["host"] else ""
     largest = float(found.slowdown.max())
-    stays = f"The same worker has the largest S_w in {space['stays']:.0%} of the steps."
+    stays = f"The same worker is the slowest in {space['stays']:.0%} of the steps."
     if found.slowdown.size == 1:
         return "One worker: there is nobody to compare it with."
     match space["shape"]:
         case "none":
-            return f"No S_w stands out: the largest is {largest:.3f}."
+            return f"No worker stands out: the largest slowdown alone is {largest:.3f}."
         case "one-worker":
-            return f"S_w stands out on one worker: {named}{host}, {largest:.3f}. {stays}"
+            return f"One worker stands out: {named}{host}, with a slowdown alone of {largest:.3f}. {stays}"
         case "one-host" if found.only_host is not None:
             everyone = len(workers) == found.slowdown.size
-            which = f"all {len(workers):,} workers" if everyone else f"several workers ({named})"
-            return f"S_w stands out on {which} of the only host of the job, {short(found.only_host)}. {stays}"
+            which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
+            return f"{which} of the only host of the job, {short(found.only_host)}, stand out. {stays}"
         case "one-host":
-            return f"S_w stands out on workers of one host, {short(space['host'])}: {named}. {stays}"
+            return f"Workers of one host stand out, {short(space['host'])}: {named}. {stays}"
         case "one-stage":
-            return f"S_w stands out on one stage, on nearly every DP rank: stage {workers[0].pp_rank}."
+            return f"One stage stands out on nearly every DP rank: stage {workers[0].pp_rank}."
         case "one-dp-rank":
-            return f"S_w stands out on one DP rank, on nearly every stage: DP rank {workers[0].dp_rank}. {stays}"
+            return f"One DP rank stands out on nearly every stage: DP rank {workers[0].dp_rank}. {stays}"
         case "several-workers":
-            return f"S_w stands out on several workers: {named}. {stays}"
+            return f"Several workers stand out: {named}. {stays}"
         case _:
-            return f"Where S_w is largest changes from step to step (largest over all steps: {largest:.3f})."
+            return (
+                f"The slowest worker changes from step to step (largest slowdown alone over all steps: {largest:.3f})."
+            )
 
 
 def time_words(pattern: Mapping[str, Any], by_step: Sequence[Mapping[str, Any]]) -> str:
-    """How S runs over the steps. `by_step`: the rows of that table of the report."""
+    """How the slowdown runs over the steps. `by_step`: the rows of that table of the report."""
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
     steps = listed([str(step) for step in pattern["slow_steps"]])
     values = [row["slowdown"] for row in by_step]
     match pattern["shape"]:
         case "none":
-            return f"S shows no pattern over the steps: {min(values):.3f} to {max(values):.3f}."
+            return f"The slowdown shows no pattern over the steps: {min(values):.3f} to {max(values):.3f}."
         case "persistent":
             slow = sum(value >= STRAGGLING_SLOWDOWN for value in values)
             if 0 < slow < len(by_step):
                 return (
-                    f"S comes and goes from the first step on: it is 1.1 or more in {slow:,} of {len(by_step):,} steps."
+                    "The slowdown comes and goes from the first step on: it is 1.1 or more in"
+                    f" {slow:,} of {len(by_step):,} steps."
                 )
-            return f"S is raised in every step, from the first one on: {min(values):.3f} to {max(values):.3f}."
+            return (
+                f"The slowdown is raised in every step, from the first one on: {min(values):.3f} to {max(values):.3f}."
+            )
         case "changed":
             since = pattern["since_step"]
             before, after = (
                 fmean(row["slowdown"] for row in by_step if (row["step"] < since) is early) for early in (True, False)
             )
             way = "rose" if after > before else "fell"
-            return f"S {way} at step {since}, from {before:.2f} on average to {after:.2f}."
+            return f"The slowdown {way} at step {since}, from {before:.2f} on average to {after:.2f}."
         case "drifting":
-            return "S drifts: it grows or shrinks steadily over the steps."
+            return "The slowdown drifts: it grows or shrinks steadily over the steps."
         case "periodic":
             slow_ones = f" (slow: {steps})" if steps else ""
-            return f"S rises every {pattern['period']} steps{slow_ones}."
+            return f"The slowdown rises every {pattern['period']} steps{slow_ones}."
         case _:
             return f"Single slow steps: {steps}. All others run at the usual speed."
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from itertools import islice
 
 import flask
-import numpy as np
 
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import href
@@ -58,8 +57,9 @@ def _in_job(found: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
     if (match := _WORKER.fullmatch(query)) and found.cell(Worker(int(match[1]), int(match[2]))) is not None:
         yield _worker(found, job, Worker(int(match[1]), int(match[2])))
     if match := _RANK.fullmatch(query):
-        for cell in np.flatnonzero(found.rank.ravel() == int(match[1]))[:1]:
-            yield _worker(found, job, found.worker(int(cell)))
+        cell = found.cell_of_rank(int(match[1]))
+        if cell is not None:
+            yield _worker(found, job, found.worker(cell))
     hosts = [host for host in found.hosts if query in host.casefold()]
     for host in hosts[:MOST_HOSTS]:
         yield {"text": short(host), "kind": "host", "href": href("/workers", job=job, host=host)}
@@ -67,6 +67,5 @@ def _in_job(found: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
 
 def _worker(found: WorkerMap, job: str, worker: Worker) -> dict[str, str]:
     cell = found.cell(worker)
-    rank = None if cell is None else found.rank_of(cell)
-    text = f"worker {worker}" if rank is None else f"rank {rank}, worker {worker}"
+    text = worker.coordinates if cell is None else found.full_name(cell)
     return {"text": text, "kind": "worker", "href": href("/workers", job=job, worker=comma(worker))}

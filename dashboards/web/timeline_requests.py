@@ -235,7 +235,7 @@ def _worker_name(shown: _Shown, at: int) -> str:
     """A worker by its rank where the trace tells, else by its coordinates."""
     worker = Worker(int(shown.ops.dp_rank[at]), int(shown.ops.pp_rank[at]))
     rank, _ = _facts_of(shown, worker)
-    return f"worker {worker}" if rank == "-" else f"rank {rank}"
+    return worker.coordinates if rank == "-" else f"rank {rank}"
 
 
 def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
@@ -262,9 +262,9 @@ def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
     facts = _facts_of(shown, name.worker)
     ratio = float(ops.ratios(at, Replay.RECORDED)[0])
     rows = [
-        ["worker", f"dp {name.worker.dp_rank}, stage {name.worker.pp_rank}"],
         ["rank", facts[0]],
         ["host", facts[1]],
+        ["worker", name.worker.coordinates],
         ["microbatch", str(ops.microbatch[op]) if ops.microbatch[op] >= 0 else "-"],
         ["chunk", str(ops.chunk[op]) if ops.chunk[op] >= 0 else "-"],
         ["number of its kind", str(name.seq)],
@@ -316,9 +316,9 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
         {
             "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
             "cells": [
-                f"dp {row['dp_rank']}, stage {row['pp_rank']}",
-                "-" if row["rank"] is None else str(row["rank"]),
+                f"dp {row['dp_rank']}, stage {row['pp_rank']}" if row["rank"] is None else f"rank {row['rank']}",
                 row["host"] or "-",
+                f"dp {row['dp_rank']}, stage {row['pp_rank']}",
                 row["kind"],
                 "-" if row["microbatch"] is None else str(row["microbatch"]),
                 f"{row['start_s'] * 1e3:,.3f} ms",
@@ -332,7 +332,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
         }
         for row in table.iter_rows(named=True)
     ]
-    heads = ["worker", "rank", "host", "op kind", "microbatch", "start", "duration", "own time", "peer median"]
+    heads = ["rank", "host", "worker", "op kind", "microbatch", "start", "duration", "own time", "peer median"]
     return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
 
 

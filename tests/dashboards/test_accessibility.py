@@ -148,7 +148,10 @@ class TestKeys:
         page = visit(f"/job?{JOB}")
         found = page.locator("#found a bdi")
         page.keyboard.press("/")
-        for text, wanted in {"rank 9": "rank 9, worker (1,2)", "3,0": "rank 3, worker (3,0)"}.items():
+        for text, wanted in {
+            "rank 9": "rank 9 on host-0001 (dp 1, stage 2)",
+            "3,0": "rank 3 on host-0000 (dp 3, stage 0)",
+        }.items():
             page.fill("#finder input", text)
             expect(found.first).to_have_text(wanted)
         page.fill("#finder input", "host-0001")

@@ -100,7 +100,7 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
     text = pages.text("/workers", job="worker")
     assert advice in text
     assert (
-        "No host to drain: the diagnosis names worker (9,0) (99% sure) on host-0001; the other 7 workers of it are not"
+        "No host to drain: the diagnosis names rank 9 (99% sure) on host-0001; the other 7 workers of it are not"
         " named." in text
     )
 
@@ -136,7 +136,7 @@ def test_green_means_that_no_cause_costs_time(
     pages: Pages, reports: dict[str, dict[str, Any]], name: str, tone: Tone, badge: str
 ) -> None:
     verdict = headline(reports[name])
-    assert (verdict.tone, verdict.badge) == (tone, f"{badge}, S = {reports[name]['slowdown']:.3f}")
+    assert (verdict.tone, verdict.badge) == (tone, f"{badge}, slowdown {reports[name]['slowdown']:.3f}")
     first, trust = found(pages.page("/workers", job=name), "Span", "badge")
     assert lines(first) == [verdict.badge]
     classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}

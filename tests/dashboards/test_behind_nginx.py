@@ -93,7 +93,7 @@ def test_a_person_logs_in_and_sees_every_kind_of_page(proxied: Proxied, browser:
     (cookie,) = (one for one in context.cookies() if one["name"] == "tracekit_session")
     assert (cookie["secure"], cookie["httpOnly"], cookie["path"]) == (True, True, "/tracekit/")
     page.click(".cells a[tabindex='0']")
-    page.wait_for_selector("text=Worker (1,2)")
+    page.wait_for_selector("#workers-detail >> text=Rank 9 on host-0001")
     page.click("text=Timeline of this worker")
     page.wait_for_selector("#timeline-slowest tbody tr")
     page.click(".brand")

@@ -148,7 +148,7 @@ def test_the_map_of_steps_shows_all_workers_pooled_or_the_chosen_ones() -> None:
     whole = step_workers(found, None, LIGHT, top=3).data[0]
     assert whole.z.shape[0] <= 128
     assert np.nanmax(whole.z) == 3
-    assert whole.customdata[np.nanargmax(whole.z[:, 0]), 0].tolist() == [0, 42, 3]
+    assert whole.customdata[np.nanargmax(whole.z[:, 0]), 0].tolist() == [0, 42, 3, 423]  # step, DP rank, stage, rank
     few = step_workers(found, found.worst(None, 5), LIGHT, top=3).data[0]
     assert few.z[:, 0].tolist() == [3, 1, 1, 1, 1]
 

@@ -51,7 +51,7 @@ def write_fleet_page(path: Path, text: str) -> None:
 
 
 def _curves(curves: pl.DataFrame) -> Iterator[str]:
-    for figure, title in (("slowdown", "S"), ("waste", "Waste")):
+    for figure, title in (("slowdown", "Slowdown"), ("waste", "Waste")):
         lines = [(f"{figure}_jobs", "bar", "of jobs"), (f"{figure}_hours", "pick", "of GPU-hours")]
         values = [curves[column].to_list() for column, _, _ in lines]
         low = min(min(one) for one in values)

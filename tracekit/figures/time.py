@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit.figures.base import figure, step_axis
 from tracekit.figures.theme import Theme, scale
-from tracekit.worker_map import MOST_CELLS, Floats, Ints, WorkerMap, pool
+from tracekit.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
 
 #: From here on a job is straggling.
 STRAGGLING = 1.1
@@ -29,7 +29,7 @@ def step_slowdown(by_step: pl.DataFrame, pattern: dict[str, Any], moments: Seque
     `moments`: when each step was, one per row of `by_step`.
     """
     steps, slowdown = by_step["step"].to_numpy(), by_step["slowdown"].to_numpy()
-    drawn = figure(theme, height=260, x="step", y="S")
+    drawn = figure(theme, height=260, x="step", y="slowdown")
     drawn.add_scatter(
         x=np.arange(len(steps)),
         y=slowdown,
@@ -37,7 +37,7 @@ def step_slowdown(by_step: pl.DataFrame, pattern: dict[str, Any], moments: Seque
         line={"color": theme.accent, "width": 2},
         marker={"size": 5},
         customdata=list(zip(steps.tolist(), moments, strict=True)),
-        hovertemplate="step %{customdata[0]}: S %{y:.3f}<br>%{customdata[1]}<extra></extra>",
+        hovertemplate="step %{customdata[0]}: slowdown %{y:.3f}<br>%{customdata[1]}<extra></extra>",
     )
     drawn.add_hline(y=STRAGGLING, line={"color": theme.dimmed, "width": 1, "dash": "dot"})
     drawn.add_annotation(
@@ -94,11 +94,15 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme, *,
     pooled = pool(everyone[shown], row_block, column_block)
     rows, columns = pooled.values.shape
     behind = shown[pooled.row]
+    ranks = found.rank.ravel()[behind]
     customdata = np.stack(
-        [found.steps[pooled.column], found.dp_ranks[behind // found.stages], behind % found.stages], axis=2
+        [found.steps[pooled.column], found.dp_ranks[behind // found.stages], behind % found.stages, ranks], axis=2
     ).astype(np.int32)
+    known = not (found.rank == UNKNOWN).any()
+    place = "dp %{customdata[1]}, stage %{customdata[2]}"
+    who = f"rank %{{customdata[3]}} ({place})" if known else place
     height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
-    drawn = figure(theme, height=height, x="step", y="worker (dp,pp)")
+    drawn = figure(theme, height=height, x="step", y="" if known else "worker")
     several = "the worst here: " if row_block * column_block > 1 else ""
     drawn.add_heatmap(
         z=pooled.values,
@@ -106,9 +110,8 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme, *,
         zmin=1,
         zmax=top,
         colorscale=scale(theme),
-        colorbar={"title": {"text": "S_w"}, "thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
-        hovertemplate=f"{several}step %{{customdata[0]}}, worker (%{{customdata[1]}},%{{customdata[2]}}):"
-        " S_w %{z:.3f}<extra></extra>",
+        colorbar={"title": {"text": "slowdown"}, "thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
+        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: slowdown alone %{{z:.3f}}<extra></extra>",
         hoverongaps=False,
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,
@@ -117,7 +120,7 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme, *,
     ticks = list(range(0, rows, every))
     drawn.update_yaxes(
         tickvals=ticks,
-        ticktext=[str(found.worker(int(shown[at * row_block]))) for at in ticks],
+        ticktext=[found.label(int(shown[at * row_block])) for at in ticks],
         range=[rows - 0.5, -0.5],
         showgrid=False,
         zeroline=False,

@@ -49,7 +49,7 @@ def worker_heatmap(
         zmin=1,
         zmax=top,
         colorscale=scale(theme),
-        colorbar={"title": {"text": "S_w"}, "thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
+        colorbar={"title": {"text": "slowdown"}, "thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
         hovertemplate=_hover(found, pooled, named=cells <= NAMED_CELLS),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
@@ -100,7 +100,7 @@ def worker_over_steps(
     everyone = found.per_step.reshape(len(found.steps), -1)
     own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
     across = np.arange(len(found.steps))
-    drawn = figure(theme, height=230, x="step", y="S_w", legend=True)
+    drawn = figure(theme, height=230, x="step", y="slowdown alone", legend=True)
     if others.size:
         filled = np.where(np.isnan(others), 1.0, others)
         low, high = np.quantile(filled, (0.05, 0.95), axis=1)
@@ -122,7 +122,7 @@ def worker_over_steps(
         line={"color": theme.accent, "width": 2},
         marker={"size": 5},
         customdata=list(zip(found.steps.tolist(), moments, strict=True)),
-        hovertemplate="step %{customdata[0]}: S_w %{y:.3f}<br>%{customdata[1]}<extra></extra>",
+        hovertemplate="step %{customdata[0]}: slowdown alone %{y:.3f}<br>%{customdata[1]}<extra></extra>",
         name="this worker",
     )
     if position is not None:
@@ -152,9 +152,11 @@ def _hosts(found: WorkerMap, pooled: Pooled) -> list[list[str]]:
 def _hover(found: WorkerMap, pooled: Pooled, *, named: bool) -> str:
     size = pooled.row_block * pooled.column_block
     worst = f"the worst of {size} workers: " if size > 1 else ""
-    rank = "" if (found.rank == UNKNOWN).any() else ", rank %{customdata[2]}"
-    host = "<br>%{text}" if named else ""
-    return f"{worst}worker (%{{customdata[0]}},%{{customdata[1]}})<br>S_w %{{z:.3f}}{rank}{host}<extra></extra>"
+    rank = "" if (found.rank == UNKNOWN).any() else "rank %{customdata[2]}"
+    host = (" on %{text}" if rank else "%{text}") if named else ""
+    who = f"{rank}{host}<br>" if rank or host else ""
+    place = "dp %{customdata[0]}, stage %{customdata[1]}"
+    return f"{worst}{who}{place}<br>slowdown alone %{{z:.3f}}<extra></extra>"
 
 
 def _place(found: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:

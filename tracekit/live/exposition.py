@@ -2,20 +2,73 @@
 
 In: metric families without timestamps or exemplars. Out: bytes. The names are our own, and the labels of a job recur in
 each of its series: prometheus_client checks and formats both anew for each sample, which takes most of the time of
-20,000 series.
+20,000 series. Figures of all jobs are columns, `JobFamily`, and written as such.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
+import polars as pl
 from prometheus_client import Metric
+from prometheus_client.samples import Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: OpenMetrics type -> the suffix of its metrics and its type in this format, where they differ.
 _TYPES = {"counter": ("_total", "counter"), "info": ("_info", "gauge")}
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class LabelSets:
+    """The labels of many series, a column each: `{"training_job": [name, ...]}`."""
+
+    def __init__(self, **columns: Sequence[str]) -> None:
+        self.columns = columns
+
+    @cached_property
+    def text(self) -> pl.Series:
+        """As the format writes them, one per series."""
+        names = sorted(self.columns)
+        rows = zip(*(self.columns[name] for name in names), strict=True)
+        return pl.Series([_labels(dict(zip(names, row, strict=True))) for row in rows], dtype=pl.String)
+
+    def rows(self) -> list[dict[str, str]]:
+        """As prometheus_client has them."""
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
+
+
+class JobFamily(Metric):
+    """A family with one series per label set at most: `values`, null where a label set has none."""
+
+    def __init__(self, name: str, documentation: str, typ: str, labels: LabelSets, values: pl.Series) -> None:
+        self.labels, self.values = labels, values
+        super().__init__(name, documentation, typ)
+
+    @property
+    def sample_name(self) -> str:
+        """What each line begins with."""
+        return self.name + _TYPES.get(self.type, ("", ""))[0]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The same one by one, for prometheus_client."""
+        pairs = zip(self.labels.rows(), self.values.to_list(), strict=True)
+        return [Sample(self.sample_name, labels, value) for labels, value in pairs if value is not None]
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """What is there is made of the columns."""
+
+    def lines(self) -> list[str]:
+        """The samples as the format writes them."""
+        frame = pl.DataFrame({"labels": self.labels.text, "value": self.values.cast(pl.Float64)})
+        value, number = pl.col("value"), pl.col("value").cast(pl.String)
+        infinite = pl.when(value > 0).then(pl.lit("+Inf")).otherwise(pl.lit("-Inf"))
+        text = pl.when(value.is_infinite()).then(infinite).otherwise(number)
+        lines = frame.drop_nulls("value").select(pl.format(f"{self.sample_name}{{}} {{}}", "labels", text))
+        return lines.to_series().to_list()
 
 
 def exposition(families: Iterable[Metric]) -> bytes:
@@ -26,6 +79,9 @@ def exposition(families: Iterable[Metric]) -> bytes:
         suffix, kind = _TYPES.get(family.type, ("", family.type))
         name, documentation = family.name + suffix, family.documentation.replace("\\", r"\\").replace("\n", r"\n")
         lines += (f"# HELP {name} {documentation}", f"# TYPE {name} {kind}")
+        if isinstance(family, JobFamily):
+            lines += family.lines()
+            continue
         for sample in family.samples:
             key = tuple(sample.labels.items())
             shown = labels[key] if key in labels else labels.setdefault(key, _labels(sample.labels))

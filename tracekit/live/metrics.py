@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import polars as pl
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tracekit.errors import TracekitError
+from tracekit.live.exposition import JobFamily, LabelSets
 from tracekit.store import Incident, Store
 from tracekit.text import printable
 
@@ -96,30 +97,15 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
     total.add_metric(["yes"], analysed)
     total.add_metric(["no"], jobs.height - analysed)
     yield total
-    names = jobs["name"].to_list()
-    for metric, says, made in _GAUGES:
-        yield _filled(GaugeMetricFamily(metric, says, labels=[LABEL]), names, _values(jobs, made))
-    for metric, says, made in _COUNTERS:
-        yield _filled(CounterMetricFamily(metric, says, labels=[LABEL]), names, _values(jobs, made))
-    verdicts = GaugeMetricFamily(
-        "tracekit_job_verdict", "1: the kind of loss that costs most", labels=[LABEL, "verdict"]
-    )
-    for name, verdict in zip(names, jobs["verdict"].to_list(), strict=True):
-        if verdict is not None:
-            verdicts.add_metric([name, verdict], 1)
-    yield verdicts
-
-
-def _values(jobs: pl.DataFrame, made: pl.Expr) -> Sequence[float | None]:
-    values: list[float | None] = jobs.select(value=made.cast(pl.Float64))["value"].to_list()
-    return values
-
-
-def _filled(family: Metric, names: Sequence[str], values: Sequence[float | None]) -> Metric:
-    for name, value in zip(names, values, strict=True):
-        if value is not None:
-            family.add_sample(family.name + "_total" * (family.type == "counter"), {LABEL: name}, value)
-    return family
+    names = LabelSets(**{LABEL: jobs["name"].to_list()})
+    for kind, figures in (("gauge", _GAUGES), ("counter", _COUNTERS)):
+        for metric, says, made in figures:
+            values = jobs.select(made.cast(pl.Float64).alias("value"))["value"]
+            yield JobFamily(metric, says, kind, names, values)
+    judged = jobs.drop_nulls("verdict")
+    kinds = LabelSets(**{LABEL: judged["name"].to_list(), "verdict": judged["verdict"].to_list()})
+    ones = pl.Series([1.0] * judged.height, dtype=pl.Float64)
+    yield JobFamily("tracekit_job_verdict", "1: the kind of loss that costs most", "gauge", kinds, ones)
 
 
 def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:

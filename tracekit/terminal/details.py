@@ -14,7 +14,7 @@ from rich.text import Text
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.model import Worker
 from tracekit.report import Report
-from tracekit.report_words import FIX_HEADS, fix_rows, published_instead
+from tracekit.report_words import FIX_HEADS, fix_rows, published_instead, worker_label
 from tracekit.terminal.maps import step_bars, worker_map
 from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, seconds, short, three_digits
@@ -82,10 +82,9 @@ def _posting(report: Report) -> str:
 def _who(report: Report) -> str:
     """How much of the loss goes back to few workers, and to the last stage; the larger share first."""
     found = report.attribution
-    workers = ", ".join(str(worker) for worker in found.slowest_workers[:3])
+    workers = ", ".join(worker_label(report, worker) for worker in found.slowest_workers[:3])
     more = len(found.slowest_workers) - 3
-    plural = "s" if len(found.slowest_workers) > 1 else ""
-    named = f"worker{plural} {workers}" + (f" and {more} more" if more > 0 else "")
+    named = workers + (f" and {more} more" if more > 0 else "")
     shares = [(found.m_w.removal, f"idealising {named} gives back {percent(found.m_w.removal)} of the loss (M_W)")]
     if found.stages > 1:
         shares.append((found.m_s.removal, f"idealising the last stage gives back {percent(found.m_s.removal)} (M_S)"))

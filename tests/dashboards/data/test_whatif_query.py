@@ -84,7 +84,7 @@ def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
 
 def test_the_first_suggestion_is_the_first_cause() -> None:
     report = tracekit.load(SAMPLES / "slow_worker.parquet").whatif().to_dict()
-    assert suggestions(report)[0].title == "Worker (1,2) ideal"
+    assert suggestions(report)[0].title == "Rank 9 on host-0001 ideal"
     assert suggestions(report)[0].query == WhatifQuery("worker=1,2")
 
 

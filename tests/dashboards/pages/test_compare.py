@@ -33,10 +33,12 @@ def test_a_map_larger_than_a_screen_keeps_the_slowest_worker_and_its_name() -> N
     workers = np.ones((1024, 64))
     workers[514, 1] = 3.0
     each = side([1.0], workers=workers, dp_ranks=np.arange(1024))
-    drawn = worker_map(each, 3.0, LIGHT).data[0]
+    ranks = np.arange(1024 * 64).reshape(1024, 64)
+    drawn = worker_map(each, ranks, 3.0, LIGHT).data[0]
     assert drawn.z.shape == (147, 64)  # 7 DP ranks in a row
     assert drawn.z.max() == drawn.z[73, 1] == 3.0
-    assert drawn.customdata[73, 1].tolist() == [514, 1]
+    assert drawn.customdata[73, 1].tolist() == [514, 1, 514 * 64 + 1]
+    assert drawn.hovertemplate.startswith("rank %{customdata[2]} (dp %{customdata[0]}, stage %{customdata[1]}): ")
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_a_job_is_parted_at_its_change_point_unless_the_address_says_otherwise(v
     assert "Yes, it helped: a recorded step takes 11.25 s instead of 15.50 s" in text
     assert "Before: steps 0 to 9" in text
     assert "measured against the ideal of the whole job" in text
-    assert "(1,0)" in page.locator("table.plain").last.inner_text()
+    assert "dp 1, stage 0" in page.locator("table.plain").last.inner_text()
     page.fill("#compare-split", "5")
     page.locator("#compare-content", has_text="Before: steps 0 to 4").wait_for()
     assert parse_qs(urlsplit(page.url).query)["split"] == ["5"]
@@ -154,7 +156,7 @@ def test_another_job_is_chosen_in_the_page_and_stays_in_the_address(visit: Visit
 def test_the_causes_that_went_away_are_named(sample_store: Path) -> None:
     (thirds,) = found(Pages(sample_store).page("/compare", job="healthy", **{"with": "slow-worker"}), "Div", "thirds")
     gone, new, _ = map("\n".join, map(lines, thirds.children))
-    assert "Worker computes slower than its peers, worker (1,2)" in gone
+    assert "Worker computes slower than its peers, rank 9 on host-0001" in gone
     assert "No cause is new." in new
 
 

@@ -42,7 +42,7 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     shown = pages.text("/job", job="live", window="1")
     assert "Window 1 of 0 to 2, steps 2 to 3" in shown
     assert json.loads(Store(live_store).report("live", 1) or "")["answer"]["who"] in shown
-    assert shown.splitlines()[1].startswith("straggler, S = 1.148")
+    assert shown.splitlines()[1].startswith("straggler, slowdown 1.148")
     newest = pages.text("/job", job="live")
     assert "Window 2 of 0 to 2, steps 0 to 3" in newest
     assert newest.splitlines()[1].startswith("balanced")
@@ -186,7 +186,7 @@ def test_what_a_page_of_a_window_asks_for_later_is_of_that_window(
     """The newest window is balanced, and has steps 0 to 3; this one has steps 2 and 3, which are slow."""
     opened = visit("/workers?job=live&window=1", base=serve(live_store).url, anew=True)
     opened.locator("#workers-step").fill("1")
-    expect(opened.get_by_text("Step 2: S = 1.148")).to_be_visible()
+    expect(opened.get_by_text("Step 2: slowdown 1.148")).to_be_visible()
     opened.get_by_role("link", name="Timeline").first.click()
     expect(opened).to_have_url(re.compile(r"/timeline\?job=live&window=1"))
     expect(opened.locator("#timeline-slowest tbody tr").first).to_be_visible()

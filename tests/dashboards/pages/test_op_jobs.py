@@ -58,7 +58,7 @@ def test_the_page_of_a_gpu_recording_says_who_why_and_who_waits_for_whom(pages: 
 def test_its_page_shows_verdict_critical_path_and_labels(pages: Pages) -> None:
     """3.5 s of every 6.5 s step on two ranks: 25.8 GPU-hours a day."""
     text = pages.text("/job", job="two ranks")
-    assert "Stragglers cost 3.50 s of every 6.50 s step: S = 2.167. 26 GPU-hours a day at this rate." in text
+    assert "Stragglers cost 3.50 s of every 6.50 s step: slowdown 2.167. 26 GPU-hours a day at this rate." in text
     assert "op trace: the pages about pipelines do not apply" in text
     said = [sent(table) for table in found(pages.page("/job", job="two ranks"), "Table")]
     assert any("forward" in one and "3.00 s" in one and "46.2%" in one for one in said)

@@ -19,6 +19,9 @@ from tracekit.job import Job
 from tracekit.store import Incoming, Store
 from tracekit.text import cost
 
+#: Pixels of a row of the table of all jobs.
+ROW_HEIGHT = 36
+
 Visit = Callable[..., Page]
 Serve = Callable[[Path], Serving]
 
@@ -76,21 +79,18 @@ def doubtful(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Serving:
     return serve(store.path)
 
 
-def test_a_row_of_the_fleet_shows_one_cause_and_counts_the_others(visit: Visit, doubtful: Serving) -> None:
+def test_a_row_of_the_fleet_names_its_causes_on_one_line_and_all_of_them_when_pointed_at(
+    visit: Visit, doubtful: Serving
+) -> None:
     page = visit("/", width=1280, base=doubtful.url)
     open_table(page)
     cell = page.locator(".ag-row", has_text="doubtful").locator("[col-id=causes]")
-    first, more = cell.locator(".chip").all_inner_texts()
-    assert first.startswith("slow worker: ")
-    assert more == "+2"
-    everything = cell.locator(".chips").get_attribute("title")
-    assert everything is not None
-    assert [line.split(":")[0] for line in everything.split("\n")] == ["slow worker", "python gc", "late data"]
-    inside, last = cell.bounding_box(), cell.locator(".chip").nth(1).bounding_box()
+    everything = cell.get_attribute("title")
+    assert everything == cell.inner_text()
+    assert [one.split(":")[0] for one in everything.split("; ")] == ["slow worker", "python gc", "late data"]
+    inside = cell.bounding_box()
     assert inside is not None
-    assert last is not None
-    assert last["x"] + last["width"] <= inside["x"] + inside["width"]
-    assert last["y"] + last["height"] <= inside["y"] + inside["height"]
+    assert inside["height"] <= ROW_HEIGHT
 
 
 def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, doubtful: Serving) -> None:
@@ -98,7 +98,7 @@ def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, do
     page = visit("/", base=doubtful.url)
     open_table(page)
     cards = page.inner_text(".figures")
-    assert "straggling (S >= 1.1): 1 of 1" in cards
+    assert "straggling (slowdown >= 1.1): 1 of 1" in cards
     assert f"{lost:,.0f}\nGPU-hours lost a day" in cards
     assert "1\nnot trustworthy, so not counted here" in cards
     assert page.locator("[col-id=trust].slow").all_inner_texts() == ["no"]
@@ -125,11 +125,11 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     found = whatif(serving.store, "slow-worker")
     page = visit("/job?job=slow-worker", theme="dark")
     text = page.inner_text("#page")
-    assert f"S = {found['slowdown']:.3f}" in page.inner_text(".job-title")
+    assert f"slowdown {found['slowdown']:.3f}" in page.inner_text(".job-title")
     sentence, answer = found["verdict"]["sentence"], found["answer"]
     card = page.inner_text(".hero")
     assert all(answer[part] in card for part in ("who", "why", "cost", "check", "action", "saves", "trust"))
-    assert f"{sentence[1:]}. {found['verdict']['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate." in text
+    assert f"{sentence[1:]}." in text
     for cause in found["causes"]:
         assert cause["title"] in text
         assert cost(cause["saved_s"], cause["alone_s"]) in text
@@ -139,7 +139,7 @@ def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving
     for figure in (one["words"] for cause in found["causes"] for one in cause["evidence"]):
         assert figure in text
     page.click("text=Show on the worker map")
-    page.wait_for_selector("text=Worker (1,2)")
+    page.wait_for_selector("#workers-detail >> text=Rank 9 on host-0001")
 
 
 def luminance(colour: str) -> float:

@@ -96,7 +96,7 @@ def test_the_slowest_step_opens_with_the_slowest_ops_first(
     page.wait_for_selector("#timeline-slowest tbody tr")
     row = page.locator("#timeline-slowest tbody tr").first
     cells = row.locator("td").all_inner_texts()
-    assert cells[:5] == ["dp 1, stage 2", "9", "host-0001", "backward-compute", str(slow_op["microbatch"])]
+    assert cells[:5] == ["rank 9", "host-0001", "dp 1, stage 2", "backward-compute", str(slow_op["microbatch"])]
     assert cells[6] == seconds(slow_op["duration"])
     assert cells[8] == seconds(slow_op["median"])
     assert cells[9] == f"{slow_op['duration'] / slow_op['median']:.2f} x"

@@ -41,23 +41,25 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
     first = page.locator("#workers-list tbody tr").first.inner_text().split()
     worst = rows[0]
     assert first == [
-        f"({worst['dp_rank']},{worst['pp_rank']})",
+        "rank",
         str(worst["rank"]),
         worst["host"],
+        f"{worst['dp_rank']},",
+        str(worst["pp_rank"]),
         f"{worst['slowdown']:.3f}",
         f"{worst['slowdown_approx']:.3f}",
     ]
     text = page.inner_text("#page")
-    assert f"S_w stands out on one worker: (1,2) on host-0001, {worst['slowdown']:.3f}" in text
+    assert f"One worker stands out: rank 9 on host-0001, with a slowdown alone of {worst['slowdown']:.3f}" in text
     assert "Diagnosis: Worker computes slower than its peers, rank 9 on host-0001" in text
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_a_click_on_a_cell_shows_that_worker_and_the_address_brings_it_back(visit: Visit, serving: Serving) -> None:
     page = open_map(visit, f"/workers?job={JOB}")
-    expect(page.locator("#workers-detail h3")).to_contain_text("Worker (1,2)")
+    expect(page.locator("#workers-detail h3")).to_contain_text("Rank 9 on host-0001 (dp 1, stage 2)")
     click_figure(page, "workers-map", 0.5 / 4, 3.5 / 4)
-    expect(page.locator("#workers-detail h3")).to_have_text("Worker (3,0)")
+    expect(page.locator("#workers-detail h3")).to_have_text("Rank 3 on host-0000 (dp 3, stage 0)")
     wait_for_state(page, job=JOB, worker="3,0")
     (row,) = [row for row in whatif(serving.store, JOB)["by_worker"] if (row["dp_rank"], row["pp_rank"]) == (3, 0)]
     said = page.inner_text("#workers-detail")
@@ -79,7 +81,7 @@ def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(vis
     slider.focus()
     for position, step in ((1, 100), (2, 101), (3, 102)):
         page.keyboard.press("ArrowRight")
-        expect(page.locator("#workers-readout")).to_contain_text(f"Step {step}: S = ")
+        expect(page.locator("#workers-readout")).to_contain_text(f"Step {step}: slowdown ")
         wait_for_state(page, job=JOB, step=str(step))
         assert np.array(page.evaluate(READ_MAP)) == pytest.approx(found.slowdown[position - 1])
     again = open_map(visit, address(page), theme="dark")
@@ -93,7 +95,7 @@ def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(vis
 def test_playing_goes_through_the_steps_and_stops_at_the_last(visit: Visit) -> None:
     page = open_map(visit, f"/workers?job={JOB}&step=200")
     page.click("#workers-play")
-    expect(page.locator("#workers-readout")).to_contain_text("Step 201: S = ")
+    expect(page.locator("#workers-readout")).to_contain_text("Step 201: slowdown ")
     expect(page.locator("#workers-play")).to_have_text("Play")
     wait_for_state(page, job=JOB, step="201")
 
@@ -102,11 +104,20 @@ def test_a_typed_worker_is_shown_and_one_that_is_not_there_is_said(visit: Visit)
     page = open_map(visit, f"/workers?job={JOB}")
     page.fill("#workers-go", "(2, 1)")
     page.keyboard.press("Enter")
-    expect(page.locator("#workers-detail h3")).to_have_text("Worker (2,1)")
+    expect(page.locator("#workers-detail h3")).to_have_text("Rank 6 on host-0000 (dp 2, stage 1)")
     wait_for_state(page, job=JOB, worker="2,1")
+    page.fill("#workers-go", "rank 9")
+    page.keyboard.press("Enter")
+    expect(page.locator("#workers-detail h3")).to_contain_text("Rank 9 on host-0001 (dp 1, stage 2)")
+    page.fill("#workers-go", "2,1")
+    page.keyboard.press("Enter")
+    wait_for_state(page, job=JOB, worker="2,1")
+    page.fill("#workers-go", "16")
+    page.keyboard.press("Enter")
+    expect(page.locator("#workers-said")).to_have_text("No rank 16 was analysed in this job.")
     page.fill("#workers-go", "4,0")
     page.keyboard.press("Enter")
-    expect(page.locator("#workers-said")).to_have_text("Worker (4,0) was not analysed in this job.")
+    expect(page.locator("#workers-said")).to_have_text("The worker at dp 4, stage 0 was not analysed in this job.")
     wait_for_state(page, job=JOB, worker="2,1")
 
 
@@ -125,7 +136,7 @@ def test_workers_that_were_not_traced_are_named(visit: Visit, odd: Serving) -> N
     page = open_map(visit, "/workers?job=missing", base=odd.url)
     missing = found["coverage"]["missing_workers"]
     (gone,) = missing
-    assert f"1 worker was not traced: ({gone['dp_rank']},{gone['pp_rank']})." in page.inner_text("#page")
+    assert f"1 worker was not traced: (dp {gone['dp_rank']}, stage {gone['pp_rank']})." in page.inner_text("#page")
     assert np.array(page.evaluate(READ_MAP)).size == len(found["by_worker"])
 
 

@@ -33,33 +33,42 @@ def over_time(shape: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        (space("none"), "No S_w stands out: the largest is 1.300."),
-        (space("one-worker", (1, 0), host="a"), "S_w stands out on one worker: (1,0) on a, 1.300. The same worker"),
-        (space("one-host", (0, 1), (1, 0), host="a"), "S_w stands out on workers of one host, a: (0,1), (1,0)."),
-        (space("one-stage", (0, 1), (1, 1)), "S_w stands out on one stage, on nearly every DP rank: stage 1."),
-        (space("one-dp-rank", (3, 0), (3, 1)), "S_w stands out on one DP rank, on nearly every stage: DP rank 3."),
+        (space("none"), "No worker stands out: the largest slowdown alone is 1.300."),
+        (
+            space("one-worker", (1, 0), host="a"),
+            "One worker stands out: (dp 1, stage 0) on a, with a slowdown alone of 1.300. The same",
+        ),
+        (
+            space("one-host", (0, 1), (1, 0), host="a"),
+            "Workers of one host stand out, a: (dp 0, stage 1), (dp 1, stage 0).",
+        ),
+        (space("one-stage", (0, 1), (1, 1)), "One stage stands out on nearly every DP rank: stage 1."),
+        (space("one-dp-rank", (3, 0), (3, 1)), "One DP rank stands out on nearly every stage: DP rank 3."),
         (
             space("several-workers", (1, 0), (3, 0)),
-            "S_w stands out on several workers: (1,0), (3,0). The same worker has",
+            "Several workers stand out: (dp 1, stage 0), (dp 3, stage 0). The same worker is",
         ),
-        (space("diffuse"), "Where S_w is largest changes from step to step"),
+        (space("diffuse"), "The slowest worker changes from step to step"),
     ],
 )
 def test_each_shape_on_the_map_has_its_sentence(pattern: dict[str, Any], words: str) -> None:
     said = space_words(pattern, small())
     assert said.startswith(words)
     if "The same worker" in said:
-        assert said.endswith("The same worker has the largest S_w in 75% of the steps.")
+        assert said.endswith("The same worker is the slowest in 75% of the steps.")
 
 
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        (over_time("none"), "S shows no pattern over the steps: 1.000 to 1.500."),
-        (over_time("persistent"), "S comes and goes from the first step on: it is 1.1 or more in 3 of 4 steps."),
-        (over_time("changed", since_step=5), "S rose at step 5, from 1.05 on average to 1.45."),
-        (over_time("drifting"), "S drifts"),
-        (over_time("periodic", period=4, slow_steps=[1, 5]), "S rises every 4 steps (slow: 1, 5)."),
+        (over_time("none"), "The slowdown shows no pattern over the steps: 1.000 to 1.500."),
+        (
+            over_time("persistent"),
+            "The slowdown comes and goes from the first step on: it is 1.1 or more in 3 of 4 steps.",
+        ),
+        (over_time("changed", since_step=5), "The slowdown rose at step 5, from 1.05 on average to 1.45."),
+        (over_time("drifting"), "The slowdown drifts"),
+        (over_time("periodic", period=4, slow_steps=[1, 5]), "The slowdown rises every 4 steps (slow: 1, 5)."),
         (over_time("transient", slow_steps=[6]), "Single slow steps: 6."),
     ],
 )
@@ -73,7 +82,7 @@ def test_one_step_says_nothing_about_since_when() -> None:
 
 def test_a_slowdown_in_all_steps_is_said_to_be_in_all() -> None:
     words = time_words(over_time("persistent"), ROWS[2:])
-    assert words == "S is raised in every step, from the first one on: 1.400 to 1.500."
+    assert words == "The slowdown is raised in every step, from the first one on: 1.400 to 1.500."
 
 
 def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
@@ -82,10 +91,10 @@ def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
     assert small().only_host is None
     everyone = [(dp_rank, stage) for dp_rank in (0, 1, 3) for stage in (0, 1)]
     assert space_words(space("one-host", *everyone, host="a"), found).startswith(
-        "S_w stands out on all 6 workers of the only host of the job, a."
+        "All 6 workers of the only host of the job, a, stand out."
     )
     assert space_words(space("one-host", (0, 1), (1, 0), host="a"), found).startswith(
-        "S_w stands out on several workers ((0,1), (1,0)) of the only host of the job, a."
+        "Several workers (rank 1, rank 2) of the only host of the job, a, stand out."
     )
 
 
