@@ -119,6 +119,37 @@ def test_progress_of_what_is_quick_or_piped_is_not_shown() -> None:
     assert said(0, on_a_terminal=False) == ""
 
 
+#: Commands that can take more than two seconds, and what they say meanwhile.
+SLOW = (
+    (("info", "slow.parquet"), "reading the trace"),
+    (("whatif", "slow.parquet"), "step times"),
+    (("export", "slow.parquet", "--out", "timeline.json.gz"), "replaying and writing"),
+    (("import", "slow.parquet", "--store", "new.store"), "slow.parquet"),
+    (("store", "check", "--store", "jobs.store"), "checking window 1 of 1"),
+    (("store", "repair", "--store", "jobs.store"), "checking window 1 of 1"),
+    (("store", "prune", "--max-size", "0", "--store", "jobs.store"), "removing ops of "),
+    (("fleet", "run", "slow.parquet", "--out", "study", "--processes", "1"), "looking for traces"),
+)
+
+
+@pytest.mark.parametrize(("command", "words"), SLOW, ids=[" ".join(command[:2]) for command, _ in SLOW])
+def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, command: tuple[str, ...], words: str) -> None:
+    """Progress shows from the first moment on here, not after two seconds."""
+    if "jobs.store" in command:
+        a_store()
+    code = (
+        "import sys\nfrom tracekit import stderr\nstderr.progress.__wrapped__.__defaults__ = (0.0,)\n"
+        f"sys.argv = {['tracekit', *command]!r}\nfrom tracekit.cli import main\nmain()"
+    )
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+    written = os.read(ours, 100_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert words in written
+    assert written.endswith("\r\x1b[K")
+
+
 def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tracekit", "demo", "--port", "0", "--no-browser"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

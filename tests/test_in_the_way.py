@@ -295,3 +295,35 @@ def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "out.parquet").equals(report.by_worker_per_step)
     with pytest.raises(FormatError, match="no tracekit metadata inside"):
         load(tmp_path / "out.parquet")
+
+
+#: Options and arguments that name what a command writes.
+WRITING = (
+    ("export", "slow.parquet", "--out", "-"),
+    ("export", "slow.parquet", "-o-"),
+    ("synth", "--out", "-"),
+    ("synth-fleet", "--out", "-"),
+    ("whatif", "slow.parquet", "--html", "-"),
+    ("whatif", "slow.parquet", "--csv", "-"),
+    ("whatif", "slow.parquet", "--parquet", "-"),
+    ("import", "slow.parquet", "--store", "-"),
+    ("fleet", "run", "slow.parquet", "--out", "-"),
+    ("fleet", "report", "study", "--html", "-"),
+    ("fleet", "culprits", "study", "--csv", "-"),
+    ("hang", "dumps", "--out", "-"),
+    ("store", "migrate", "old.duckdb", "--out", "-"),
+    ("collect", "--out", "-", "--", "true"),
+    ("alerts", "-"),
+)
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_a_dash_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    """Elsewhere it means stdout; a file or folder of that name would be a surprise that is hard to remove."""
+    monkeypatch.chdir(tmp_path)
+    slow_trace().write_parquet("slow.parquet")
+    ran = run(*command)
+    assert ran.code == 2
+    assert "nothing is written to stdout; name a file or folder" in ran.message
+    assert len(ran.message.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["slow.parquet"]

@@ -42,6 +42,7 @@ from tracekit.collectors.runtime.wire_format import (
 )
 from tracekit.errors import OutputError, SelectionError, TracekitError
 from tracekit.findings import Findings, Unanalysed
+from tracekit.stderr import progress as telling
 from tracekit.stderr import say
 from tracekit.store import Store, default_store
 from tracekit.text import printable
@@ -228,7 +229,9 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
         await_other_launchers(directory)
         numbers = attempts(directory)
         if numbers and (options.live is None or options.out is not None):
-            collected.extend(collect_attempts(options, directory, numbers))
+            with telling() as tell:
+                tell("merging what the ranks recorded")
+                collected.extend(collect_attempts(options, directory, numbers))
         try:
             finish_run(directory)
         except OutputError:

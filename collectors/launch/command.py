@@ -166,6 +166,9 @@ def collect_command(
     # `analyse` is the object of the command line: the analysis is a layer above this one.
     if not live and (given := WatchOptions(**watching).given()):
         raise SelectionError(f"{given[0]} is for --live, which is not there")
+    for option, path in (("--out", out), ("--store", store), ("--segments", segments)):
+        if path == Path("-"):
+            raise SelectionError(f"{option}: '-' is no file here, nothing is written to stdout; name a file or folder")
     schedule = schedule_options(steps, every, length, idle=idle, overhead=overhead)
     hold()  # before the imports below: see there
     try:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import click
 
-from tracekit.commands.options import PATH
+from tracekit.commands.options import OUT
 from tracekit.errors import OutputError
 from tracekit.text import printable
 
@@ -21,7 +21,7 @@ _MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'
 
 
 @click.command("alerts")
-@click.argument("folder", type=PATH)
+@click.argument("folder", type=OUT)
 def alerts_command(folder: Path) -> None:
     """Write alert rules for Prometheus and a dashboard for Grafana into FOLDER.
 

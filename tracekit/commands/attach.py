@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from tracekit import memory
-from tracekit.commands.options import PATH, as_arguments, console
+from tracekit.commands.options import OUT, as_arguments, console
 from tracekit.stderr import progress, say
 from tracekit.text import printable
 
@@ -19,7 +19,7 @@ from tracekit.text import printable
 @click.command("attach")
 @click.argument("job", required=False)
 @click.option("--steps", type=click.IntRange(2), default=5, show_default=True, metavar="N", help="Record N steps.")
-@click.option("--out", type=PATH, help="Also write the trace to this Parquet file.")
+@click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.commands.options import PATH
+from tracekit.commands.options import OUT
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
 from tracekit.text import printable
@@ -20,7 +20,7 @@ from tracekit.text import printable
 
 @click.command("doctor")
 @click.option("--python", metavar="PATH", help="Interpreter of the training [default: this one].")
-@click.option("--store", type=PATH, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--store", type=OUT, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
     """Will `tracekit collect` work here? Looks, and tries it with two ranks."""

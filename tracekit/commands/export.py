@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tracekit.commands.arguments import parse_steps
-from tracekit.commands.options import PATH, load, trace_source
+from tracekit.commands.options import OUT, load, trace_source
 from tracekit.errors import OutputError, SelectionError
 from tracekit.stderr import progress
 from tracekit.text import printable
@@ -18,9 +18,7 @@ from tracekit.text import printable
 
 @click.command("export")
 @trace_source
-@click.option(
-    "-o", "--out", required=True, type=PATH, help="File to write: a timeline ending in .json.gz, or .parquet."
-)
+@click.option("-o", "--out", required=True, type=OUT, help="File to write: a timeline ending in .json.gz, or .parquet.")
 @click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
 def export_command(
     trace: Path | None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit import memory
-from tracekit.commands.options import PATH, console
+from tracekit.commands.options import OUT, PATH, console
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress, say
@@ -40,7 +40,7 @@ def fleet_command() -> None:
 
 @fleet_command.command("run")
 @click.argument("sources", nargs=-1, required=True)
-@click.option("-o", "--out", required=True, type=PATH, help="Folder of the study; one that is there goes on.")
+@click.option("-o", "--out", required=True, type=OUT, help="Folder of the study; one that is there goes on.")
 @click.option("--processes", type=click.IntRange(1, 4096), help="Processes that analyse [default: one a core].")
 @click.option("--memory", metavar="SIZE", help="All of them together, such as 2500M or 16G [default: half of it].")
 @click.option(
@@ -50,7 +50,7 @@ def fleet_command() -> None:
     metavar="[ADDRESS]",
     help="Run on a Ray cluster; alone, on one here.",
 )
-@click.option("--timings", type=PATH, help="Write a CSV file with what each source took.")
+@click.option("--timings", type=OUT, help="Write a CSV file with what each source took.")
 def run(
     sources: tuple[str, ...],
     out: Path,
@@ -186,7 +186,7 @@ _RATE = click.option(
 
 @fleet_command.command("report")
 @click.argument("study", type=PATH)
-@click.option("--html", type=PATH, help="Write one page that needs no network.")
+@click.option("--html", type=OUT, help="Write one page that needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_RATE
 def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
@@ -223,7 +223,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 
 @fleet_command.command("culprits")
 @click.argument("study", type=PATH)
-@click.option("--csv", type=PATH, help="Write all columns as CSV, for a ticket system.")
+@click.option("--csv", type=OUT, help="Write all columns as CSV, for a ticket system.")
 @_RATE
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
     """Which hosts and GPUs hold up one job of STUDY after another, more often than by chance?"""
@@ -236,7 +236,9 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
     if csv is not None:
         check_writable(csv, kind)
-    found = recurring_culprits(Study(study), rate)
+    with progress() as tell:
+        tell("reading the study")
+        found = recurring_culprits(Study(study), rate)
     if csv is None:
         print_culprits(found, rate, console(), most=found.height)
         return
@@ -256,7 +258,9 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
     from tracekit.fleet.comparison import Direction, compare_studies
     from tracekit.fleet.study import Study
 
-    found = compare_studies(Study(before), Study(after))
+    with progress() as tell:
+        tell("reading the studies")
+        found = compare_studies(Study(before), Study(after))
     if as_json:
         click.echo(json.dumps(found.to_dict(), allow_nan=False))
     else:

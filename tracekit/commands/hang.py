@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.commands.options import OUT
 from tracekit.errors import OutputError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
@@ -27,7 +28,7 @@ HANG_FOLDERS = "hang-*"
 @click.argument("directory", metavar="DIRECTORY|STORE", type=click.Path(path_type=Path))
 @click.option("--job", help="Of a store: the newest hang of this job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write report.txt and report.json to this folder.")
+@click.option("--out", type=OUT, help="Also write report.txt and report.json to this folder.")
 def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | None) -> int:
     """Which rank never arrives? Names the ranks that hold a hung job up, and why.
 

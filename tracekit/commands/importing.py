@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracekit.commands.options import PATH, UNIT
+from tracekit.commands.options import OUT, PATH, UNIT
 from tracekit.commands.recognise import explained
 from tracekit.errors import SelectionError
 from tracekit.stderr import hushed_panics, progress
@@ -35,7 +35,7 @@ _LIST = "?"
 @click.option(
     "--unit", type=UNIT, help="Unit of the times in the traces, where their format leaves it open [default: s]."
 )
-@click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--store", type=OUT, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
 @click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")

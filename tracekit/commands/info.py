@@ -11,6 +11,7 @@ import click
 
 from tracekit.commands.options import console, load, trace_source
 from tracekit.errors import SelectionError
+from tracekit.stderr import progress
 
 
 @click.command("info")
@@ -35,7 +36,9 @@ def info_command(
         opened = Store(store or default_store())
         print_jobs(opened.name, opened.jobs(), console())
         return
-    loaded = load(trace, layout, unit, store, job, window).trace
+    with progress() as tell:
+        tell("reading the trace")
+        loaded = load(trace, layout, unit, store, job, window).trace
     if isinstance(loaded, OpTrace):
         from tracekit.terminal.op import print_op_trace
 

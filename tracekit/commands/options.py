@@ -26,6 +26,24 @@ if TYPE_CHECKING:
 
 #: The argument or option is a path.
 PATH = click.Path(path_type=Path)
+
+
+class _Out(click.Path):
+    """The path of what a command writes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse `-`, which means stdout elsewhere: here it would become a file or folder of that name.
+
+        Raises SelectionError.
+        """
+        if value in ("-", Path("-")):
+            option = param.opts[-1] if isinstance(param, click.Option) else "-"
+            raise SelectionError(f"{option}: '-' is no file here, nothing is written to stdout; name a file or folder")
+        return super().convert(value, param, ctx)
+
+
+#: The option says where to write.
+OUT = _Out(path_type=Path)
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 

@@ -6,14 +6,16 @@ In: options. Out: a line for everything found or done. `check` exits with 3 wher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import click
 
+from tracekit.commands.options import OUT
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
+from tracekit.stderr import progress
 from tracekit.text import printable, short
 
 _PATH = click.Path(path_type=Path)
@@ -75,8 +77,11 @@ def check(store: Path | None) -> int:
     from tracekit.store.care import damages
 
     path = store or default_store()
-    found = _echo(damages(Store(path)))
-    click.echo(f"{printable(str(path))}: {found} damaged" if found else f"{printable(str(path))}: all files are whole")
+    with progress() as tell:
+        found = list(damages(Store(path), tell))
+    _echo(found)
+    result = f"{len(found)} damaged" if found else "all files are whole"
+    click.echo(f"{printable(str(path))}: {result}")
     return ExitCode.CONDITION if found else ExitCode.DONE
 
 
@@ -88,7 +93,9 @@ def repair(store: Path | None) -> None:
     from tracekit.store.care import repair as repairing
 
     path = store or default_store()
-    if not _echo(repairing(Store(path))):
+    with progress() as tell:
+        done = repairing(Store(path), tell)
+    if not _echo(done):
         click.echo(f"{printable(str(path))}: nothing to repair")
 
 
@@ -106,23 +113,19 @@ def prune(store: Path | None, older_than: str | None, max_size: str | None) -> N
     if older_than is None and max_size is None:
         raise SelectionError("say what to prune with --older-than or --max-size")
     path = store or default_store()
-    removed = _echo(
-        pruning(
-            Store(path),
-            older_than=None if older_than is None else _age(older_than),
-            most_bytes=None if max_size is None else _size(max_size),
-        )
-    )
-    if not removed:
+    age = None if older_than is None else _age(older_than)
+    most = None if max_size is None else _size(max_size)
+    with progress() as tell:
+        removed = pruning(Store(path), older_than=age, most_bytes=most, tell=tell)
+    if not _echo(removed):
         click.echo(f"{printable(str(path))}: nothing to prune")
 
 
 @store_command.command()
 @click.argument("old", type=_PATH)
-@click.option("--out", type=_PATH, help="New store [default: the same name ending in .store].")
+@click.option("--out", type=OUT, help="New store [default: the same name ending in .store].")
 def migrate(old: Path, out: Path | None) -> None:
     """Put the jobs of OLD, a store in one file as an older tracekit wrote it, into a new store. OLD stays as it is."""
-    from tracekit.stderr import progress
     from tracekit.store.care import migrate as migrating
 
     new = out or old.with_suffix(".store")
@@ -131,13 +134,11 @@ def migrate(old: Path, out: Path | None) -> None:
     click.echo(f"Migrated {jobs} job{'s' * (jobs != 1)} to {short(str(new))}; {short(str(old))} is not needed any more")
 
 
-def _echo(lines: Iterable[str]) -> int:
-    """Print lines as they come; how many there were."""
-    count = 0
+def _echo(lines: Sequence[str]) -> int:
+    """Print lines; how many there were."""
     for line in lines:
         click.echo(printable(line))
-        count += 1
-    return count
+    return len(lines)
 
 
 def _age(text: str) -> timedelta:

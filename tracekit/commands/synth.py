@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from tracekit.commands.options import PATH
+from tracekit.commands.options import OUT
 from tracekit.stderr import progress
 from tracekit.text import printable
 
 
 @click.command("synth")
-@click.option("-o", "--out", required=True, type=PATH, help="Canonical Parquet file to write.")
+@click.option("-o", "--out", required=True, type=OUT, help="Canonical Parquet file to write.")
 @click.option("--dp", default=4, show_default=True, help="Data-parallel size.")
 @click.option("--pp", default=4, show_default=True, help="Pipeline stages.")
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel size.")

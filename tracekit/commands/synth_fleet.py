@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.commands.options import PATH
+from tracekit.commands.options import OUT, PATH
 from tracekit.errors import FormatError, OutputError
 from tracekit.stderr import progress
 from tracekit.text import printable
@@ -24,7 +24,7 @@ _TRUTH = "truth.csv"
 
 
 @click.command("synth-fleet")
-@click.option("-o", "--out", required=True, type=PATH, help="Folder for the traces and truth.csv.")
+@click.option("-o", "--out", required=True, type=OUT, help="Folder for the traces and truth.csv.")
 @click.option("--jobs", type=click.IntRange(1), help="How many jobs [default: 100].")
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same fleet [default: 0].")
 @click.option("--population", type=PATH, help="YAML file with the shares (docs/fleet.md).")

@@ -15,7 +15,7 @@ import click
 
 from tracekit import memory
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import PATH, as_arguments, console, job_source, load
+from tracekit.commands.options import OUT, PATH, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
@@ -58,10 +58,10 @@ STDOUT = Path("-")
 @click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
-@click.option("--html", type=PATH, metavar="FILE", help="Write one page that needs no network, with figures.")
+@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
 @click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
-@click.option("--csv", "csv_directory", type=PATH, metavar="DIR", help="Also write every table as CSV into DIR.")
-@click.option("--parquet", "parquet_file", type=PATH, metavar="FILE", help="Also write exact S per worker and step.")
+@click.option("--csv", "csv_directory", type=OUT, metavar="DIR", help="Also write every table as CSV into DIR.")
+@click.option("--parquet", "parquet_file", type=OUT, metavar="FILE", help="Also write exact S per worker and step.")
 @click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
 def whatif_command(
     traces: tuple[Path, ...],

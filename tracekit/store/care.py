@@ -22,16 +22,25 @@ from tracekit.store.window import Incoming, Part, StoredWindow
 from tracekit.text import short
 from tracekit.trace import read_parquet
 
+#: Says what is under way.
+Tell = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
 _NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of workers"}
 
 
-def damages(store: Store) -> Iterator[str]:
+def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
     """What is wrong with the files of a store, a line each; reads every byte. Nothing is changed."""
     folder = _folder(store)
     with store.reading() as catalogue:
         windows = catalogue.windows()
     named = set()
-    for window in windows:
+    for number, window in enumerate(windows, 1):
+        tell(_checking(number, len(windows)))
         for part in window.files:
             named.add(folder.file(window.job_id, window.number, part))
             if problem := folder.damage(window, part):
@@ -41,20 +50,21 @@ def damages(store: Store) -> Iterator[str]:
     yield from _damaged_hangs(store).values()
 
 
-def repair(store: Store) -> list[str]:
+def repair(store: Store, tell: Tell = _silent) -> list[str]:
     """Drop what is damaged, a line each: a window whose ops are gone keeps its report, and the other way round.
 
     Where the catalogue is gone, it is made anew of the traces, each of which says its job.
     """
     folder = _folder(store)
     if not folder.catalogue.exists():
-        return _rebuilt(store, folder)
+        return _rebuilt(store, folder, tell)
     lines: list[str] = []
     with store.writing() as writer:
         windows = writer.catalogue.windows()
         named = {folder.file(window.job_id, window.number, part) for window in windows for part in window.files}
         left = [path for path in (store.path / JOBS).glob("*/*") if path not in named]
-        for window in windows:
+        for number, window in enumerate(windows, 1):
+            tell(_checking(number, len(windows)))
             lines += _repaired(writer, window)
     for path in left:
         path.unlink(missing_ok=True)
@@ -78,7 +88,7 @@ def _damaged_hangs(store: Store) -> dict[Path, str]:
     return found
 
 
-def _rebuilt(store: Store, folder: Folder) -> list[str]:
+def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
     """Make a catalogue of the traces in the folder; of jobs of one name the newest."""
     lines: list[str] = []
     paths = [path for path in (store.path / JOBS).glob("*/*.parquet") if path.stem.isdecimal()]
@@ -86,6 +96,7 @@ def _rebuilt(store: Store, folder: Folder) -> list[str]:
     with store.writing(rebuilding=True) as writer:
         for path in sorted(paths, key=lambda path: (-int(path.parent.name), int(path.stem))):
             job_id, number = int(path.parent.name), int(path.stem)
+            tell(f"reading {path.name} of job {job_id}")
             try:
                 trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
             except TracekitError as error:
@@ -122,7 +133,9 @@ def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
         writer.catalogue.mark_unanalysed(window, "its report was damaged, and dropped")
 
 
-def prune(store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None) -> list[str]:
+def prune(
+    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = _silent
+) -> list[str]:
     """Remove ops, a line each, oldest windows first: those added before, and as many as the size asks for.
 
     Reports and slowdowns of workers stay. Reports on hangs go by age alone; their incidents stay. `most_bytes`: of all
@@ -137,6 +150,7 @@ def prune(store: Store, *, older_than: timedelta | None = None, most_bytes: int 
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
                 continue
+            tell(f"removing ops of {short(window.job)}")
             freed = window.files[Part.OPS].bytes
             writer.remove_part(window, Part.OPS)
             size -= freed
@@ -154,7 +168,7 @@ def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
             yield f"{path}: removed the report on a hang of {made_at:%Y-%m-%d %H:%M}"
 
 
-def migrate(old: Path, new: Path, tell: Callable[[str], None] = lambda _: None) -> int:
+def migrate(old: Path, new: Path, tell: Tell = _silent) -> int:
     """Put the jobs of a store of version 2, in one file, into a new store; returns how many. The file stays."""
     source = Store(old)
     source.check()
@@ -204,6 +218,10 @@ def _folder(store: Store) -> Folder:
             f"{store.path}: a store of an older tracekit, in one file; `tracekit store migrate` makes a folder of it"
         )
     return Folder(store.path)
+
+
+def _checking(number: int, count: int) -> str:
+    return f"checking window {number:,} of {count:,}"
 
 
 def _title(window: StoredWindow) -> str:
