@@ -31,8 +31,12 @@ def test_the_script_makes_the_same_sample(tmp_path, monkeypatch, capsys):
 def test_the_first_lines_say_who_why_how_much_and_whether_to_believe_it():
     ran = run("whatif", SAMPLE, env={"COLUMNS": "160"})
     assert ran.code == 0
-    verdict, why, fix, recording, trust = [line for line in ran.out.splitlines() if line[:1].isalpha()][1:6]
+    verdict, cost, why, fix, recording, trust = [line for line in ran.out.splitlines() if line[:1].isalpha()][1:7]
     assert verdict.startswith("Verdict    SLOW RANK  rank 2")
+    lost_ms, of_ms, hours = re.findall(r"[\d.]+", cost)[:3]
+    assert cost.startswith("Cost ")
+    assert cost.rstrip().endswith(" of 96 GPU-hours a day")  # of four GPUs
+    assert float(hours) == pytest.approx(96 * float(lost_ms) / float(of_ms), abs=0.5)
     assert why.startswith("Why        late-input: ")
     assert fix.startswith("Fix        ")
     assert re.search(r": saves \d\.\d ms of the 13\.7 ms recorded", fix)

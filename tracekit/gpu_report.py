@@ -24,7 +24,7 @@ from tracekit.gpu_activity import KernelClass
 from tracekit.gpu_recording import GpuRecording
 from tracekit.op_report import OpReport
 from tracekit.report_json import without_nan
-from tracekit.text import seconds
+from tracekit.text import seconds, three_digits
 
 #: The part of a rank that a cause slows down.
 _PART = {
@@ -84,6 +84,18 @@ class GpuReport:
         return (
             f"rank {found.rank}{where} holds the others up: they wait {seconds(found.waited_s)} for it in all, and at"
             f" their pace the recording would be {seconds(found.saved_s)} ({share:.1%}) shorter"
+        )
+
+    @property
+    def cost(self) -> str | None:
+        """What the rank to blame costs: time, and GPU-hours a day at this rate; None where nobody is to blame."""
+        found = self.culprit
+        if found is None:
+            return None
+        a_day = (self.recording.world_size or len(self.recording.ranks)) * 24
+        lost = three_digits(found.saved_s / self.recorded_s * a_day)
+        return (
+            f"{seconds(found.saved_s)} of the {seconds(self.recorded_s)} recorded, {lost} of {a_day:,} GPU-hours a day"
         )
 
     @property
@@ -209,6 +221,7 @@ class GpuReport:
         return {
             "rank": found.rank,
             "host": self.recording.hosts.get(found.rank),
+            "cost": self.cost,
             "saved_s": found.saved_s,
             "sole_delay_s": found.sole_delay_s,
             "waited_s": found.waited_s,

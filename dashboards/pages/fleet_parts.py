@@ -14,7 +14,15 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.job_parts import tone_class
 from tracekit.dashboards.ui.charts import step_bars
 from tracekit.dashboards.ui.components import badge, href
-from tracekit.dashboards.ui.sentences import first_action, gpu_action, gpu_culprit, headline, op_headline, why_no_advice
+from tracekit.dashboards.ui.sentences import (
+    first_action,
+    gpu_action,
+    gpu_cost,
+    gpu_culprit,
+    headline,
+    op_headline,
+    why_no_advice,
+)
 from tracekit.text import short
 
 
@@ -59,4 +67,5 @@ def _gpu_rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
     if action is None:
         return []
     what, saves = action
-    return [("Do first", html.B(what)), ("Saves", saves), ("Who", gpu_culprit(report))]
+    costs = [("Costs", said)] if (said := gpu_cost(report)) else []
+    return [("Do first", html.B(what)), ("Saves", saves), ("Who", gpu_culprit(report)), *costs]

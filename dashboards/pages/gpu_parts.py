@@ -17,7 +17,7 @@ from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card, do_first
 from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, trust_row
 from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import gpu_action, gpu_culprit, op_headline
+from tracekit.dashboards.ui.sentences import gpu_action, gpu_cost, gpu_culprit, op_headline
 from tracekit.text import seconds, short
 
 
@@ -46,6 +46,8 @@ def _hero(report: dict[str, Any]) -> Component:
     for number, one in enumerate(culprit["causes"]):
         effect = f"{one['effect']}: " if "effect" in one else ""
         rows.append(("Also" if number else "Why", f"{effect}{one['evidence']} ({one['cause']})", None))
+    if said := gpu_cost(report):
+        rows.append(("Costs", said, None))
     rows.append(trust_row(report))
     first = gpu_action(report)
     action = None if first is None else do_first(first[0], f"saves {first[1]}")

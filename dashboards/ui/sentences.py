@@ -108,6 +108,13 @@ def gpu_culprit(report: Report) -> str | None:
     return f"rank {culprit['rank']}" + (f" on {short(culprit['host'])}" if culprit["host"] else "")
 
 
+def gpu_cost(report: Report) -> str | None:
+    """What that rank costs; None in reports of older stores."""
+    culprit = (report.get("verdict") or {}).get("culprit") or {}
+    cost: str | None = culprit.get("cost")
+    return cost
+
+
 def gpu_action(report: Report) -> tuple[str, str] | None:
     """What to do first about that rank, and what that gives back; None where nothing is advised.
 

@@ -60,6 +60,7 @@ def _verdict(report: GpuReport) -> Table:
         grid.add_row(
             "Verdict", Text.assemble(("SLOW RANK", "bold white on dark_red"), f"  {printable(report.verdict)}")
         )
+        grid.add_row("Cost", Text(report.cost or ""))
         for number, one in enumerate(culprit.causes):
             grid.add_row("" if number else "Why", Text(f"{one.cause}: {printable(one.evidence)}"))
         if culprit.causes and not report.doubts:
