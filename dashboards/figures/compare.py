@@ -111,7 +111,7 @@ def worker_map(side: Side, ranks: Ints, top: float, theme: Theme) -> go.Figure:
         zmin=1.0,
         zmax=max(top, LEAST_RANGE),
         colorscale=scale(theme),
-        colorbar={"title": {"text": "slowdown"}, "thickness": 12, "outlinewidth": 0},
+        colorbar={"thickness": 12, "outlinewidth": 0},
         hovertemplate=f"{who}: slowdown alone %{{z:.3f}}<extra></extra>",
     )
     across = np.unique(np.linspace(0, columns - 1, MOST_TICKS).astype(int))

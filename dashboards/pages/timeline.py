@@ -85,7 +85,7 @@ def address(state: TimelineState) -> dict[str, Any]:
 
 def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
     options = {
-        str(step): f"{step}: {seconds(recorded)}, slowdown {slowdown:.2f}"
+        str(step): f"{step}: {seconds(recorded)}, {slowdown:.2f} x"
         for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
     }
     step = html.Div(

@@ -13,7 +13,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.worker_view import comma
-from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, term
+from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
 from tracekit.figures.workers import worker_over_steps
@@ -45,15 +45,16 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
     heads: list[Any] = [
         "Rank",
         "Host",
-        "DP rank, stage",
+        "dp, stage",
         *([] if in_step is None else ["in the step"]),
         term("slowdown alone", "slowdown"),
     ]
     rows = []
     for cell in cells:
         worker, host = found.worker(cell), found.host_name(cell)
-        shown = pick("worker", comma(worker), found.label(cell), place="list", pressed=cell == chosen)
-        figures = [found.slowdown.ravel()[cell], found.approx.ravel()[cell]]
+        shown = pick(
+            "worker", comma(worker), found.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
+        )
         rows.append(
             html.Tr(
                 [
@@ -61,18 +62,16 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
                     html.Td("-" if host is None else short(host), className="host"),
                     html.Td(f"{worker.dp_rank}, {worker.pp_rank}"),
                     *([] if in_step is None else [html.Td(f"{in_step[cell]:.3f}", className="number")]),
-                    *(html.Td(f"{value:.3f}", className="number") for value in figures),
+                    html.Td(f"{found.slowdown.ravel()[cell]:.3f}", className="number"),
                 ],
                 className="chosen" if cell == chosen else "",
             )
         )
-    head = [
-        html.Th(text, className="" if text in ("Rank", "Host", "DP rank, stage") else "number")
-        for text in [*heads, term("approx")]
-    ]
+    head = [html.Th(text, className="" if text in ("Rank", "Host", "dp, stage") else "number") for text in heads]
     nobody = float(found.slowdown.max()) < WORTH_NAMING and position is None
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
-    return [*said, html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain tight")]
+    table = html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain tight")
+    return [*said, scrolled(table, "Slowest workers", style="whole")]
 
 
 def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
@@ -84,9 +83,9 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     facts = {
         "Slowdown alone": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
         "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
-        "DP rank, stage": f"{worker.dp_rank}, {worker.pp_rank}",
+        "dp, stage": f"{worker.dp_rank}, {worker.pp_rank}",
         "Host": "unknown" if host is None else short(host),
-        f"{WORTH_NAMING:.2f} or more": f"in {slow:,} of {len(found.steps):,} steps",
+        "Stands out": f"in {slow:,} of {len(found.steps):,} steps, with {WORTH_NAMING:.2f} or more",
     }
     name, starts = found.full_name(cell), results().step_starts(job)
     step = None if position is None else int(found.steps[position])
@@ -141,7 +140,9 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
                 html.Td(pick("host", load.name, short(load.name), place="hosts", pressed=load.name == chosen)),
                 html.Td(f"{load.workers:,}", className="number"),
                 html.Td(f"{load.worst_slowdown:.3f}", className="number"),
-                html.Td(pick("worker", comma(load.worst), _label(found, load.worst), place="hosts")),
+                html.Td(
+                    pick("worker", comma(load.worst), _label(found, load.worst).removeprefix("rank "), place="hosts")
+                ),
                 html.Td(f"{load.summed:.3f}", className="number"),
             ],
             className="chosen" if load.name == chosen else "",
@@ -151,14 +152,16 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
     heads = [
         html.Th("Host"),
         html.Th("Workers", className="number"),
-        html.Th("Largest slowdown", className="number"),
-        html.Th("of"),
+        html.Th("Slowest", className="number"),
+        html.Th("Rank"),
         html.Th(term("summed excess"), className="number"),
     ]
     more = len(loads) - HOSTS_LISTED
     return [
         said,
-        html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight"),
+        scrolled(
+            html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight"), "Hosts", style="whole"
+        ),
         note(
             f"{more:,} more hosts have no slower worker. Choose a host to mark its workers on the map."
             if more > 0

@@ -9,8 +9,6 @@ GLOSSARY: Final[dict[str, str]] = {
     " From 1.1 on a job is straggling.",
     "slowdown alone": "S_w, exact: the step time of the ideal job with only this worker as recorded, divided by that of"
     " the ideal job. 1.00 is harmless.",
-    "approx": "The published approximation of the slowdown alone: the smaller of that of its DP rank and that of"
-    " its stage.",
     "summed excess": "Slowdown alone less 1, summed over the workers of the host: what they cost together, as if"
     " it added up.",
     "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",

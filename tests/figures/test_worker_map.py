@@ -57,6 +57,17 @@ def one_slow(dp: int, pp: int, slow: Worker) -> WorkerMap:
     return WorkerMap.build(rows, np.array([0]), np.arange(dp), slowdown[None].astype(np.float32), ())
 
 
+def test_a_worker_is_called_by_rank_and_host_and_by_its_place_only_where_these_are_unknown() -> None:
+    found = small()
+    known, unknown = found.cell(Worker(3, 0)), found.cell(Worker(3, 1))
+    assert known is not None
+    assert unknown is not None
+    assert (found.label(known), found.name(known)) == ("rank 6", "rank 6 on b")
+    assert found.full_name(known) == "rank 6 on b (dp 3, stage 0)"
+    assert {found.label(unknown), found.name(unknown), found.full_name(unknown)} == {"dp 3, stage 1"}
+    assert (found.cell_of_rank(6), found.cell_of_rank(7), found.cell_of_rank(-1)) == (known, None, None)
+
+
 def test_every_worker_is_found_where_it_stands() -> None:
     found = small()
     for at, dp_rank in enumerate(DP_RANKS):

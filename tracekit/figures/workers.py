@@ -49,7 +49,7 @@ def worker_heatmap(
         zmin=1,
         zmax=top,
         colorscale=scale(theme),
-        colorbar={"title": {"text": "slowdown"}, "thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
+        colorbar={"thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
         hovertemplate=_hover(found, pooled, named=cells <= NAMED_CELLS),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,

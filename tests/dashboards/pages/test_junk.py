@@ -20,7 +20,7 @@ JUNK: list[tuple[str, dict[str, str], str]] = [
     ("/workers", {"step": "1e999"}, "'1e999' is no step number: all steps are shown."),
     ("/workers", {"step": "-5"}, "Step -5 was not analysed: this is step 100."),
     ("/workers", {"step": "999999999999999"}, "Step 999999999999999 was not analysed: this is step 201."),
-    ("/workers", {"worker": "../../etc/passwd"}, "is no rank: write DP rank and stage, such as 1,2."),
+    ("/workers", {"worker": "../../etc/passwd"}, "is no rank: write its number, or DP rank and stage, such as 1,2."),
     (
         "/workers",
         {"worker": "9999999,9999999"},

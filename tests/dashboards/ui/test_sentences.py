@@ -36,17 +36,17 @@ def over_time(shape: str, **more: Any) -> dict[str, Any]:
         (space("none"), "No worker stands out: the largest slowdown alone is 1.300."),
         (
             space("one-worker", (1, 0), host="a"),
-            "One worker stands out: (dp 1, stage 0) on a, with a slowdown alone of 1.300. The same",
+            "One worker stands out: rank 2 on a, with a slowdown alone of 1.300. The same",
         ),
         (
             space("one-host", (0, 1), (1, 0), host="a"),
-            "Workers of one host stand out, a: (dp 0, stage 1), (dp 1, stage 0).",
+            "Workers of one host stand out, a: rank 1, rank 2.",
         ),
         (space("one-stage", (0, 1), (1, 1)), "One stage stands out on nearly every DP rank: stage 1."),
         (space("one-dp-rank", (3, 0), (3, 1)), "One DP rank stands out on nearly every stage: DP rank 3."),
         (
             space("several-workers", (1, 0), (3, 0)),
-            "Several workers stand out: (dp 1, stage 0), (dp 3, stage 0). The same worker is",
+            "Several workers stand out: rank 2, rank 6. The same worker is",
         ),
         (space("diffuse"), "The slowest worker changes from step to step"),
     ],
