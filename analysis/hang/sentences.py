@@ -9,7 +9,7 @@ from tracekit.analysis.hang.model import HangReport, StallClass
 _FIRST = {
     StallClass.HOST: "look at its Python stack (py-spy dump --pid PID on its host): it computes, reads or waits there",
     StallClass.DEVICE: "look for Xid errors (dmesg), nvidia-smi and the network card on its host; restart without it",
-    StallClass.GONE: "does its process live? If not: exit code, OOM killer; if so: py-spy dump --native --pid PID",
+    StallClass.GONE: "is its process alive? If not: exit code, OOM killer; if so: py-spy dump --native --pid PID",
     StallClass.MISMATCH: "compare the calls below: the program calls collectives in different order or size",
     StallClass.PARTNER: "look for the missing receive in its pipeline schedule",
 }
