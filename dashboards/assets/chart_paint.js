@@ -200,7 +200,8 @@
       }));
       const said = ticks(axis({}, null, { ends: [zmin, zmax], exact: true }), Math.max(2, height / 34));
       const labels = said.map(([at]) => text([x + BAR_PX + 4, top + (height * (zmax - at)) / (zmax - zmin)], format(at, colorbar.tickformat || ".2f"), { colour: ink, size: 12 }));
-      return [...parts, ...labels, text([x, area.top + 4], colorbar.title.text, { colour: ink })];
+      const title = colorbar.title ? [text([x, area.top + 4], colorbar.title.text, { colour: ink })] : [];
+      return [...parts, ...labels, ...title];
     });
   }
 
