@@ -298,7 +298,7 @@ def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
 
 
 #: Options and arguments that name what a command writes.
-WRITING = (
+TO_A_DASH = (
     ("export", "slow.parquet", "--out", "-"),
     ("export", "slow.parquet", "-o-"),
     ("synth", "--out", "-"),
@@ -317,7 +317,7 @@ WRITING = (
 )
 
 
-@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+@pytest.mark.parametrize("command", TO_A_DASH, ids=" ".join)
 def test_a_dash_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
     """Elsewhere it means stdout; a file or folder of that name would be a surprise that is hard to remove."""
     monkeypatch.chdir(tmp_path)
