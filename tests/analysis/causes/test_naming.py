@@ -22,7 +22,11 @@ NAMES = Names(
         (Where(workers=(Worker(2, 1),)), "rank 5 on node-1", False),
         (Where(workers=(Worker(0, 0), Worker(0, 1), Worker(1, 0))), "ranks 0-2 on node-0", True),
         (Where(workers=(Worker(0, 0), Worker(4, 1))), "ranks 0 and 9 on node-0 and node-2", True),
-        (Where(workers=(Worker(0, 0), Worker(9, 0))), "workers dp 0, stage 0 and dp 9, stage 0", True),  # one was not recorded
+        (
+            Where(workers=(Worker(0, 0), Worker(9, 0))),
+            "workers dp 0, stage 0 and dp 9, stage 0",
+            True,
+        ),  # one was not recorded
         (Where(links=(Link(1, 0, 1),)), "the link between rank 2 and rank 3 on node-0", False),
         (
             Where(links=(Link(1, 0, 1), Link(2, 0, 1))),
