@@ -68,7 +68,7 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
 def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline: float) -> None:
     """Return once all ranks have recorded step `last`. Raises TraceError where they do not."""
     while True:
-        follower.update()
+        follower.update(time.monotonic())
         ranks = follower.good.values()
         if len(ranks) == follower.world_size > 0 and all(rank.whole >= last for rank in ranks):
             return

@@ -2,13 +2,15 @@
 
 In: the directory of an attempt, looked at again and again. Out: what is new of each rank since, and, for a range of
 steps, an `AttemptRecording` of them. What was handed out is forgotten, so that memory holds the steps that are not over
-yet, however long the run. A rank that writes garbage is left out from there, with one line that says so.
+yet, however long the run. A rank that writes garbage is left out from there, with one line that says so; one that
+cannot be read is tried again for a time.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +18,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.run_directory.facts import BadFactError, FactParser
+from tracekit.collectors.run_directory.plausible import Trail
 from tracekit.collectors.run_directory.segments import (
     RECORD_DTYPE,
     AttemptRecording,
-    FactParser,
     RankRecording,
-    check_process,
-    names_of,
     records_in,
     without_torn_steps,
 )
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
+    LEFT_OVER_SEGMENT,
     OPEN_SUFFIX,
     RECORD,
     SEALED_SUFFIX,
@@ -37,19 +39,42 @@ from tracekit.collectors.runtime.wire_format import (
 )
 from tracekit.errors import FormatError
 
-_FILE = re.compile(r"rank-(\d+)(?:-\d+)?(\.\w+)$")
+#: A rank whose files cannot be read is tried again, later each time, and left out after so long, seconds.
+READ_RETRY_S = 300.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
+_FILE = re.compile(r"rank-(\d+)(?:-(\d+))?(\.\w+)$")
 #: Facts that ranks add to all the time: so many of them are enough, and `merge` wants no others.
 _KEPT_OF = {"device-clock": 64, "dropped": 1}
+#: A rank that no other contradicts is believed that its steps jumped once it has finished so many behind it.
+_ENOUGH_STEPS = 10
 _WHOLE = int(Flag.COMPLETE | Flag.RECORDING)
 _NOTHING = np.empty(0, RECORD_DTYPE)
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A line about a rank. `left_out`: whether it is left out from now on."""
+
+    line: str
+    left_out: bool = False
+
+
 @dataclass(slots=True)
 class _File:
-    """How far a file was read, and the newest step of a record in it."""
+    """How far a file was read, and the newest step of a record in it. `lines`: of facts, those that are whole."""
 
     read: int
     newest_step: int = -1
+    lines: int = 0
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A rank cannot be read since `since_s`; it is tried again at `again_s`, and then after `wait_s` more."""
+
+    since_s: float
+    again_s: float
+    wait_s: float
 
 
 @dataclass(slots=True)
@@ -69,14 +94,30 @@ class FollowedRank:
     names: dict[int, str] = field(default_factory=dict)
     pending: list[npt.NDArray[np.void]] = field(default_factory=list)
     steps: set[int] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
+    trouble: _Trouble | None = None
     _line: bytes = b""
     _last: int = 0
+    _trail: Trail | None = None
+    _held: list[npt.NDArray[np.void]] = field(default_factory=list)
 
-    def add_facts(self, content: bytes, path: Path, parser: FactParser) -> None:
+    def add_facts(self, content: bytes, path: Path, file: _File, parser: FactParser) -> list[Notice]:
         """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
         *lines, self._line = (self._line + content).split(b"\n")
+        notices = []
         for line in lines:
-            self._add_fact(*parser.parse(line, path), path)
+            file.lines += 1
+            try:
+                kind, value = parser.parse(line, path, file.lines, self.rank)
+            except BadFactError as error:
+                if error.needed:
+                    raise
+                if error.kind not in self.skipped:  # and not for each that follows
+                    notices.append(Notice(f"rank {self.rank}: {error}; facts like this are skipped"))
+                self.skipped.add(error.kind)
+                continue
+            self._add_fact(kind, value, path)
+        return notices
 
     def _add_fact(self, kind: str, value: Any, path: Path) -> None:
         if kind == "process":
@@ -84,37 +125,93 @@ class FollowedRank:
                 raise FormatError(
                     f"{path}: two processes write as rank {self.rank}: segments of two jobs in one folder"
                 )
-            check_process(value, path)
+            self._trail = Trail(int(value["monotonic_ns"]))
         elif kind == "name":
-            for number, name in names_of([value], path).items():
-                self.names.setdefault(number, name)
+            self.names.setdefault(int(value[0]), value[1])
             return
         self.ended = self.ended or kind == "summary"
         self.facts.setdefault(kind, deque(maxlen=_KEPT_OF.get(kind))).append(value)
 
-    def add_records(self, records: npt.NDArray[np.void], origin: int, first: int) -> None:
-        """Records in the order in which they were made; of steps from `origin` on, those before `first` are late."""
-        # What the launcher saved of a rank that was killed can be in its own segments too.
-        records = records[records["number"] > self._last]
+    def add_records(self, records: npt.NDArray[np.void], origin: int, first: int, *, left_over: bool = False) -> None:
+        """Records in the order in which they were made; of steps from `origin` on, those before `first` are late.
+
+        `left_over`: the launcher saved them of a rank that was killed, so they can be in its own segments too. Records
+        whose steps jump are held back until `settle`. Raises FormatError.
+        """
+        if self._trail is None:
+            raise FormatError("garbage: it has written records, and not which process it is")
+        if left_over:
+            records = records[records["number"] > self._last]
         if not len(records):
             return
-        last, self._last = self._last, int(records["number"].max())
+        real = records[records["category"] != 0]
+        self._trail.check_times(real)
+        self._trail.check_numbers(records)
+        last, self._last = self._last, int(records["number"][-1])
         records = without_torn_steps(records, last)
         records = records[records["category"] != 0]
-        back = records["end_ns"] < records["start_ns"]
-        if back.any():
-            worst = records[back][0]
-            raise FormatError(
-                f"rank {self.rank}: in step {worst['step']} its clock stepped back by"
-                f" {(int(worst['start_ns']) - int(worst['end_ns'])) / 1e9:.3g} s"
-            )
+        if self._held:
+            self._hold(records)
+        else:
+            self._add(records, origin, first)
+
+    def _add(self, records: npt.NDArray[np.void], origin: int, first: int) -> None:
+        assert self._trail is not None
+        row = self._trail.first_jump(records)
+        if row is not None:
+            self._hold(records[row:])
+            records = records[:row]
         in_time = records["step"] >= first
         self.late += int((~in_time & (records["step"] >= origin)).sum())
         records = records[in_time]
         ends = (records["category"] == Category.STEP) & (records["flags"] & _WHOLE == _WHOLE)
         self.steps.update(records["step"][ends].tolist())
         self.whole = max(self.whole, max(self.steps, default=-1))
-        self.pending.append(records)
+        if len(records):
+            self.pending.append(records)
+
+    def _hold(self, records: npt.NDArray[np.void]) -> None:
+        assert self._trail is not None
+        self._held.append(records)
+        jumped = int(self._held[0]["step"][0])
+        back = records["step"].astype(np.int64) < jumped - self._trail.reach
+        if back.any():
+            there = int(records["step"][int(back.argmax())])
+            raise FormatError(
+                f"garbage: its step went from {self._trail.step} to {jumped}, and then to {there} in the next records"
+            )
+
+    def settle(self, others: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
+        """Decide about records whose steps jumped: others that are there too, or that go on where this one was, decide;
+        where none does, its own following steps. Raises FormatError where the jump is garbage.
+        """
+        while self._held:
+            assert self._trail is not None
+            jumped, before, reach = int(self._held[0]["step"][0]), self._trail.step, self._trail.reach
+            ends = sum(int((part["category"] == Category.STEP).sum()) for part in self._held)
+            if not any(other.reached >= jumped - reach for other in others):
+                if any(before + 1 < other.whole for other in others):
+                    raise FormatError(f"garbage: its step went from {before} to {jumped}; no other rank's did")
+                if ends < (2 if at_end else _ENOUGH_STEPS):
+                    if at_end:
+                        raise FormatError(f"garbage: its step went from {before} to {jumped} at the end")
+                    return
+            self._trail.jump(jumped)
+            held, self._held = np.concatenate(self._held), []
+            self._add(held, origin, first)
+
+    @property
+    def reached(self) -> int:
+        """The newest step of a record, held back or not."""
+        newest = -1 if self._trail is None else self._trail.step
+        return max([newest, *(int(part["step"].max()) for part in self._held)])
+
+    def leave_out(self, why: str) -> None:
+        """Have nothing to do with it from now on."""
+        self.bad = why
+        self.pending.clear()
+        self._held.clear()
+        self.steps.clear()
 
     def take(self, last: int) -> npt.NDArray[np.void]:
         """The records of steps up to `last`; they are forgotten."""
@@ -130,7 +227,7 @@ class FollowedRank:
 class AttemptFollower:
     """Follows the ranks of the attempt in `directory`, from step `origin` on.
 
-    `first`: the first step that was not handed out yet.
+    `first`: the first step that was not handed out yet. `grew`: whether ranks wrote anything since the last look.
     """
 
     attempt: int
@@ -138,55 +235,100 @@ class AttemptFollower:
     origin: int
     first: int = -1
     ranks: dict[int, FollowedRank] = field(default_factory=dict)
+    grew: bool = False
     _files: dict[str, _File] = field(default_factory=dict)
     _parser: FactParser = field(default_factory=FactParser)
 
     def __post_init__(self) -> None:
         self.first = max(self.first, self.origin)
 
-    def update(self) -> list[str]:
-        """Read what is new; a line for each rank that is left out from now on."""
-        told = []
-        for path in sorted(self.directory.iterdir()):
-            match = _FILE.match(path.name)
-            if match is None or match[2] not in (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX):
-                continue
-            rank = self.ranks.setdefault(int(match[1]), FollowedRank(int(match[1])))
-            if rank.bad is not None:
+    def update(self, now_s: float, *, at_end: bool = False) -> list[Notice]:
+        """Read what is new at `now_s`, seconds on any steady clock; a notice for each rank with which something is
+        wrong. Raises OSError where the directory cannot be read.
+
+        `at_end`: nothing comes behind this.
+        """
+        notices = []
+        self.grew = False
+        for path, rank, number, suffix in self._listed():
+            if rank.bad is not None or (rank.trouble is not None and now_s < rank.trouble.again_s):
                 continue
             try:
-                self._read_on(path, match[2], rank)
+                notices += self._read_on(path, number, suffix, rank)
             except FileNotFoundError:  # sealed under another name since: the next look finds it
                 continue
             except OSError as error:
-                rank.bad = f"{path}: cannot be read: {error.strerror or error}"
+                notices += self._put_off(rank, f"{path}: cannot be read: {error.strerror or error}", now_s)
             except FormatError as error:
-                rank.bad = str(error)
-            if rank.bad is not None:
-                rank.pending.clear()
-                told.append(f"rank {rank.rank} is left out from step {self.first} on: {rank.bad}")
-        return told
+                notices.append(self._left_out(rank, str(error)))
+        notices += self._recovered(now_s)
+        for rank in self.good.values():
+            others = [other for other in self.good.values() if other is not rank]
+            try:
+                rank.settle(others, self.origin, self.first, at_end=at_end)
+            except FormatError as error:
+                notices.append(self._left_out(rank, str(error)))
+        return notices
 
-    def _read_on(self, path: Path, suffix: str, rank: FollowedRank) -> None:
+    def _listed(self) -> Iterator[tuple[Path, FollowedRank, int, str]]:
+        """The files of ranks, with rank, number of the segment and suffix; facts first, for records refer to them."""
+        found = []
+        for path in self.directory.iterdir():
+            match = _FILE.match(path.name)
+            if match is None or match[3] not in (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX):
+                continue
+            if (match[2] is None) == (match[3] == FACTS_SUFFIX):
+                found.append((int(match[1]), int(match[2] or -1), match[3], path))
+        for rank, number, suffix, path in sorted(found):
+            yield path, self.ranks.setdefault(rank, FollowedRank(rank)), number, suffix
+
+    def _left_out(self, rank: FollowedRank, why: str) -> Notice:
+        rank.leave_out(why)
+        return Notice(f"rank {rank.rank} is left out from step {self.first} on: {why}", left_out=True)
+
+    def _put_off(self, rank: FollowedRank, why: str, now_s: float) -> Iterator[Notice]:
+        """A shared folder fails now and then, and comes back."""
+        trouble = rank.trouble
+        if trouble is None:
+            rank.trouble = _Trouble(now_s, now_s + _FIRST_RETRY_S, _FIRST_RETRY_S)
+            yield Notice(f"rank {rank.rank}: {why}; it is tried again for {READ_RETRY_S:.0f} s")
+        elif now_s - trouble.since_s >= READ_RETRY_S:
+            yield self._left_out(rank, f"{why} for {READ_RETRY_S:.0f} s")
+        elif now_s >= trouble.again_s:
+            trouble.wait_s = min(2 * trouble.wait_s, _LONGEST_RETRY_S)
+            trouble.again_s = now_s + trouble.wait_s
+
+    def _recovered(self, now_s: float) -> Iterator[Notice]:
+        for rank in self.ranks.values():
+            if rank.trouble is not None and rank.bad is None and now_s >= rank.trouble.again_s:
+                rank.trouble = None
+                yield Notice(f"rank {rank.rank} can be read again")
+
+    def _read_on(self, path: Path, number: int, suffix: str, rank: FollowedRank) -> list[Notice]:
         is_segment = suffix != FACTS_SUFFIX
         known = self._files.setdefault(path.stem if is_segment else path.name, _File(0))
         if path.stat().st_size <= known.read:
-            return
+            return []
         with path.open("rb") as file:
             file.seek(known.read)
             content = file.read()
         if not is_segment:
             known.read += len(content)
-            rank.add_facts(content, path, self._parser)
-            return
+            self.grew = True
+            return rank.add_facts(content, path, known, self._parser)
         head = HEADER.size if known.read == 0 else 0
         if len(content) < head:
-            return
-        whole = (len(content) - head) // RECORD.size
+            return []
         records = records_in(content, path, has_header=head > 0)
-        known.read += head + whole * RECORD.size
+        # A shared folder can show zeros where bytes are still under way; no record is numbered 0.
+        absent = records["number"] == 0
+        if absent.any():
+            records = records[: int(absent.argmax())]
+        known.read += head + len(records) * RECORD.size
+        self.grew = self.grew or len(records) > 0
         known.newest_step = max(known.newest_step, int(records["step"].max(initial=-1)))
-        rank.add_records(records, self.origin, self.first)
+        rank.add_records(records, self.origin, self.first, left_over=number == LEFT_OVER_SEGMENT)
+        return []
 
     @property
     def good(self) -> dict[int, FollowedRank]:
@@ -195,20 +337,27 @@ class AttemptFollower:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the attempt has, as most of those seen say; 0 while none has."""
-        sizes = [int(rank.facts["process"][0]["world_size"]) for rank in self.good.values()]
-        return max(set(sizes), key=lambda size: (sizes.count(size), size), default=0)
+        """How many ranks the attempt has, as most of those seen say; 0 while none has.
 
-    def leave_out_strangers(self) -> list[str]:
-        """Leave out ranks that see another number of ranks than the most: they are of another job; a line for each."""
-        size, told = self.world_size, []
+        Where as many say one as another, it is the one that is closest to how many ranks have written.
+        """
+        sizes = [int(rank.facts["process"][0]["world_size"]) for rank in self.good.values()]
+        seen = len(self.ranks)
+        return max(set(sizes), key=lambda size: (sizes.count(size), -abs(size - seen), size), default=0)
+
+    def leave_out_strangers(self) -> list[Notice]:
+        """Leave out ranks that see another number of ranks than the most: they are of another job."""
+        size, notices = self.world_size, []
         for rank in self.good.values():
             seen = int(rank.facts["process"][0]["world_size"])
             if seen != size:
-                rank.bad = f"it saw {seen} ranks, the others {size}: segments of two jobs in one folder"
-                rank.pending.clear()
-                told.append(f"rank {rank.rank} is left out: {rank.bad}")
-        return told
+                rank.leave_out(f"it saw {seen} ranks, the others {size}: segments of two jobs in one folder")
+                notices.append(Notice(f"rank {rank.rank} is left out: {rank.bad}", left_out=True))
+        return notices
+
+    def leave_out(self, ranks: Collection[int], why: str) -> list[Notice]:
+        """Leave out ranks with which no window can be made."""
+        return [self._left_out(self.ranks[number], why) for number in ranks]
 
     def take(self, last: int) -> AttemptRecording:
         """The steps up to `last` of all ranks that recorded one of them whole; they are forgotten."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.run_directory.facts import FactParser
 from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, RUN_FILE
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
@@ -29,7 +30,6 @@ from tracekit.collectors.runtime.wire_format import (
     rank_stem,
 )
 from tracekit.errors import FormatError
-from tracekit.model import is_size
 
 #: `RECORD` as numpy sees it.
 RECORD_DTYPE = np.dtype(
@@ -49,11 +49,8 @@ RECORD_DTYPE = np.dtype(
 )
 #: What a record's category can be; 0 in a record that was never written.
 _CATEGORIES = (0, *map(int, Category))
-#: Names are numbered in 16 bits, steps in 32.
-_LARGEST_NAME = (1 << 16) - 1
+#: Steps are numbered in 32 bits.
 _LARGEST_STEP = 1 << 31
-#: Kinds of facts that list the ranks of a group, and that each of these ranks writes in the same words.
-_WRITTEN_ALIKE = frozenset({"mesh", "group"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +160,10 @@ def _file_names(path: Path) -> list[str]:
 
 def _read_rank(directory: Path, rank: int, paths: Sequence[Path], parser: FactParser) -> RankRecording | None:
     facts: dict[str, list[Any]] = {}
-    for kind, value in _read_facts(directory / (rank_stem(rank) + FACTS_SUFFIX), parser):
+    for kind, value in _read_facts(directory / (rank_stem(rank) + FACTS_SUFFIX), rank, parser):
         facts.setdefault(kind, []).append(value)
     if "process" not in facts:
         return None
-    check_process(facts["process"][0], directory / (rank_stem(rank) + FACTS_SUFFIX))
     parts, torn = [np.empty(0, RECORD_DTYPE)], 0
     for path in paths:
         records, rest = read_segment(path)
@@ -177,7 +173,7 @@ def _read_rank(directory: Path, rank: int, paths: Sequence[Path], parser: FactPa
     # What the launcher saved of a rank that was killed can be in its own segments too.
     _, first = np.unique(records["number"], return_index=True)
     records = without_torn_steps(records[first])
-    names = names_of(facts.get("name", []), directory / (rank_stem(rank) + FACTS_SUFFIX))
+    names = dict(facts.get("name", []))
     return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
 
 
@@ -192,51 +188,7 @@ def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDAr
     return np.delete(records, ends[torn[torn < len(ends)]])
 
 
-def check_process(process: Any, path: Path) -> None:
-    """Raise FormatError where a rank's first fact does not say which of how many it is, where and when."""
-    known = process if isinstance(process, dict) else {}
-    if not is_size(known.get("world_size")):
-        raise FormatError(f"{path}: world_size is {known.get('world_size')!r:.40}, no number of ranks; copy it again")
-    if missing := [name for name in ("host", "time_ns", "monotonic_ns") if name not in known]:
-        raise FormatError(f"{path}: the process has no {missing[0]}; copy it again")
-
-
-def names_of(facts: Sequence[Any], path: Path) -> dict[int, str]:
-    """Number -> name of what was recorded, of facts of the kind `name`. Raises FormatError for a number that no record
-    can hold.
-    """
-    try:
-        names = {int(number): str(name) for number, name in facts}
-    except (ValueError, TypeError, OverflowError) as error:
-        raise FormatError(f"{path}: damaged name ({error!s:.200}); copy it again") from None
-    if names and not (min(names) >= 0 and max(names) <= _LARGEST_NAME):
-        raise FormatError(f"{path}: damaged name, its number is none from 0 to {_LARGEST_NAME}; copy it again")
-    return names
-
-
-@dataclass(frozen=True, slots=True)
-class FactParser:
-    """Parses facts of any ranks. What all ranks of a group write alike is one object, so that memory and whatever looks
-    at it take it once, not once per rank.
-    """
-
-    _shared: dict[bytes, tuple[str, Any]] = field(default_factory=dict)
-
-    def parse(self, line: bytes, path: Path) -> tuple[str, Any]:
-        """Kind and value of a line of `path`. Raises FormatError where it is damaged."""
-        if (shared := self._shared.get(line)) is not None:
-            return shared
-        try:
-            fact = json.loads(line)
-            kind, value = str(fact["kind"]), fact["value"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise FormatError(f"{path}: damaged line {line[:60]!r}; the facts of this rank cannot be read") from None
-        if kind in _WRITTEN_ALIKE:
-            self._shared[line] = (kind, value)
-        return kind, value
-
-
-def _read_facts(path: Path, parser: FactParser) -> Iterator[tuple[str, Any]]:
+def _read_facts(path: Path, rank: int, parser: FactParser) -> Iterator[tuple[str, Any]]:
     """Kind and value of each whole line."""
     try:
         lines = path.read_bytes().split(b"\n")
@@ -244,8 +196,8 @@ def _read_facts(path: Path, parser: FactParser) -> Iterator[tuple[str, Any]]:
         return
     except OSError as error:
         raise _unreadable(path, error) from None
-    for line in lines[:-1]:
-        yield parser.parse(line, path)
+    for number, line in enumerate(lines[:-1], 1):
+        yield parser.parse(line, path, number, rank)
 
 
 def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
@@ -311,13 +263,10 @@ def is_run_directory(path: str | os.PathLike[str]) -> bool:
 
 __all__ = [
     "AttemptRecording",
-    "FactParser",
     "ProcessId",
     "RankRecording",
     "Run",
-    "check_process",
     "is_run_directory",
-    "names_of",
     "read_attempt",
     "read_run",
     "read_segment",

@@ -5,50 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from benchmarks.writtenrun import MS, WrittenRun
 from tests.handmade import little_space
+from tests.live.beside import Beside
 from tracekit.collectors.runtime.wire_format import RECORD, Category
 from tracekit.errors import StoreTakenError
-from tracekit.live.run import LiveOptions, LiveRun
-from tracekit.live.windows import WindowSize
-from tracekit.store import Store
-
-
-class Beside:
-    """A live run whose clock the test turns; `said`: the lines it told."""
-
-    def __init__(self, folder: Path, clock: list[float], *, late_after_s: float = 5.0, **more: bool) -> None:
-        self.said: list[str] = []
-        self.store = Store(folder / "jobs.store")
-        options = LiveOptions(
-            folder / "run", self.store.path, "job", WindowSize(steps=10), late_after_s=late_after_s, **more
-        )
-        self.run, self._clock = LiveRun(options, self.said.append), clock
-
-    def look(self, after_s: float = 1.0) -> None:
-        """Look now and again after some time."""
-        self.run.poll()
-        self._clock[0] += after_s
-        self.run.poll()
-
-    def windows(self) -> list[tuple[int, int]]:
-        return [(one.first_step, one.last_step) for one in self.store.windows("job")]
-
-
-@pytest.fixture
-def clock() -> list[float]:
-    now = [1000.0]
-    with mock.patch("tracekit.live.run.time.monotonic", side_effect=lambda: now[0]):
-        yield now
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> WrittenRun:
-    return WrittenRun(tmp_path / "run", 4, per_host=2)
 
 
 def test_windows_are_stored_as_they_end_and_a_slow_rank_is_an_incident(
@@ -145,18 +109,18 @@ def stepped_back() -> bytes:
 def test_a_window_that_cannot_be_analysed_is_said_and_the_next_one_is(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
-    """A rank says nonsense of its process group until it says it anew."""
+    """A rank tells another mesh than its peers until it tells theirs."""
     beside = Beside(tmp_path, clock)
     broken = written.attempt_directory / "rank-000001.facts"
     whole = broken.read_text()
-    broken.write_text(whole.replace('"number": 0', '"number": []'))
+    broken.write_text(whole.replace('["dp"]', '["pp"]'))
     written.run(range(1, 11))
     beside.look()
     (line,) = beside.said
     assert line.startswith("steps 1 to 10: cannot be analysed: ")
     assert beside.run.counts.failed == 1
-    beside.run._follower.ranks[1].facts["group"].clear()
-    written.tell(1, [("group", json.loads(whole.splitlines()[2])["value"])])
+    beside.run._follower.ranks[1].facts["mesh"].clear()
+    written.tell(1, [("mesh", json.loads(whole.splitlines()[1])["value"])])
     written.run(range(11, 21))
     beside.look()
     assert beside.windows() == [(11, 20)]

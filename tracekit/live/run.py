@@ -17,7 +17,7 @@ from pathlib import Path
 from tracekit.collectors.importers.formats import DAMAGE
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
-from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.follow import AttemptFollower, Notice
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
@@ -151,12 +151,15 @@ class LiveRun:
         self._follower = AttemptFollower(attempt, directory, origin)
         self._cutter = WindowCutter(self.options.size, self.options.late_after_s)
 
-    def _update(self) -> None:
+    def _update(self, *, at_end: bool = False) -> None:
         assert self._follower is not None
-        lines = [*self._follower.update(), *self._follower.leave_out_strangers()]
-        self.counts.left_out += len(lines)
-        for line in lines:
-            self._tell(f"{line}; the others go on")
+        self._notice(self._follower.update(time.monotonic(), at_end=at_end))
+        self._notice(self._follower.leave_out_strangers())
+
+    def _notice(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            self.counts.left_out += notice.left_out
+            self._tell(f"{notice.line}; the others go on" if notice.left_out else notice.line)
 
     def _state(self) -> RanksState:
         assert self._follower is not None

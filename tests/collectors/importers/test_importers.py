@@ -256,9 +256,18 @@ DAMAGES = {
     "category": (lambda run: flip(run / SEGMENT, 32, 77), r"\.ops: damaged, record 0 is of category 77"),
     "record": (lambda run: flip(run / SEGMENT, 32 + 4 + 3, 0x7F), None),
     "facts": (lambda run: edit(run / FACTS, '"kind"', '"kinb"'), r"\.facts: damaged line"),
-    "world size": (lambda run: edit(run / FACTS, '"world_size": 1', '"world_size": 1e9'), r"world_size is 10+\.0, no"),
-    "host": (lambda run: edit(run / FACTS, '"host"', '"hosu"'), r"\.facts: the process has no host"),
-    "name": (lambda run: edit(run / FACTS, "[0, ", "[999999999999, "), r"\.facts: damaged name"),
+    "world size": (
+        lambda run: edit(run / FACTS, '"world_size": 1', '"world_size": 1e9'),
+        r"expected `int`, got `float` - at `\$\.world_size`",
+    ),
+    "host": (
+        lambda run: edit(run / FACTS, '"host"', '"hosu"'),
+        r"\.facts: line 1: the fact 'process' is .* missing required field `host`",
+    ),
+    "name": (
+        lambda run: edit(run / FACTS, "[0, ", "[999999999999, "),
+        r"the fact 'name' is \[999999999999, .*expected `int` <= 65535 - at `\$\[0\]`",
+    ),
     "first step": (
         lambda run: (run / "run.json").write_text(RUN % "1e308"),
         r"run\.json: damaged, first_step is 1000000000",

@@ -37,7 +37,7 @@ def recorded_from(folder, step):
     follower = AttemptFollower(0, attempt_directory(folder / "run", 0), 0)
     while len(follower.good) < 2 or any(rank.whole < step for rank in follower.good.values()):
         select.select([], [], [], POLL_S)
-        follower.update()
+        follower.update(0.0)
 
 
 @pytest.mark.parametrize(

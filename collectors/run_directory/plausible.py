@@ -1,0 +1,128 @@
+"""Which records of a rank cannot be what happened: numbers, steps and times that contradict their neighbours.
+
+In: the newest records of a rank, in the order in which they were made, and what the last ones before said. Out: nothing
+where they agree, a FormatError that says what contradicts what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.collectors.runtime.wire_format import Category, Flag
+from tracekit.errors import FormatError
+
+#: A rank numbers its records from 1; it does not live to make so many.
+_MOST_RECORDS = 1 << 48
+#: Records are made as ops end. One that was held back is not so late, ns.
+_FAR_NS = 600 * 1_000_000_000
+#: A step begins when the one before it ends; two readings of one clock are no further apart, ns.
+_SAME_NS = 1_000_000
+#: The next record of a rank is of a step no further away than so many times what its last steps were apart.
+_NEAR_STEPS = 16
+
+
+@dataclass(slots=True)
+class Trail:
+    """What a rank's records said last. `born_ns`: when its process began, by its own clock.
+
+    `stride`: what its last two steps were apart, for a script can number steps as it likes.
+    """
+
+    born_ns: int
+    number: int = 0
+    step: int = 0
+    stride: int = 1
+    ended_step: int | None = None
+    end_ns: int | None = None
+    newest_ns: int | None = None
+    newest_device_ns: int | None = None
+
+    @property
+    def reach(self) -> int:
+        """How many steps the next record can be away."""
+        return _NEAR_STEPS * self.stride
+
+    def check_numbers(self, records: npt.NDArray[np.void]) -> None:
+        """The numbers of records rise. Raises FormatError."""
+        numbers = records["number"]
+        ahead = np.concatenate([[self.number], numbers[:-1]])
+        wrong = (numbers <= ahead) | (numbers > _MOST_RECORDS)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise FormatError(f"garbage: record {numbers[row]} comes behind record {ahead[row]}")
+        self.number = int(numbers[-1])
+
+    def check_times(self, records: npt.NDArray[np.void]) -> None:
+        """Ops end after they begin, and about in the order of the records. Raises FormatError."""
+        back = records["end_ns"] < records["start_ns"]
+        if back.any():
+            worst = records[back][0]
+            raise _stepped(f"in step {worst['step']}", int(worst["end_ns"]) - int(worst["start_ns"]))
+        on_device = records["flags"] & int(Flag.DEVICE_CLOCK) != 0
+        self._check_steps(records[(records["category"] == Category.STEP) & ~on_device])
+        host, device = records[~on_device], records[on_device]
+        early = host["start_ns"] < self.born_ns - _FAR_NS
+        if early.any():
+            worst = host[early][0]
+            raise _far(int(worst["step"]), int(worst["start_ns"]) - self.born_ns, "before its process")
+        self.newest_ns = _in_order(host, self.newest_ns)
+        self.newest_device_ns = _in_order(device, self.newest_device_ns)
+
+    def _check_steps(self, steps: npt.NDArray[np.void]) -> None:
+        """A step begins at the very moment at which the one before it ends."""
+        for number, start_ns, end_ns in zip(
+            steps["step"].tolist(), steps["start_ns"].tolist(), steps["end_ns"].tolist(), strict=True
+        ):
+            follows = self.ended_step is not None and number == self.ended_step + 1
+            if follows and self.end_ns is not None and abs(start_ns - self.end_ns) > _SAME_NS:
+                raise _stepped(f"between steps {self.ended_step} and {number}", start_ns - self.end_ns)
+            self.ended_step, self.end_ns = number, end_ns
+
+    def first_jump(self, records: npt.NDArray[np.void]) -> int | None:
+        """Where the steps of records leave the reach of those before; None where they do not.
+
+        What comes before that is taken as said. Raises FormatError for steps that go back.
+        """
+        steps = records["step"].astype(np.int64)
+        newest = np.maximum.accumulate(np.concatenate([[self.step], steps]))
+        ahead = newest[:-1]
+        odd = (steps < ahead - self.reach) | (steps < 0) | (steps > ahead + self.reach)
+        row = int(odd.argmax()) if odd.any() else None
+        if row is not None and steps[row] < ahead[row]:
+            raise FormatError(f"garbage: a record of step {steps[row]} comes behind step {ahead[row]}")
+        ends = np.unique(steps[:row][records["category"][:row] == Category.STEP])
+        if len(ends) > 1:
+            self.stride = int(ends[-1] - ends[-2])
+        self.step = int(newest[len(steps) if row is None else row])
+        return row
+
+    def jump(self, step: int) -> None:
+        """The steps go on at `step`, as other ranks say."""
+        self.step, self.stride = step, max(1, step - self.step)
+
+
+def _in_order(records: npt.NDArray[np.void], newest_ns: int | None) -> int | None:
+    """The newest end of records, of which none ends far before the one ahead of it. Raises FormatError."""
+    if not len(records):
+        return newest_ns
+    ends = records["end_ns"]
+    newest = np.maximum.accumulate(ends)
+    if newest_ns is not None:
+        newest = np.maximum(newest, newest_ns)
+    back = newest.astype(np.float64) - ends > _FAR_NS
+    if back.any():
+        row = int(back.argmax())
+        raise _far(int(records["step"][row]), int(ends[row]) - int(newest[row]), "before one that it follows")
+    return int(newest[-1])
+
+
+def _stepped(where: str, by_ns: int) -> FormatError:
+    way = "back" if by_ns < 0 else "forward"
+    return FormatError(f"{where} its clock stepped {way} by {abs(by_ns) / 1e9:.3g} s")
+
+
+def _far(step: int, by_ns: int, what: str) -> FormatError:
+    return FormatError(f"garbage: an op of step {step} lies {abs(by_ns) / 1e9:.3g} s {what}, or its clock stepped back")
