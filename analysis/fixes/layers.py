@@ -37,7 +37,7 @@ NAMED_SHARE = 0.5
 #: Moving less than this share of a stage's work is not worth a plan.
 SMALLEST_MOVE = 0.01
 SAME_LAYERS = "all layers cost the same"
-ANY_AMOUNT = "work moves in any amount: --layers gives a split"
+ANY_AMOUNT = "work moves in any amount (whatif --layers gives a split)"
 
 
 def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
