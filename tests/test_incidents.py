@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 from tests.handmade import run
 from tests.test_store_windows import window
 from tracekit.findings import Account, WindowVerdict
+from tracekit.live.exposition import exposition
+from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.incidents import HANG, Incident, followed
@@ -83,10 +87,14 @@ def test_a_window_that_cannot_be_trusted_closes_nothing() -> None:
     assert (incident.clear, incident.closed_at) == (1, None)
 
 
-def test_a_hang_is_over_with_the_first_window_that_ends() -> None:
+def test_a_hang_is_over_with_the_first_window_that_has_a_step_begun_after_it() -> None:
+    """Windows that were recorded before it are analysed while the job hangs."""
     hang = Incident(1, "job", replace(SLOW, kind=HANG, part=HANG), NOON, None, None)
-    (closed,) = followed([hang], "job", 5, HEALTHY, NOON)
-    assert (closed.closed_window, closed.closed_at) == (5, NOON)
+    for recorded in (None, NOON - timedelta(seconds=30), NOON):
+        (still,) = followed([hang], "job", 5, HEALTHY, NOON + timedelta(minutes=1), recorded)
+        assert still == hang
+    (closed,) = followed([hang], "job", 6, HEALTHY, NOON + timedelta(minutes=2), NOON + timedelta(minutes=1))
+    assert (closed.closed_window, closed.closed_at) == (6, NOON + timedelta(minutes=2))
 
 
 # ---- in a store
@@ -145,7 +153,11 @@ STANDS: dict[str, Any] = {
 }
 
 
-def test_a_hang_is_an_incident_until_a_window_ends_or_the_job_does(tmp_path: Path) -> None:
+def metrics_of(store: Store) -> str:
+    return exposition(StoreMetrics(remembered(store)).collect()).decode()
+
+
+def test_a_hang_is_an_incident_until_a_later_step_is_in_a_window_or_the_job_ends(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     store.add_hang("live", ["HANG"], STANDS)
     store.add_hang("live", ["HANG"], STANDS)  # a second report on the same
@@ -156,8 +168,12 @@ def test_a_hang_is_an_incident_until_a_window_ends_or_the_job_does(tmp_path: Pat
     assert store.jobs() == ()  # a job that hangs at once has no window
     store.add([window(0)])
     assert [job.name for job in store.jobs()] == ["live"]
-    store.append(window(1, analysed=True))
+    store.append(window(1, analysed=True))  # recorded before
+    assert 'cause="hang"' in metrics_of(store)
+    hours = math.ceil((time.time() - window(0).trace.step_starts[0]) / 3600) + 1
+    store.append(window(hours, analysed=True))
     assert HANG not in [one.cause.kind for one in store.incidents(only_open=True)]
+    assert 'cause="hang"' not in metrics_of(store)
     store.add_hang("stuck", ["HANG"], STANDS)
     store.end_watch("stuck")
     assert store.incidents("stuck", only_open=True) == ()

@@ -115,9 +115,11 @@ class Results:
         vars(made).update(fields)
         return made
 
-    def history(self, name: str, most: int) -> pl.DataFrame:
-        """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
-        return self._of_store(("history", name, most), lambda catalogue: catalogue.live.history(name, most))
+    def history(self, name: str, most: int, around: int | None = None) -> pl.DataFrame:
+        """The last `most` windows of a job, or those around window `around`, oldest first (`LiveTables.history`)."""
+        return self._of_store(
+            ("history", name, most, around), lambda catalogue: catalogue.live.history(name, most, around)
+        )
 
     def live_jobs(self) -> pl.DataFrame:
         """One row per job, and whether windows of it still come (`LiveTables.live_jobs`)."""

@@ -28,19 +28,20 @@ _LOWEST = 0.08
 
 
 def window_bar(stored: Stored) -> list[Component]:
-    """Which window this is, when the newest came, and a bar for the S of each of the last."""
+    """Which window this is, when the newest came, and a bar for the S of each of the windows around it."""
     live = _live(stored.name)
     if live is None or (stored.windows < 2 and not live["watched"]):
         return []
-    rows = results().history(stored.name, MOST_BARS).to_dicts()
+    rows = results().history(stored.name, MOST_BARS, stored.window).to_dicts()
     numbers = [row["number"] for row in rows]
     shown = next((row for row in rows if row["number"] == stored.window), None)
     steps = "" if shown is None else f", steps {shown['first_step']} to {shown['last_step']}"
     earlier = max((number for number in numbers if number < stored.window), default=None)
     later = min((number for number in numbers if number > stored.window), default=None)
+    newest = "" if numbers[-1] == live["number"] else f"; the newest is {live['number']}"
     parts: list[Any] = [
         _way("Earlier window", stored.name, earlier),
-        html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{steps}"),
+        html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{newest}{steps}"),
         _way("Later window", stored.name, later),
         html.Button(
             "Play", title="Show these windows one after the other", **attributes(data_play=" ".join(map(str, numbers)))

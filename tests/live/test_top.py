@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.handmade import run
@@ -25,6 +26,24 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     assert "since window 0: rank 1: computes 100% slower than its peers" in text
     assert "Check DCGM on its GPUs" in text
     assert "S alone: DP rank down, stage across" in text
+
+
+def test_the_costliest_incident_comes_first_and_the_end_of_a_job_is_said(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.begin_watch("live", "torchrun")
+    store.append(window(0, analysed=True))
+    with store.writing() as writer:
+        (slow,) = writer.catalogue.live.incidents("live")
+        small = replace(slow, incident_id=0, cause=replace(slow.cause, what="a small one", share=0.06, ranks=(0,)))
+        writer.catalogue.live.put_incident(writer.catalogue.ensured("live", ""), small)
+    said = run("top", "--store", store.path, "--once").out
+    assert 0 < said.index("Incident 1 open") < said.index("Incident 2 open")
+    assert "s ago" in said.splitlines()[0]
+    store.end_watch("live")
+    (ended_at,) = {one.closed_at for one in store.incidents("live")}
+    assert ended_at is not None
+    title = run("top", "--store", store.path, "--once").out.splitlines()[0]
+    assert title.endswith(f"steps 0 to 1, ended {ended_at.astimezone():%Y-%m-%d %H:%M:%S}")
 
 
 def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:

@@ -218,6 +218,10 @@ class Catalogue:
         found = self.job_id(name)
         return found is not None and self.next_window(found) > 0
 
+    def in_use(self, name: str) -> bool:
+        """Whether a job of this name has a window or is, or was, watched."""
+        return self.holds(name) or self.live.is_watched(name)
+
     def ensured(self, name: str, source: str) -> int:
         """The number of a job, which is made where there is none."""
         found = self.job_id(name)

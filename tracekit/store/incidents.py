@@ -56,27 +56,38 @@ class Incident:
 
 
 def followed(
-    before: Sequence[Incident], job: str, number: int, verdict: WindowVerdict, at: datetime
+    before: Sequence[Incident],
+    job: str,
+    number: int,
+    verdict: WindowVerdict,
+    at: datetime,
+    moved_at: datetime | None = None,
 ) -> tuple[Incident, ...]:
     """The incidents of a job after window `number`, which ended `at`: those of `before`, which were open, and new ones.
 
-    A window that cannot be trusted opens and closes nothing.
+    `moved_at`: when its last step began, None where that is unknown. A window that cannot be trusted opens and closes
+    nothing.
     """
     if not verdict.judged:
         return tuple(before)
-    after = [_gone_on(incident, number, verdict, at) for incident in before]
+    after = [_gone_on(incident, number, verdict, at, moved_at) for incident in before]
     for sighting in verdict.alarming:
         if not any(incident.shows_in(sighting) for incident in after):
             after.append(Incident(0, job, sighting, at, number, number))
     return tuple(after)
 
 
-def _gone_on(incident: Incident, number: int, verdict: WindowVerdict, at: datetime) -> Incident:
+def _gone_on(
+    incident: Incident, number: int, verdict: WindowVerdict, at: datetime, moved_at: datetime | None
+) -> Incident:
     """An open incident after one more window."""
+    if incident.cause.kind == HANG:  # windows of steps before the hang can be stored while the job hangs
+        over = moved_at is not None and moved_at > incident.opened_at
+        return replace(incident, closed_at=at, closed_window=number) if over else incident
     seen = [one for one in verdict.sightings if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
     if seen:  # several causes at one place are one incident, for which the costliest speaks
         return replace(incident, cause=max(seen, key=lambda one: one.cost_s), seen_window=number, clear=0)
     clear = incident.clear + 1
-    if incident.cause.kind == HANG or clear >= CLEAR_WINDOWS:  # a job that ends a window hangs no longer
+    if clear >= CLEAR_WINDOWS:
         return replace(incident, clear=clear, closed_at=at, closed_window=number)
     return replace(incident, clear=clear)

@@ -28,8 +28,17 @@ SELECT windows.number, windows.first_step, windows.last_step, epoch(windows.adde
        windows.ended_at, windows.slowdown, windows.recorded_s, windows.trustworthy, windows.problem,
        findings.verdict, findings.headline, findings.share
 FROM windows JOIN jobs USING (job_id) LEFT JOIN findings USING (job_id, number)
-WHERE jobs.name = $name
+WHERE jobs.name = $name AND ($last IS NULL OR windows.number <= $last)
 ORDER BY windows.number DESC LIMIT $most
+"""
+#: The newest of the windows around one: half of them come after it, more where there are few before it.
+_LAST_AROUND = """
+WITH numbers AS (SELECT number FROM windows JOIN jobs USING (job_id) WHERE jobs.name = $name)
+SELECT max(number) FROM (
+    (SELECT number FROM numbers WHERE number >= $around ORDER BY number LIMIT $half)
+    UNION ALL
+    (SELECT number FROM numbers ORDER BY number LIMIT $most)
+)
 """
 _INCIDENTS = """
 SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window
@@ -105,9 +114,16 @@ class LiveTables:
 
     # ---- reading
 
-    def history(self, name: str, most: int) -> pl.DataFrame:
-        """The last `most` windows of a job, oldest first: number, steps, times, S and what was found."""
-        rows = self.connection.sql(_HISTORY, params={"name": name, "most": most}).to_arrow_table()
+    def history(self, name: str, most: int, around: int | None = None) -> pl.DataFrame:
+        """The last `most` windows of a job, oldest first: number, steps, times, S and what was found.
+
+        `around`: instead of the last, those before and after this window, as many of each as there is room for.
+        """
+        last = None
+        if around is not None:
+            asked = {"name": name, "around": around, "half": most // 2, "most": most}
+            last = self.connection.execute(_LAST_AROUND, asked).fetchall()[0][0]
+        rows = self.connection.sql(_HISTORY, params={"name": name, "most": most, "last": last}).to_arrow_table()
         return pl.DataFrame(rows).reverse()
 
     def incidents(
@@ -132,6 +148,18 @@ class LiveTables:
             )
             for row in rows
         )  # fmt: skip
+
+    def is_watched(self, name: str) -> bool:
+        """Whether a job is, or was, cut into windows, though it may have none."""
+        query = "SELECT 1 FROM watches JOIN jobs USING (job_id) WHERE jobs.name = $name"
+        return bool(self.connection.execute(query, {"name": name}).fetchall())
+
+    def ended_at(self, name: str) -> datetime | None:
+        """When a job that was cut into windows ended; None while it runs, and of one that was not."""
+        rows = self.connection.execute(
+            "SELECT watches.ended_at FROM watches JOIN jobs USING (job_id) WHERE jobs.name = $name", {"name": name}
+        ).fetchall()
+        return _utc(rows[0][0]) if rows and rows[0][0] is not None else None
 
     def count_incidents(self) -> tuple[int, int]:
         """How many incidents are open, and how many closed."""
@@ -213,9 +241,11 @@ class LiveTables:
         self.connection.execute("DELETE FROM findings WHERE job_id = $job AND number = $number", window)
         self.connection.execute("DELETE FROM culprits WHERE job_id = $job AND number = $number", window)
 
-    def follow(self, job_id: int, job: str, number: int, verdict: WindowVerdict, at: datetime) -> None:
-        """Let the incidents of a job go on to a window that has been added."""
-        for incident in followed(self.incidents(job, only_open=True), job, number, verdict, at):
+    def follow(
+        self, job_id: int, job: str, number: int, verdict: WindowVerdict, at: datetime, moved_at: datetime | None
+    ) -> None:
+        """Let the incidents of a job go on to a window that has been added. `moved_at`: as `followed` has it."""
+        for incident in followed(self.incidents(job, only_open=True), job, number, verdict, at, moved_at):
             self.put_incident(job_id, incident)
 
     def put_incident(self, job_id: int, incident: Incident) -> None:

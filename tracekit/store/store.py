@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -116,7 +117,7 @@ class Store:
             writer.write(job_id, number, item)
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
             if verdict is not None:
-                catalogue.live.follow(job_id, item.name, number, verdict, datetime.now(UTC))
+                catalogue.live.follow(job_id, item.name, number, verdict, datetime.now(UTC), _moved_at(item.trace))
         return number
 
     def begin_watch(self, name: str, source: str) -> int:
@@ -136,7 +137,7 @@ class Store:
     def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
         """Keep a report on a hang of the job, which need not be in the store: its text and its JSON.
 
-        It opens an incident, which closes with the first window that ends afterwards, or with the job.
+        It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
         self._check_encodable()
         self._refuse_read_only()
@@ -169,6 +170,21 @@ class Store:
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: job {short(name)!r} is there already; choose another --name")
+
+    def free_name(self, name: str) -> str:
+        """The name for a new job: this one, or, where there is such a job, NAME-2, NAME-3 and so on.
+
+        A job that has no window and is not watched, which a hang has brought, is not in the way.
+        """
+        self._check_name(name)
+        if not self._exists():
+            return name
+        with self.reading() as catalogue:
+            return next(
+                free
+                for number in count(1)
+                if not catalogue.in_use(free := name if number == 1 else _numbered(name, number))
+            )
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:
@@ -408,6 +424,20 @@ class Store:
                 return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
+
+
+def _numbered(name: str, number: int) -> str:
+    ending = f"-{number}"
+    return name[: LONGEST_JOB_NAME - len(ending)] + ending
+
+
+def _moved_at(trace: AnyTrace) -> datetime | None:
+    """When the last step began, where its trace says so."""
+    starts = getattr(trace, "step_starts", {})
+    try:
+        return datetime.fromtimestamp(max(starts.values()), UTC) if starts else None
+    except (OverflowError, ValueError, OSError):  # a clock that nobody has set
+        return None
 
 
 @dataclass(slots=True)

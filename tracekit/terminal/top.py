@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -31,32 +32,37 @@ _WIDTH = 78
 
 @dataclass(frozen=True)
 class TopState:
-    """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `workers`: of the newest window."""
+    """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
+    first; `workers`: of the newest window; `ended_at`: None while it is cut into windows, or was not while it ran.
+    """
 
     job: str
     windows: pl.DataFrame
     incidents: tuple[Incident, ...]
     workers: pl.DataFrame | None
+    ended_at: datetime | None = None
 
     @classmethod
     def of(cls, store: Store, job: str) -> TopState:
         """The job as the store has it now. Raises StoreError, NotStoredError while it has no window."""
         with store.reading() as catalogue:
             windows = catalogue.live.history(job, _MOST_WINDOWS)
-            incidents = catalogue.live.incidents(job, only_open=True)
+            incidents = sorted(catalogue.live.incidents(job, only_open=True), key=lambda one: -one.cause.share)
+            ended_at = catalogue.live.ended_at(job)
         if windows.is_empty():
             raise NotStoredError(f"{store.name}: no window of job {short(job)!r} yet")
-        return cls(job, windows, incidents, store.workers(job, int(windows["number"][-1])))
+        return cls(job, windows, tuple(incidents), store.workers(job, int(windows["number"][-1])), ended_at)
 
 
 def frame(state: TopState, now_s: float | None = None) -> RenderableType:
     """One screen. `now_s`: seconds since the epoch."""
     newest = state.windows.row(-1, named=True)
     age_s = (time.time() if now_s is None else now_s) - newest["added_at"]
+    when = f"{age_s:.0f} s ago" if state.ended_at is None else f"ended {state.ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
     parts: list[RenderableType] = [
         Text(
             f"{short(state.job)}   window {newest['number']}, steps {newest['first_step']} to {newest['last_step']},"
-            f" {age_s:.0f} s ago",
+            f" {when}",
             style="bold",
         ),
         _verdict(newest),

@@ -48,6 +48,19 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     assert newest.splitlines()[1].startswith("balanced")
 
 
+def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path) -> None:
+    """The link of an alert leads there, and from there to the windows before and after it."""
+    store = Store(tmp_path / "live.store")
+    for number in range(70):
+        store.append(window(number, analysed=number == 3))
+    with store.reading() as catalogue:
+        for shown, first, last in ((0, 0, 59), (35, 5, 64), (3, 0, 59), (69, 10, 69)):
+            drawn = catalogue.live.history("live", 60, shown)["number"].to_list()
+            assert (drawn[0], drawn[-1], len(drawn)) == (first, last, 60)
+    page = Pages(store.path).text("/job", job="live", window="3")
+    assert "Window 3 of 0 to 59; the newest is 69, steps 6 to 7" in page
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
