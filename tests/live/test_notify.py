@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ class Receiver(HTTPServer):
 
     def __init__(self, *answers: int) -> None:
         self.answers, self.got = list(answers), []
+        self.authorization: list[str | None] = []
+        self.fetched = 0
         self.arrived = threading.Semaphore(0)
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -54,9 +57,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.got.append(json.loads(content))
-        self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
+        self.server.authorization.append(self.headers["Authorization"])
+        code = self.server.answers.pop(0) if self.server.answers else 200
+        self.send_response(code)
+        if code == 302:
+            self.send_header("Location", "/login")
         self.end_headers()
         self.server.arrived.release()
+
+    def do_GET(self) -> None:
+        self.server.fetched += 1
+        self.send_response(200)
+        self.end_headers()
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -141,6 +153,53 @@ def test_a_receiver_that_fails_and_answers_again_is_said_once_each() -> None:
     assert said.startswith(f"--notify: {where} answers 500; it is asked again")
     assert [*notifier.changes()] == [f"--notify: {where} answers again"]
     assert [*notifier.losses()] == []
+
+
+def test_a_redirect_is_no_delivery() -> None:
+    """A browser would be led to a page to log in; the message would be gone."""
+    with receiving(302) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+        notifier = Notifier(receiver.url)
+        notifier.tell([OPENED], [])
+        receiver.wait_for(2)
+        notifier.close(PATIENCE_S)
+    assert (len(receiver.got), receiver.fetched) == (2, 0)
+    assert (notifier.counts.sent, notifier.problem) == (1, None)
+    with receiving(302) as receiver, mock.patch.object(notify, "MOST_ATTEMPTS", 1):
+        notifier = Notifier(receiver.url)
+        notifier.tell([OPENED], [])
+        receiver.wait_for(1)
+        notifier.close(PATIENCE_S)
+    assert (notifier.counts.sent, notifier.counts.failed, notifier.problem) == (0, 1, "answers 302")
+
+
+def test_name_and_password_of_an_address_are_sent_and_never_shown() -> None:
+    with receiving(500) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+        notifier = Notifier(receiver.url.replace("http://", "http://on%20call:p%40ss@"))
+        notifier.problem = "answers 500"
+        (said,) = notifier.changes()
+        notifier.tell([OPENED], [])
+        receiver.wait_for(2)
+        notifier.close(PATIENCE_S)
+    assert receiver.authorization == ["Basic b24gY2FsbDpwQHNz"] * 2  # on call:p@ss
+    assert "ss@" not in said
+    with pytest.raises(SelectionError) as refused:
+        Notifier("ftp://on-call:secret@host/hidden")
+    assert "secret" not in str(refused.value)
+    assert "hidden" not in str(refused.value)
+    assert "ftp://host/..." in str(refused.value)
+
+
+def test_a_message_that_a_receiver_never_finishes_to_take_is_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        notifier = Notifier(f"http://127.0.0.1:{silent.getsockname()[1]}/hook")
+        notifier.tell([OPENED], [])
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(4) == b"POST"
+            notifier.close(0)
+            assert (notifier.counts.sent, notifier.counts.failed, notifier.counts.dropped) == (0, 0, 1)
+            (line,) = notifier.losses()
+    assert line.startswith("--notify: 1 message did not reach 127.0.0.1:")
 
 
 def test_slack_gets_a_text_in_its_markup() -> None:

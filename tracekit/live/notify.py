@@ -7,6 +7,7 @@ is given up is counted.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import queue
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.errors import SelectionError
 from tracekit.live.metrics import told
@@ -52,16 +53,23 @@ class Notifier:
 
     def __init__(self, url: str, page: str = "", *, slack: bool | None = None) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SelectionError(f"--notify {printable(url)!r:.200}; expected an address such as https://host/path")
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(char <= " " for char in url):
+            raise SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
         self.counts = Sent()
         self.problem: str | None = None
-        self._url, self._page = url, page
+        self._page = page
         self._slack = parts.hostname in _SLACK if slack is None else slack
-        self._receiver = parts.netloc.rpartition("@")[2]  # the rest of the address may be a secret
+        who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
+        self._url = urlunsplit(parts._replace(netloc=self._receiver))
+        self._headers = {"Content-Type": "application/json", "User-Agent": "tracekit"}
+        if who:
+            name, _, password = who.partition(":")
+            secret = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+            self._headers["Authorization"] = f"Basic {secret}"
         self._told: str | None = None
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
+        self._on_its_way = False
         self._thread = threading.Thread(target=self._run, name="tracekit-notify", daemon=True)
         self._thread.start()
 
@@ -78,12 +86,12 @@ class Notifier:
         self._waiting.put_nowait(body)  # this thread alone adds
 
     def close(self, timeout_s: float) -> None:
-        """Give what waits so long to be sent; the rest counts as dropped."""
+        """Give what waits so long to be sent; the rest counts as dropped, what is on its way too."""
         self._closing.set()
         with suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(timeout_s)
-        self.counts.dropped += sum(body is not None for body in list(self._waiting.queue))
+        self.counts.dropped += sum(body is not None for body in list(self._waiting.queue)) + self._on_its_way
 
     def changes(self) -> Iterator[str]:
         """A line when messages begin to fail, and one when they arrive again: since the last look, for one thread."""
@@ -104,7 +112,9 @@ class Notifier:
 
     def _run(self) -> None:
         while (body := self._waiting.get()) is not None:
+            self._on_its_way = True
             self._deliver(body)
+            self._on_its_way = False
             if self._closing.is_set() and self._waiting.empty():  # there was no room for the None
                 return
 
@@ -121,17 +131,32 @@ class Notifier:
         self.counts.failed += 1
 
     def _post(self, body: bytes) -> str | None:
-        """Post once; why it failed, None where it did not."""
-        request = urllib.request.Request(  # noqa: S310 - http or https, as checked above
-            self._url, data=body, headers={"Content-Type": "application/json", "User-Agent": "tracekit"}
-        )
+        """Post once; why it failed, None where it did not: where the address itself, no other, has taken it."""
+        request = urllib.request.Request(self._url, data=body, headers=self._headers)  # noqa: S310 - http or https
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):  # noqa: S310 - the same
+            with _OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
             return f"answers {error.code}"
         except (OSError, http.client.HTTPException) as error:
             return f"cannot be reached: {error}"
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST becomes a GET of another page, such as one to log in: nobody would have the message."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def _shown(url: str) -> str:
+    """An address without what may be a secret in it."""
+    scheme, _, rest = printable(url).rpartition("://")
+    host = rest.partition("/")[0].rpartition("@")[2]
+    return f"{scheme}://{host}/..." if scheme else host
 
 
 def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -> dict[str, Any]:
