@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ from tracekit.collectors.launch.launcher import (
     prepare_run,
     run_command,
 )
-from tracekit.collectors.launch.live import WatchOptions, start_watch
+from tracekit.collectors.launch.live import WatchOptions, WatchProcess
 from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.nccl.drain import Drain
@@ -45,7 +44,7 @@ from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import progress as telling
 from tracekit.stderr import say
 from tracekit.store import Store, default_store
-from tracekit.text import printable
+from tracekit.text import printable, short
 from tracekit.trace import TRACE_FILE, Trace
 
 #: What switches PyTorch's flight recorder on: how many operations it keeps.
@@ -91,7 +90,8 @@ class CollectSummary:
     """What came of a run. `segments`: the kept segments, None where they were merged and removed.
 
     `profiles`: what is to be said about the traces of torch.profiler, where they were asked for. `live`: name of the
-    job whose windows are in the store, None without `--live`.
+    job whose windows are in the store, None without `--live`. `unstored`: the command that stores the windows which the
+    watch did not, None where it stored all.
     """
 
     exit_code: int
@@ -102,6 +102,7 @@ class CollectSummary:
     problem: str | None
     profiles: tuple[str, ...] = ()
     live: str | None = None
+    unstored: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -127,8 +128,9 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     progress = Progress(directory)
     drain = Drain(directory)
     watcher: HangWatcher | None = None
-    watch: subprocess.Popen[bytes] | None = None
-    options = replace(options, name=job_name(options, 0, last=True))  # one name for trace, windows and hangs
+    watch: WatchProcess | None = None
+    unstored: str | None = None
+    options = replace(options, name=_free_name(options))  # one name for trace, windows and hangs
     hangs = KeptHangs(Store(options.store or default_store()) if options.keep_in_store else None, str(options.name))
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
@@ -148,6 +150,8 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
                 drain.update()
             if show_progress:
                 progress.show()
+            if watch is not None:
+                watch.tick()
             if watcher is None:
                 return False
             stop = watcher.tick()
@@ -159,7 +163,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             watcher.command_ended(launched.exit_code)
             hangs.keep(watcher.found)
         if watch is not None:
-            watch.wait()  # for the last window
+            unstored = watch.wait()
     except BaseException:
         if watch is not None:
             watch.terminate()
@@ -173,16 +177,29 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
     hangs.over()
-    return _conclude(options, directory, launched)
+    return _conclude(options, directory, launched, unstored)
 
 
-def _start_watch(options: CollectOptions, directory: Path) -> subprocess.Popen[bytes] | None:
+def _free_name(options: CollectOptions) -> str:
+    """The name of the job: with a number where the store has one of that name, which a restart must not fail for."""
+    name = job_name(options, 0, last=True)
+    if not options.keep_in_store or (options.segments is not None and launched_elsewhere(options.segments)):
+        return name
+    free = Store(options.store or default_store()).free_name(name)
+    if free != name:
+        say(f"tracekit: the store has a job {short(name)!r}; this run is {short(free)!r}")
+    return free
+
+
+def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | None:
     """What cuts the run into windows: one process, beside the first launcher."""
     if options.live is None or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     store = options.store or default_store()
     consume = options.segments is None and options.out is None
-    return start_watch(options.live, directory, store, str(options.name), options.layout, consume=consume)
+    watch = WatchProcess(options.live, directory, store, str(options.name), options.layout, consume)
+    watch.start()
+    return watch
 
 
 def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
@@ -211,7 +228,7 @@ def _check_targets(options: CollectOptions) -> None:
             "--live reads windows that go on, and NCCL's events are of the whole run; leave out --nccl"
         )
     if options.keep_in_store:
-        Store(options.store or default_store()).check_new(options.name)
+        Store(options.store or default_store()).check_new(None)
     if options.profiler is not None and options.profiler.is_dir() and any(options.profiler.iterdir()):
         raise OutputError(f"{options.profiler}: holds other files; choose an empty or new folder for --profiler")
 
@@ -222,7 +239,8 @@ def _warn(warnings: Iterable[str]) -> None:
         say(f"tracekit: WARNING: {printable(warning)}")
 
 
-def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) -> CollectSummary:
+def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, unstored: str | None) -> CollectSummary:
+    """`unstored`: the command that stores the windows which the watch did not."""
     problem = None
     collected: list[CollectedAttempt] = []
     try:
@@ -241,7 +259,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
             problem = NOTHING_RECORDED
     except (TracekitError, OSError) as error:
         problem = str(error)
-    keep = options.segments is not None or any(one.problem for one in collected) or (problem and collected)
+    keep = options.segments is not None or any(one.problem for one in collected) or (problem and collected) or unstored
     if not keep:
         shutil.rmtree(directory, ignore_errors=True)
     return CollectSummary(
@@ -253,6 +271,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult) 
         problem=problem,
         profiles=tuple(_profile_lines(options, collected)),
         live=None if options.live is None else options.name,
+        unstored=unstored,
     )
 
 

@@ -214,6 +214,8 @@ def summary_lines(summary: CollectSummary) -> list[str]:
         lines.append(f"next: tracekit store windows {shlex.quote(summary.live)}")
     if summary.problem:
         lines.append(f"no trace: {summary.problem}")
+    if summary.unstored:
+        lines.append(f"windows are missing, because the watch died; store them with `{summary.unstored}`")
     if summary.segments and not summary.merged_elsewhere:
         sizes = " --layout sizes.yaml" if any("--layout" in (one.problem or "") for one in summary.attempts) else ""
         merge = f"tracekit import {shlex.quote(summary.segments)}{sizes}"

@@ -1,28 +1,35 @@
 """`tracekit collect --live`: a `tracekit watch` beside the run, in a process of its own.
 
 In: options of both commands. Out: a process that cuts the run into windows and ends with it. It is another process
-because the launcher must hand on signals at once, and nothing that the analysis does may end the run.
+because the launcher must hand on signals at once, and nothing that the analysis does may end the run. One that is
+killed is started again once: it goes on after the last window that is stored.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tracekit.collectors.launch.signals import release
+from tracekit.exit_codes import ExitCode
+from tracekit.stderr import say
+from tracekit.text import printable
 
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions
 
 #: The watch gives way to the ranks.
 NICENESS = 5
+#: Names the webhook where --notify does not: a command line is for everybody on the machine to read.
+NOTIFY_VARIABLE = "TRACEKIT_NOTIFY"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
@@ -44,7 +51,10 @@ _OPTIONS = (
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Answer Prometheus here; 0 takes a free port."),
     click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address for --metrics-port."),
     click.option(
-        "--notify", metavar="URL", help="Post incidents to this webhook, in Slack's format where it is Slack's."
+        "--notify",
+        metavar="URL",
+        envvar=NOTIFY_VARIABLE,
+        help=f"Post incidents to this webhook, in Slack's format where it is Slack's [default: ${NOTIFY_VARIABLE}].",
     ),
     click.option("--dashboard-url", default="", metavar="URL", help="Where `tracekit dashboard` answers, for links."),
 )
@@ -70,41 +80,101 @@ class WatchOptions:
     dashboard_url: str = ""
 
     def arguments(self) -> list[str]:
-        """The same for a command line."""
+        """The same for a command line, without `notify`: its address may hold a secret."""
         values = {
             "--window-steps": self.window_steps,
             "--window-seconds": self.window_seconds,
             "--late-after": self.late_after,
             "--metrics-port": self.metrics_port,
             "--metrics-host": self.metrics_host,
-            "--notify": self.notify,
             "--dashboard-url": self.dashboard_url or None,
         }
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
     def given(self) -> list[str]:
         """What is not as it is by default."""
-        return [argument for argument in self.arguments() if argument not in WatchOptions().arguments()]
+        given = [argument for argument in self.arguments() if argument not in WatchOptions().arguments()]
+        return given if self.notify is None or NOTIFY_VARIABLE in os.environ else [*given, "--notify"]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a watch with these options."""
+        return {**os.environ} if self.notify is None else {**os.environ, NOTIFY_VARIABLE: self.notify}
 
 
-def start_watch(
-    options: WatchOptions, directory: Path, store: Path, name: str, layout: LayoutOptions, *, consume: bool
-) -> subprocess.Popen[bytes]:
-    """Start `tracekit watch` of a run directory. `consume`: it removes segments that are stored."""
-    sizes = {"--dp": layout.dp, "--pp": layout.pp, "--tp": layout.tp}
-    return subprocess.Popen(  # noqa: S603 - no shell; tracekit itself
-        [
-            *(sys.executable, "-P", "-m", "tracekit", "watch", f"--store={store}", f"--name={name}"),
-            *options.arguments(),
-            *(f"{option}={size}" for option, size in sizes.items() if size is not None),
-            *(["--consume"] if consume else []),
-            *("--", str(directory)),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C is the command's
-        preexec_fn=_beside,  # noqa: PLW1509 - the launcher has one thread yet
-    )
+@dataclass(slots=True)
+class WatchProcess:
+    """`tracekit watch` of a run directory, which `start` starts. `consume`: it removes segments that are stored."""
+
+    options: WatchOptions
+    directory: Path
+    store: Path
+    name: str
+    layout: LayoutOptions
+    consume: bool
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _begun: int = field(default=0, init=False)
+    _failed: bool = field(default=False, init=False)
+
+    def start(self) -> None:
+        """Start it."""
+        self._begun += 1
+        self._process = subprocess.Popen(  # noqa: S603 - no shell; tracekit itself
+            self._command(),
+            env=self.options.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is the command's
+            preexec_fn=_beside,  # noqa: PLW1509 - the launcher has one thread yet
+        )
+
+    def tick(self) -> None:
+        """Say that it has ended before the run, and start it again where it was killed for the first time."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._process = None
+            self._ended(code)
+
+    def wait(self) -> str | None:
+        """Wait for the last window; how to store the windows that are not stored, None where all are."""
+        while self._process is not None:
+            if self._process.wait() == ExitCode.DONE:
+                self._process = None
+            else:
+                self.tick()
+        return self._by_hand() if self._failed else None
+
+    def terminate(self) -> None:
+        """End it: the run could not be started."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def _ended(self, code: int) -> None:
+        why = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if code not in (ExitCode.DONE, ExitCode.BAD_INPUT) and self._begun == 1:  # an error would be the same again
+            say(f"tracekit: the watch of this run {why}; it is started again after the last window that is stored")
+            self.start()
+            return
+        self._failed = True
+        say(
+            f"tracekit: the watch of this run {why}; the run goes on without windows and alerts until somebody runs"
+            f" {printable(self._by_hand())}"
+        )
+
+    def _by_hand(self) -> str:
+        words = ["tracekit", "watch", f"--store={self.store}", f"--name={self.name}", *self.options.arguments()]
+        return shlex.join([*words, *self._sizes(), str(self.directory)])
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-P", "-m", "tracekit", "watch", f"--store={self.store}", f"--name={self.name}"),
+            *self.options.arguments(),
+            *self._sizes(),
+            *(["--consume"] if self.consume else []),
+            *("--", str(self.directory)),
+        ]
+
+    def _sizes(self) -> list[str]:
+        sizes = {"--dp": self.layout.dp, "--pp": self.layout.pp, "--tp": self.layout.tp}
+        return [f"{option}={size}" for option, size in sizes.items() if size is not None]
 
 
 def _beside() -> None:

@@ -6,12 +6,18 @@ What is set up is what docs/live.md says.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
+import shlex
+import signal
 import subprocess
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -49,7 +55,7 @@ def rules(tmp_path: Path) -> Path:
 def test_rules_and_the_configuration_of_the_document_are_what_prometheus_reads(tmp_path: Path, rules: Path) -> None:
     (tmp_path / "prometheus.yml").write_text(block("Prometheus", **{"/etc/prometheus/tracekit": str(rules)}))
     checked = promtool("check", "config", tmp_path / "prometheus.yml")
-    assert (checked.returncode, "9 rules found" in checked.stdout) == (0, True), checked.stdout + checked.stderr
+    assert (checked.returncode, "15 rules found" in checked.stdout) == (0, True), checked.stdout + checked.stderr
 
 
 def test_rules_fire_when_they_should_with_what_a_person_needs(rules: Path) -> None:
@@ -77,7 +83,10 @@ def test_grafana_rules_and_document_speak_of_metrics_that_there_are(rules: Path,
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', listed))
     board = json.loads((rules / "tracekit.grafana.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked += re.findall(r"expr: (.*?)(?=\n *(?:labels|for):)", (rules / "tracekit.rules.yml").read_text(), re.DOTALL)
+    recorded = r"\w+:\w+:kept"
+    rules_text = re.sub(recorded, "", (rules / "tracekit.rules.yml").read_text())
+    asked += re.findall(r"expr: (.*?)(?=\n *(?:labels:|for:|- record|- alert|#|\n))", rules_text, re.DOTALL)
+    asked = [expression for expression in asked if "tracekit_" in expression]
     assert len(asked) > 15
     counters = {name for name in labels if name.endswith("_dropped_records_total")}
     for expression in asked:
@@ -91,6 +100,111 @@ def test_grafana_rules_and_document_speak_of_metrics_that_there_are(rules: Path,
             )
     documented = {word for word in re.findall(r"`(tracekit_\w+)", DOCUMENT) if not word.startswith("tracekit_watch")}
     assert documented <= set(labels)
+
+
+def answer(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+        return json.load(response)
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return held
+
+
+class Metrics(HTTPServer):
+    """What a watch would serve: one job; `incident`: its incident, windows that show it; None: it is over."""
+
+    def __init__(self, port: int = 0, *, watched: int = 1, incident: int | None = None) -> None:
+        self.watched, self.incident = watched, incident
+        super().__init__(("127.0.0.1", port), _Answer)
+
+    def text(self) -> str:
+        lines = [
+            f'tracekit_job_watched{{training_job="job"}} {self.watched}',
+            f'tracekit_job_last_window_timestamp_seconds{{training_job="job"}} {time.time()}',
+            'tracekit_job_window_seconds{training_job="job"} 10',
+        ]
+        if self.incident is not None:
+            lines += [
+                'tracekit_incident_lost_ratio{training_job="job",incident="7",cause="bad-worker",part="compute"} 0.24',
+                f'tracekit_incident_windows{{training_job="job",incident="7",cause="bad-worker"}} {self.incident}',
+                'tracekit_incident_info{training_job="job",incident="7",what="rank 3 is slow"} 1',
+            ]
+        return "".join(f"{line}\n" for line in lines)
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Metrics
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.text().encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def served(metrics: Metrics) -> Iterator[Metrics]:
+    thread = threading.Thread(target=metrics.serve_forever)
+    thread.start()
+    try:
+        yield metrics
+    finally:
+        metrics.shutdown()
+        thread.join()
+        metrics.server_close()
+
+
+def test_one_incident_is_one_message_and_its_end_another_though_the_watch_dies_between(
+    tmp_path: Path, rules: Path
+) -> None:
+    written = rules / "tracekit.rules.yml"
+    assert "time() - 120" in written.read_text()
+    written.write_text(written.read_text().replace("time() - 120", "time() - 3"))
+    with ExitStack() as stack:
+        pager = stack.enter_context(receiving())
+        receiver = {"http://127.0.0.1:8099/alerts": pager.url, "group_interval: 1m": "group_interval: 1s"}
+        manager = stack.enter_context(alertmanager(block("Alertmanager", **receiver), tmp_path))
+        watch = stack.enter_context(ExitStack())
+        metrics = watch.enter_context(served(Metrics(incident=1)))
+        port = metrics.server_port
+        settings = {
+            "/etc/prometheus/tracekit": str(rules),
+            "127.0.0.1:9464": f"127.0.0.1:{port}",
+            "127.0.0.1:9093": manager,
+            "15s": "1s",
+        }
+        stack.enter_context(prometheus(block("Prometheus", **settings), tmp_path))
+        messages: list[tuple[str, str]] = []
+
+        def heard(name: str, status: str) -> bool:
+            while (name, status) not in messages:
+                receiver_message = wait_for(pager, lambda message: message)
+                alerts = receiver_message["alerts"]
+                messages.append((alerts[0]["labels"]["alertname"], receiver_message["status"]))
+            return True
+
+        assert heard("TracekitIncident", "firing")
+        metrics.incident = 3
+        grave = f'http://{manager}/api/v2/alerts?filter=alertname="TracekitStraggling"'
+        assert until(lambda: [bool(one["status"]["inhibitedBy"]) for one in answer(grave)] == [True])
+        watch.close()
+        assert heard("TracekitStoppedReporting", "firing")
+        stack.enter_context(served(Metrics(port, watched=0)))
+        assert heard("TracekitIncident", "resolved")
+        assert heard("TracekitStoppedReporting", "resolved")
+    assert sorted(messages) == [
+        ("TracekitIncident", "firing"),
+        ("TracekitIncident", "resolved"),
+        ("TracekitStoppedReporting", "firing"),
+        ("TracekitStoppedReporting", "resolved"),
+    ]
 
 
 # ---- a real job
@@ -167,8 +281,7 @@ def wait_for(receiver: Receiver, found: Callable[[dict[str, Any]], Any]) -> Any:
 def of_rank_1(status: str) -> Callable[[dict[str, Any]], Any]:
     """The alert of Alertmanager that says that rank 1 is slow.
 
-    On a machine so busy that three windows pass before Prometheus evaluates its rules once, `TracekitStraggling` begins
-    together with `TracekitIncident` and inhibits it: either tells the person.
+    `TracekitStraggling` is the same incident: `TracekitIncident` inhibits it.
     """
 
     def find(message: dict[str, Any]) -> Any:
@@ -177,8 +290,8 @@ def of_rank_1(status: str) -> Callable[[dict[str, Any]], Any]:
                 alert
                 for alert in message["alerts"]
                 if alert["status"] == status
-                and alert["labels"]["alertname"] in ("TracekitIncident", "TracekitStraggling")
-                and alert["labels"]["part"] == "compute"
+                and alert["labels"]["alertname"] == "TracekitIncident"
+                and alert["annotations"]["cause"] == "bad-worker"
                 and alert["annotations"]["who"].startswith("rank 1 on ")
             ),
             None,
@@ -220,13 +333,16 @@ def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, r
             "127.0.0.1:9093": manager,
             "15s": "1s",
         }
-        stack.enter_context(prometheus(block("Prometheus", **settings), tmp_path))
+        asking = stack.enter_context(prometheus(block("Prometheus", **settings), tmp_path))
         job.line(r"train, window 0, ")
         job.slow.touch()
         told, alert = wait_for(chat, incident_of_rank_1("opened")), wait_for(pager, of_rank_1("firing"))
         job.slow.unlink()
         ended, resolved = wait_for(chat, incident_of_rank_1("closed")), wait_for(pager, of_rank_1("resolved"))
         assert job.end() == 0
+        # Prometheus has been told that the job has ended: it cannot take that for the death of the watch.
+        ask = f"http://{asking}/api/v1/query?query=last_over_time(tracekit_job_watched[1h])"
+        assert until(lambda: [one["value"][1] for one in answer(ask)["data"]["result"]] == ["0"])
     said = alert["annotations"]
     assert re.fullmatch(
         r"train: rank 1 on \S+: computes \d+% slower than its peers \(costs .* a step.*\)", said["summary"]
@@ -241,3 +357,28 @@ def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, r
     assert job.store.incidents(only_open=True) == ()
     steps = [(window.first_step, window.last_step) for window in job.store.windows("train")]
     assert [first for first, _ in steps] == [1, *(last + 1 for _, last in steps[:-1])]
+
+
+def test_collect_says_that_its_watch_was_killed_and_starts_it_again_once(tmp_path: Path) -> None:
+    with running(tmp_path, "--window-steps", "10") as job:
+        job.line(r"train, window 0, ")
+        os.kill(watch_of(job), signal.SIGKILL)
+        job.line(r"the watch of this run was killed by signal 9; it is started again after the last window")
+        job.line(r"train, window \d+, ")
+        os.kill(watch_of(job), signal.SIGKILL)
+        job.line(r"the run goes on without windows and alerts until somebody runs tracekit watch --store=")
+        stored = len(job.store.windows("train"))
+        assert job.end() == 0
+        by_hand = job.line(r"windows are missing, because the watch died; store them with `tracekit (.*)`$")[1]
+    assert run(*shlex.split(by_hand)).code == 0
+    assert len(job.store.windows("train")) > stored
+    steps = [(window.first_step, window.last_step) for window in job.store.windows("train")]
+    assert [first for first, _ in steps] == [1, *(last + 1 for _, last in steps[:-1])]
+
+
+def watch_of(job: Job) -> int:
+    """The process of the watch that `collect` has started."""
+    for child in Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split():
+        if b"\0watch\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise AssertionError("collect has no watch")

@@ -135,7 +135,7 @@ def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:
         thread.start()
         store.append(window(0, analysed=True))
         receiver.wait_for(1)
-        with serving_metrics("127.0.0.1", 0, store, watching, "") as port:
+        with serving_metrics("127.0.0.1", 0, store, watching, "") as (port, _):
             metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
         store.end_watch("live")
         receiver.wait_for(1)

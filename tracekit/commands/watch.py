@@ -87,13 +87,16 @@ def watch_command(
         stop = stack.enter_context(stopped_by_signals())
         notifier = None if asked.notify is None else Notifier(asked.notify, asked.dashboard_url)
         watch = Watch(watched, run, name, _tell, notifier)
+        scrapes = None
         if asked.metrics_port is not None:
             serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
-            port = stack.enter_context(serving)
+            port, scrapes = stack.enter_context(serving)
             _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
         if run is not None and not is_run_directory(source):
             _tell(f"{source}: nobody records there yet; waiting")
         watch.until_ended(stop)
+        if scrapes is not None:
+            scrapes.wait_for_all(stop)  # else Prometheus takes the end of the job for the death of its watch
 
 
 def _check_of_store(store: Path | None, steps: int | None, seconds: float | None, consume: bool) -> None:

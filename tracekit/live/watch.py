@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from tracekit.live.notify import Notifier
+    from tracekit.live.scrapes import Scrapes
 
 #: How often the recording and the store are looked at, seconds.
 POLL_S = 0.5
@@ -125,17 +126,21 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[int]:
-    """Answer at /metrics meanwhile; the port. Raises SelectionError where nobody can listen there."""
+def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[tuple[int, Scrapes]]:
+    """Answer at /metrics meanwhile; the port, and who asks. Raises SelectionError where nobody can listen there."""
     from prometheus_client import start_http_server
 
     from tracekit.live.exposition import CONTENT_TYPE, exposition
     from tracekit.live.metrics import StoreMetrics, remembered
+    from tracekit.live.scrapes import Scrapes
     from tracekit.live.watch_metrics import WatchMetrics
 
     collectors = (StoreMetrics(remembered(store), page), WatchMetrics(watch.run, watch.notifier))
 
-    def answer(_: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    scrapes = Scrapes()
+
+    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        scrapes.note(str(asked.get("REMOTE_ADDR")))
         body = exposition(family for collector in collectors for family in collector.collect())
         start_response("200 OK", [("Content-Type", CONTENT_TYPE)])
         return [body]
@@ -147,7 +152,7 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
     assert isinstance(server, WSGIServer)
     server.set_app(answer)
     try:
-        yield int(server.server_port)
+        yield int(server.server_port), scrapes
     finally:
         server.shutdown()
         server.server_close()

@@ -83,17 +83,25 @@ def refused(directory, *options):
 
 
 def test_what_could_not_be_written_is_refused_before_the_command_starts(tmp_path):
-    """A missing folder, a folder for a file, no store, a store that has the job; the advice is one collect takes."""
+    """A missing folder, a folder for a file, no store."""
     assert "nowhere/job.parquet: cannot be written: No such file" in refused(tmp_path, "--out", "nowhere/job.parquet")
     assert f"{tmp_path}: is a folder; name a file in it" in refused(tmp_path, "--out", str(tmp_path))
     assert "nowhere/store: cannot be written: No such file" in refused(tmp_path, "--store", "nowhere/store")
     (tmp_path / "notes.txt").write_text("no store at all")
     assert "notes.txt: not a tracekit store" in refused(tmp_path, "--store", "notes.txt")
-    Store(tmp_path / "jobs").add([Incoming(slow_trace((0,)), "taken", "by hand")])
-    told = refused(tmp_path, "--store", "jobs", "--name", "taken")
-    assert "job 'taken' is there already; choose another --name" in told
-    assert "--replace" not in told
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["jobs", "notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("live", [(), ("--live",)], ids=["whole", "live"])
+def test_a_job_that_is_started_again_under_its_name_starts_and_gets_a_number(tmp_path, live):
+    """As a scheduler does that puts a job back into its queue."""
+    store = Store(tmp_path / "jobs")
+    store.add([Incoming(slow_trace((0,)), "j1", "by hand"), Incoming(slow_trace((0,)), "j1-2", "by hand")])
+    before = store.jobs()
+    ran = run("collect", *live, "--store", "jobs", "--name", "j1", "--", "touch", "started", cwd=tmp_path)
+    assert (ran.code, (tmp_path / "started").exists()) == (0, True)
+    assert ran.err.splitlines()[0] == "tracekit: the store has a job 'j1'; this run is 'j1-3'"
+    assert store.jobs() == before
 
 
 def test_an_unknown_command_is_one_message(tmp_path):
