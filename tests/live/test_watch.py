@@ -35,6 +35,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert lines[1].startswith("tracekit: INCIDENT 1 of run opened: rank 3 on node-0000: computes 100% slower")
     assert [line.split(":")[1].strip() for line in lines[2:5]] == ["Who", "Check", "Fix"]
     assert lines[5].startswith("tracekit: incident 1 of run closed after 0 min ")
+    assert ", the job ended: rank 3 on node-0000" in lines[5]
     assert len(lines) == 6
 
 

@@ -172,6 +172,7 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -
                 "kind": incident.cause.kind,
                 "opened_at": incident.opened_at.timestamp(),
                 "closed_at": None if incident.closed_at is None else incident.closed_at.timestamp(),
+                "closed_because": incident.closed_because,
                 "opened_window": incident.opened_window,
                 "seen_window": incident.seen_window,
                 "share": incident.cause.share,
@@ -194,8 +195,15 @@ def slack_message(opened: Sequence[Incident], closed: Sequence[Incident], page: 
 
 def _slack_lines(incident: Incident, status: str, page: str) -> str:
     said = {name: _escaped(text) for name, text in told(incident, page).items()}
-    mark = ":red_circle:" if status == "opened" else ":large_green_circle:"
-    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {status}: {said['what']}"]
+    mark = (
+        ":red_circle:"
+        if status == "opened"
+        else ":large_green_circle:"
+        if incident.closed_window is not None
+        else ":white_circle:"
+    )
+    state = status if incident.closed_because is None else f"{status}, {incident.closed_because}"
+    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {said['what']}"]
     if status == "opened":
         lines += [f"*{title}*: {said[key]}" for title, key in _TITLES if said[key]]
     if said["page"]:

@@ -99,7 +99,8 @@ def lines(news: News) -> Iterator[str]:
         yield from (f"    {title}: {text}" for title, text in advice(incident))
     for incident in news.closed:
         yield (
-            f"incident {incident.incident_id} of {short(incident.job)} closed after {lasted(incident)}:"
+            f"incident {incident.incident_id} of {short(incident.job)} closed after {lasted(incident)},"
+            f" {incident.closed_because}:"
             f" {incident.cause.what}"
         )
 

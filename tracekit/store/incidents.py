@@ -48,6 +48,13 @@ class Incident:
             return 0
         return self.seen_window - self.opened_window + 1
 
+    @property
+    def closed_because(self) -> str | None:
+        """Why it closed; None while it is open. A job that ends, or crashes, has not been cured."""
+        if self.closed_at is None:
+            return None
+        return "the job ended" if self.closed_window is None else f"cured in window {self.closed_window}"
+
     def shows_in(self, sighting: Account) -> bool:
         """Whether a sighting is of this incident: the same part of some of the same ranks, or of the whole job."""
         if (self.cause.part or self.cause.kind) != (sighting.part or sighting.kind):
