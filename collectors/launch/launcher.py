@@ -41,7 +41,8 @@ from tracekit.errors import OutputError
 POLL_S = 0.5
 #: How long the launchers of other nodes may take longer than the first, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
-#: How often it measures the reference clock, seconds.
+#: How often it gives a sign of life to a watch on another host, and how often it measures the reference clock, seconds.
+BEAT_PERIOD_S = 10.0
 CLOCK_PERIOD_S = 10.0
 NOTHING_RECORDED = (
     "nothing was recorded: no process of the command trained with torch in this Python environment (python -I and -S,"
@@ -154,10 +155,15 @@ def run_command(
                 f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
             ) from None
         with _ClockKeeper(directory) as clocks, announced(name or Path(command[0]).name, directory):
+            beat_at = 0.0
             while process.poll() is None:
                 received = signal.sigtimedwait(WATCHED, POLL_S)
                 if received is not None:
                     _act_on(received, process, directory)
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + BEAT_PERIOD_S
+                    with contextlib.suppress(OSError):  # the folder is gone
+                        os.utime(presence)
                 with contextlib.suppress(OSError):  # what looks on must not part us from the command
                     clocks.tick()
                     if on_poll():

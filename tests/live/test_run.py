@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -12,7 +13,9 @@ from benchmarks.writtenrun import MS, WrittenRun
 from tests.handmade import little_space
 from tests.live.beside import Beside
 from tracekit.collectors.runtime.wire_format import RECORD, Category
-from tracekit.errors import StoreTakenError
+from tracekit.errors import FormatError, StoreTakenError
+from tracekit.store import Part
+from tracekit.store.care import prune
 
 
 def test_windows_are_stored_as_they_end_and_a_slow_rank_is_an_incident(
@@ -109,21 +112,57 @@ def stepped_back() -> bytes:
 def test_a_window_that_cannot_be_analysed_is_said_and_the_next_one_is(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
-    """A rank tells another mesh than its peers until it tells theirs."""
+    """Half of the ranks tell another mesh than the rest until they tell theirs."""
     beside = Beside(tmp_path, clock)
-    broken = written.attempt_directory / "rank-000001.facts"
-    whole = broken.read_text()
-    broken.write_text(whole.replace('["dp"]', '["pp"]'))
+    for rank in (1, 2):
+        broken = written.attempt_directory / f"rank-{rank:06d}.facts"
+        whole = broken.read_text()
+        broken.write_text(whole.replace('["dp"]', '["pp"]'))
     written.run(range(1, 11))
     beside.look()
     (line,) = beside.said
-    assert line.startswith("steps 1 to 10: cannot be analysed: ")
+    assert line.startswith("steps 1 to 10: cannot be analysed: ranks ")
     assert beside.run.counts.failed == 1
-    beside.run._follower.ranks[1].facts["mesh"].clear()
-    written.tell(1, [("mesh", json.loads(whole.splitlines()[1])["value"])])
+    for rank in (1, 2):
+        beside.run._follower.ranks[rank].facts["mesh"].clear()
+        written.tell(rank, [("mesh", json.loads(whole.splitlines()[1])["value"])])
     written.run(range(11, 21))
     beside.look()
     assert beside.windows() == [(11, 20)]
+
+
+def test_a_rank_with_which_no_window_can_be_made_is_left_out(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    broken = written.attempt_directory / "rank-000001.facts"
+    broken.write_text(broken.read_text().replace('["dp"]', '["pp"]'))
+    written.run(range(1, 11))
+    beside.look()
+    (line,) = beside.said
+    assert line.startswith(
+        "rank 1 is left out from step 11 on: with it steps 1 to 10 cannot be analysed: ranks 1 built"
+    )
+    assert beside.windows() == [(1, 10)]
+    assert beside.store.load("job").metadata["missing_ranks"] == [1]
+
+
+def test_a_bug_in_the_analysis_costs_the_findings_of_one_window(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 11))
+    with mock.patch("tracekit.live.run.Job.findings", side_effect=ZeroDivisionError("float division\nby zero")):
+        beside.look()
+    written.run(range(11, 21))
+    beside.look()
+    (line,) = beside.said
+    assert line == (
+        "steps 1 to 10: the analysis failed, which is a bug of tracekit (ZeroDivisionError: float division by zero);"
+        " the window is stored without findings: report it, with what `tracekit export` writes"
+    )
+    assert [one.slowdown is not None for one in beside.store.windows("job")] == [False, True]
+    assert beside.run.counts.unanalysed == 1
 
 
 def test_ranks_of_another_job_in_the_folder_are_left_out(
@@ -149,6 +188,33 @@ def test_a_watch_that_was_killed_goes_on_where_the_store_ends(
     written.run(range(16, 21))
     again.look()
     assert again.windows() == [(1, 10), (11, 20)]
+
+
+def test_a_watch_goes_on_where_the_store_ends_though_the_ops_were_pruned(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    written.run(range(1, 11))
+    beside = Beside(tmp_path, clock)
+    beside.look()
+    prune(beside.store, most_bytes=1)
+    assert Part.OPS not in beside.store.windows("job")[0].files
+    written.run(range(11, 21))
+    again = Beside(tmp_path, clock)
+    again.look()
+    assert again.windows() == [(1, 10), (11, 20)]
+
+
+def test_the_tail_of_an_attempt_that_ended_while_nobody_watched_is_analysed(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    written.run(range(1, 11))
+    Beside(tmp_path, clock).look()
+    written.run(range(11, 15))
+    WrittenRun(tmp_path / "run", 4, attempt=1).run(range(1, 4))
+    WrittenRun(tmp_path / "run", 4, attempt=2).run(range(1, 11))
+    again = Beside(tmp_path, clock)
+    again.look()
+    assert again.windows() == [(1, 10), (11, 14), (1, 3), (1, 10)]
 
 
 def test_another_attempt_of_the_job_goes_on_in_the_same_job(
@@ -213,13 +279,80 @@ def test_memory_holds_the_steps_that_are_not_over(tmp_path: Path, written: Writt
     assert held == [5 * len(written._step(0, 0, 1.0, 1.0))] * 4
 
 
-def test_a_launcher_that_was_killed_ends_the_watch(tmp_path: Path, written: WrittenRun, clock: list[float]) -> None:
+def test_a_launcher_that_was_killed_ends_the_watch_once_the_ranks_are_quiet(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
     beside = Beside(tmp_path, clock)
-    assert not beside.run.ended()
+    written.run(range(1, 5))
+    beside.look()
     written.end()
     child = os.fork()
     if not child:
         os._exit(0)
     os.waitpid(child, 0)
     (tmp_path / "run" / f"launcher-{os.uname().nodename}-{child}.running").touch()
+    assert not beside.run.ended()
+    clock[0] += 299
+    written.run(range(5, 7))  # torchrun outlives it
+    beside.look(299)
+    assert not beside.run.ended()
+    clock[0] += 300
     assert beside.run.ended()
+
+
+def test_a_launcher_of_another_host_counts_as_dead_without_a_sign_of_life(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 5))
+    beside.look()
+    assert not beside.run.ended()
+    clock[0] += 299
+    os.utime(tmp_path / "run" / "launcher-elsewhere-1.running", (1, 1))  # a job that hangs, with a launcher that lives
+    assert not beside.run.ended()
+    clock[0] += 299
+    assert not beside.run.ended()
+    clock[0] += 1
+    assert beside.run.ended()
+    assert beside.said[-1].startswith("no launcher of the run is alive, and no rank has written anything for 300 s")
+
+
+def test_a_folder_that_fails_for_a_moment_costs_nothing(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 4))
+    beside.look()
+    whole, hidden = written.segment(1), tmp_path / "hidden"
+    whole.rename(hidden)
+    whole.symlink_to(whole.name)  # ELOOP, as ESTALE of a shared folder
+    beside.look()
+    whole.unlink()
+    hidden.rename(whole)
+    (tmp_path / "run").rename(tmp_path / "away")
+    (tmp_path / "run").symlink_to("run")
+    beside.look()
+    (tmp_path / "run").unlink()
+    (tmp_path / "away").rename(tmp_path / "run")
+    written.run(range(4, 11))
+    beside.look(20)
+    assert [line.split(": ")[-1] for line in beside.said] == [
+        "Too many levels of symbolic links; it is tried again for 300 s",
+        "Too many levels of symbolic links; it is tried again for 300 s",
+        "rank 1 can be read again",
+        f"{tmp_path / 'run'} can be read again",
+    ]
+    assert beside.windows() == [(1, 10)]
+    assert beside.store.load("job").metadata["missing_ranks"] == []
+
+
+def test_a_folder_that_cannot_be_read_for_long_ends_the_watch(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    beside.look()
+    (tmp_path / "run").rename(tmp_path / "away")
+    beside.run.poll()
+    clock[0] += 300
+    with pytest.raises(FormatError, match="No such file or directory, for 300 s; watch it again once it can be"):
+        beside.run.poll()

@@ -1,23 +1,24 @@
 """A running recording, cut into windows that are analysed and stored.
 
 In: a run directory of `tracekit collect`, looked at again and again. Out: windows of one job in a store. Each elastic
-attempt goes on where the one before ended. What cannot be read or stored is said in a line, and the rest goes on.
+attempt goes on where the one before ended. What cannot be read, analysed or stored is said in a line, and the rest goes
+on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tracekit.collectors.importers.formats import DAMAGE
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
-from tracekit.collectors.run_directory.follow import AttemptFollower, Notice
+from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower, Notice
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
@@ -26,17 +27,20 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.errors import OutputError, StoreError, StoreTakenError, TracekitError
+from tracekit.errors import FormatError, OutputError, StoreError, StoreTakenError, TracekitError
+from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
-from tracekit.store import Incoming, Part, Store
-from tracekit.text import ranks_text
+from tracekit.store import Incoming, Store
+from tracekit.text import encodable, ranks_text
 from tracekit.trace import Trace
 
 #: Windows that could not be stored and are kept for a later attempt.
 MOST_UNSTORED = 8
 #: A window that could not be stored is tried again after so long, seconds, and twice as long each time.
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+#: A run whose launchers were killed has ended once its ranks have written nothing for so long, seconds.
+QUIET_S = 300.0
 #: Samples of a host's clock that a window is put on the common clock with; one is taken every 10 s.
 CLOCK_SAMPLES = 64
 
@@ -59,9 +63,12 @@ class LiveOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What went wrong since the watch began: windows that could not be analysed or stored, ranks left out."""
+    """What went wrong since the watch began: windows that could not be merged or stored, or are stored without findings
+    (`unanalysed`); ranks left out.
+    """
 
     failed: int = 0
+    unanalysed: int = 0
     lost: int = 0
     left_out: int = 0
     late_records: int = 0
@@ -78,37 +85,78 @@ class LiveRun:
         self._follower: AttemptFollower | None = None
         self._cutter = WindowCutter(options.size, options.late_after_s)
         self._next = 0
+        self._finished = -1
+        self._unread_since: float | None = None
+        self._heard_s, self._beats = time.monotonic(), dict[str, int]()
         self._resume: tuple[int, int] | None = None
         self._unstored: deque[Incoming] = deque()
         self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
         self._why_unstored: str | None = None
 
     def poll(self) -> None:
-        """Read what is new, and analyse and store the windows that are over."""
+        """Read what is new, and analyse and store the windows that are over.
+
+        A folder that cannot be read is tried again; raises FormatError after `READ_RETRY_S` of that.
+        """
+        try:
+            self._poll()
+        except OSError as error:
+            self._put_off_reading(error)
+            return
+        if self._unread_since is not None:
+            self._unread_since = None
+            self._tell(f"{self.options.directory} can be read again")
+
+    def _poll(self) -> None:
         self._store_again()
         if not self._begin():
             return
-        numbers = attempts(self.options.directory)
-        if not numbers:
-            return
-        if self._follower is not None and numbers[-1] > self._follower.attempt:
-            self._update()
-            self._finish_attempt()
+        begun = self._resume[0] if self._resume is not None else 0
+        for number in attempts(self.options.directory):
+            if self._follower is not None and number > self._follower.attempt:
+                self._update(at_end=True)
+                self._finish_attempt()
+            if self._follower is None and number > self._finished and number >= begun:
+                self._follow(number)
         if self._follower is None:
-            self._follow(numbers[-1])
+            return
         self._update()
         while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
             self._window(window)
 
+    def _put_off_reading(self, error: OSError) -> None:
+        what = f"{self.options.directory}: cannot be read: {error.strerror or error}"
+        if self._unread_since is None:
+            self._unread_since = time.monotonic()
+            self._tell(f"{what}; it is tried again for {READ_RETRY_S:.0f} s")
+        elif time.monotonic() - self._unread_since >= READ_RETRY_S:
+            raise FormatError(f"{what}, for {READ_RETRY_S:.0f} s; watch it again once it can be")
+
     def ended(self) -> bool:
-        """Whether every launcher of the run has ended."""
+        """Whether the run has ended: every launcher says so, or none of them gives a sign of life any more and no rank
+        has written anything for `QUIET_S`.
+        """
         launchers = list(self.options.directory.glob("launcher-*"))
-        return bool(launchers) and not any(path.suffix == ".running" and not _is_dead(path) for path in launchers)
+        running = [path for path in launchers if path.suffix == ".running"]
+        if not running:
+            return bool(launchers)
+        now_s, beats = time.monotonic(), {path.name: _beat(path) for path in running if not _is_dead(path)}
+        if self._follower is None or beats != self._beats:
+            self._heard_s, self._beats = now_s, beats
+        if now_s - self._heard_s < QUIET_S:
+            return False
+        self._tell(
+            f"no launcher of the run is alive, and no rank has written anything for {QUIET_S:.0f} s: it has ended"
+        )
+        return True
 
     def finish(self) -> None:
         """The job has ended: its last steps are a window, whatever their number."""
         if self._follower is not None:
-            self._update()
+            try:
+                self._update(at_end=True)
+            except OSError as error:
+                self._tell(f"{self.options.directory}: cannot be read at the end: {error.strerror or error}")
             self._finish_attempt()
         self._retry_at = 0.0
         self._store_again()
@@ -135,11 +183,9 @@ class LiveRun:
         """Attempt and last step of the newest window in the store; None where there is none."""
         if not self._next:
             return None
-        with self._store.reading() as catalogue:
+        with self._store.reading() as catalogue:  # and not from its ops, which can be pruned
             window = catalogue.window(self.options.name)
-        if Part.OPS not in window.files:
-            return None
-        metadata = self._store.load(self.options.name, window.number).metadata
+            metadata = json.loads(catalogue.job_row(self.options.name, window.number)["metadata"])
         return int(metadata.get("attempt", 0)), window.last_step
 
     def _follow(self, attempt: int) -> None:
@@ -154,6 +200,8 @@ class LiveRun:
     def _update(self, *, at_end: bool = False) -> None:
         assert self._follower is not None
         self._notice(self._follower.update(time.monotonic(), at_end=at_end))
+        if self._follower.grew:
+            self._heard_s = time.monotonic()
         self._notice(self._follower.leave_out_strangers())
 
     def _notice(self, notices: Iterable[Notice]) -> None:
@@ -173,6 +221,7 @@ class LiveRun:
     def _finish_attempt(self) -> None:
         if (window := self._cutter.rest(self._state(), time.monotonic())) is not None:
             self._window(window)
+        self._finished = self._follower.attempt if self._follower is not None else self._finished
         self._follower = None
 
     # ---- windows
@@ -188,14 +237,57 @@ class LiveRun:
             self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
         try:
             trace = self._merged(recording, window, missing)
-        except (TracekitError, OSError, *DAMAGE) as error:
-            self.counts.failed += 1
-            self._tell(f"{title}: cannot be analysed: {error or type(error).__name__}")
-            return
-        findings = Job(trace).findings()
+        except Exception as error:
+            if (faulty := self._faulty(recording, window)) is None:
+                self.counts.failed += 1
+                self._tell(f"{title}: cannot be analysed: {_said(error)}")
+                return
+            self._notice(self._follower.leave_out([faulty], f"with it {title} cannot be analysed: {_said(error)}"))
+            trace = self._merged(_without(recording, {faulty}), window, {*missing, faulty})
         assert self._run is not None
+        findings = self._findings(trace, title)
         self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
         self._store_again()
+
+    def _faulty(self, recording: AttemptRecording, window: ReadyWindow) -> int | None:
+        """The one rank without which a window can be merged that cannot be with it; None where that is not one.
+
+        It is looked for among half of the ranks that are left each time.
+        """
+
+        def merges_without(ranks: Collection[int]) -> bool:
+            rest = _without(recording, ranks)
+            try:
+                self._merged(rest, window, {*recording.missing_ranks, *ranks})
+            except Exception:
+                return False
+            return True
+
+        suspects = sorted(recording.ranks)
+        if len(suspects) < 2:
+            return None
+        while len(suspects) > 1:
+            halves = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+            cured = [half for half in halves if len(half) < len(recording.ranks) and merges_without(half)]
+            if len(cured) != 1:
+                return None
+            (suspects,) = cured
+        return suspects[0]
+
+    def _findings(self, trace: Trace, title: str) -> Findings | Unanalysed:
+        """What the analysis finds. A bug in it costs the findings of this window, not those that follow."""
+        try:
+            findings = Job(trace).findings()
+            if isinstance(findings, Findings):
+                findings.verdict()
+        except Exception as error:
+            self.counts.unanalysed += 1
+            why = f"the analysis failed, which is a bug of tracekit ({_said(error)})"
+            self._tell(
+                f"{title}: {why}; the window is stored without findings: report it, with what `tracekit export` writes"
+            )
+            return Unanalysed(why)
+        return findings
 
     def _merged(self, recording: AttemptRecording, window: ReadyWindow, missing: Iterable[int]) -> Trace:
         assert self._run is not None
@@ -248,6 +340,24 @@ class LiveRun:
             self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is given up")
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+
+
+def _said(error: Exception) -> str:
+    """What an error says, in a line of its kind where nobody meant it for people."""
+    text = encodable(" ".join(str(error).split()))
+    return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
+
+
+def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
+    return replace(recording, ranks={rank: one for rank, one in recording.ranks.items() if rank not in ranks})
+
+
+def _beat(presence: Path) -> int:
+    """When a launcher gave its last sign of life, by the clock of whoever keeps the folder."""
+    try:
+        return presence.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _is_dead(presence: Path) -> bool:

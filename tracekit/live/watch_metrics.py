@@ -30,6 +30,11 @@ class WatchMetrics(Collector):
             windows.add_metric(["analysis"], counts.failed)
             windows.add_metric(["storing"], counts.lost)
             yield windows
+            unanalysed = CounterMetricFamily(
+                "tracekit_watch_windows_unanalysed", "Windows that are stored without findings: the analysis failed"
+            )
+            unanalysed.add_metric([], counts.unanalysed)
+            yield unanalysed
             left_out = CounterMetricFamily("tracekit_watch_ranks_left_out", "Ranks whose segments are unusable")
             left_out.add_metric([], counts.left_out)
             yield left_out
