@@ -13,7 +13,7 @@ from benchmarks.writtenrun import MS, WrittenRun
 from tests.handmade import little_space
 from tests.live.beside import Beside
 from tracekit.collectors.runtime.wire_format import RECORD, Category
-from tracekit.errors import FormatError, StoreTakenError
+from tracekit.errors import FormatError, StoreError, StoreTakenError
 from tracekit.store import Part
 from tracekit.store.care import prune
 
@@ -356,3 +356,48 @@ def test_a_folder_that_cannot_be_read_for_long_ends_the_watch(
     clock[0] += 300
     with pytest.raises(FormatError, match="No such file or directory, for 300 s; watch it again once it can be"):
         beside.run.poll()
+
+
+def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 16), slow={3: 2.0})
+    beside.look()
+    written.end()
+    catalogue = beside.store.path / "catalog.duckdb"
+    whole = catalogue.read_bytes()
+    catalogue.write_bytes(b"no catalogue")
+    waited: list[float] = []
+
+    def wait(delay_s: float) -> None:
+        waited.append(delay_s)
+        if len(waited) == 2:
+            catalogue.write_bytes(whole)
+
+    beside.run.finish(wait)
+    assert waited == [1.0, 2.0]
+    assert beside.windows() == [(1, 10), (11, 15)]
+    assert beside.store.incidents("job", only_open=True) == ()
+    assert len(beside.store.incidents("job")) == 1
+
+
+def test_an_end_that_is_never_stored_is_an_error_and_the_next_watch_stores_it(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 16), slow={3: 2.0})
+    beside.look()
+    written.end()
+    catalogue = beside.store.path / "catalog.duckdb"
+    whole = catalogue.read_bytes()
+    catalogue.write_bytes(b"no catalogue")
+    waited: list[float] = []
+    with pytest.raises(StoreError, match=r"does not know that job 'job' has ended: .*; run `tracekit watch` of "):
+        beside.run.finish(waited.append)
+    assert waited == [1.0, 2.0, 4.0, 8.0, 16.0]
+    catalogue.write_bytes(whole)
+    again = Beside(tmp_path, clock)
+    again.look()
+    again.run.finish(waited.append)
+    assert (again.windows()[-1][1], again.store.incidents("job", only_open=True)) == (15, ())

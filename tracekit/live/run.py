@@ -32,7 +32,7 @@ from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.store import Incoming, Store
-from tracekit.text import encodable, ranks_text
+from tracekit.text import encodable, ranks_text, short
 from tracekit.trace import Trace
 
 #: Windows that could not be stored and are kept for a later attempt.
@@ -41,6 +41,8 @@ MOST_UNSTORED = 8
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 #: A run whose launchers were killed has ended once its ranks have written nothing for so long, seconds.
 QUIET_S = 300.0
+#: At the end of a job, what cannot be stored is tried again after each of these, seconds.
+END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Samples of a host's clock that a window is put on the common clock with; one is taken every 10 s.
 CLOCK_SAMPLES = 64
 
@@ -150,21 +152,43 @@ class LiveRun:
         )
         return True
 
-    def finish(self) -> None:
-        """The job has ended: its last steps are a window, whatever their number."""
+    def finish(self, wait: Callable[[float], object] = time.sleep) -> None:
+        """The job has ended: its last steps are a window, whatever their number.
+
+        What cannot be stored is tried again after each of `END_RETRIES_S`, which `wait` waits for. Raises StoreError
+        where windows, or the end of the job, are not in the store even then.
+        """
         if self._follower is not None:
             try:
                 self._update(at_end=True)
             except OSError as error:
                 self._tell(f"{self.options.directory}: cannot be read at the end: {error.strerror or error}")
             self._finish_attempt()
-        self._retry_at = 0.0
-        self._store_again()
+        for delay_s in END_RETRIES_S:
+            if self._stored_to_the_end() is None:
+                return
+            wait(delay_s)
+        if (problem := self._stored_to_the_end()) is None:
+            return
         if self._unstored:
             self.counts.lost += len(self._unstored)
             self._tell(f"{len(self._unstored)} window{'s' * (len(self._unstored) > 1)} could not be stored")
-        if self._run is not None:
+        raise StoreError(
+            f"the store does not know that job {short(self.options.name)!r} has ended: {problem}; run `tracekit watch`"
+            f" of {self.options.directory} once it can be written"
+        )
+
+    def _stored_to_the_end(self) -> str | None:
+        """Store the windows that wait for it, and the end of the job; why not, None if all are stored."""
+        self._retry_at = 0.0
+        self._store_again()
+        if self._unstored or self._run is None:
+            return self._why_unstored
+        try:
             self._store.end_watch(self.options.name)
+        except (StoreError, OutputError) as error:
+            return str(error)
+        return None
 
     # ---- following
 

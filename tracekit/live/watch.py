@@ -45,7 +45,7 @@ class Watch:
     _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
-        """Look again and again, until the run has ended or `stop` is set."""
+        """Look again and again, until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
         news = StoreNews(self.store, self.job)
         self._tell(news)  # before the first window of the run, which is news
         ended = False
@@ -57,14 +57,20 @@ class Watch:
             self._tell_of_notifier()
             if not ended:
                 stop.wait(POLL_S)
+        unstored: StoreError | None = None
         if self.run is not None and ended:
-            self.run.finish()
+            try:
+                self.run.finish(stop.wait)
+            except StoreError as error:
+                unstored = error
             self._tell(news)
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
             self._tell_of_notifier()
             for line in self.notifier.losses():
                 self.tell(line)
+        if unstored is not None:
+            raise unstored
 
     def _tell_of_notifier(self) -> None:
         for line in () if self.notifier is None else self.notifier.changes():
