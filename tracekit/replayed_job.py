@@ -18,6 +18,7 @@ from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
+from tracekit.analysis.whatif.scenario import IDEAL
 from tracekit.model import Worker
 from tracekit.report import ClockOffset, ClockReport, PublishedView, Report
 from tracekit.trace import Trace
@@ -129,4 +130,6 @@ def published_view(trace: Trace, replay: JobReplay, method: Method) -> Published
         published = JobReplay.from_trace(trace, Method.PUBLISHED)
     else:  # the same graph and costs, other ideals
         published = replay.with_ideals(Method.PUBLISHED)
+    if not published.mean_step_time(IDEAL):  # no slowdown; the attribution says so
+        return None
     return PublishedView(slowdown_of(published), tuple(reasons))
