@@ -80,6 +80,14 @@ def fetch(url: str, path: Path) -> None:
         shutil.copyfileobj(reading, writing, _CHUNK)
 
 
+def has_bucket(name: str) -> bool:
+    """Whether there is such a bucket. Raises OSError."""
+    from pyarrow import fs
+
+    found = s3_filesystem().get_file_info(name)
+    return bool(found.type is not fs.FileType.NotFound)
+
+
 def tag(url: str) -> str:
     """What tells one content of an object from the next. Raises OSError; FileNotFoundError where there is none."""
     with s3_filesystem().open_input_stream(url.removeprefix(S3)) as reading:

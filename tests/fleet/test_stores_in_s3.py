@@ -119,10 +119,24 @@ def test_writing_is_one_clear_error_and_writes_nothing(folder: Store, address: s
     assert there.windows("live") == folder.windows("live")
 
 
-@pytest.mark.parametrize("place", ["s3://stores/nothing", "s3://nowhere/at/all"])
-def test_no_store_there_is_one_clear_error(place: str, address: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("s3://stores/nothing", "no tracekit store at 'nothing' in bucket 'stores'; choose another --store"),
+        ("s3://nowhere/at/all", "no such bucket, 'nowhere'; check the address and AWS_ENDPOINT_URL"),
+    ],
+)
+def test_no_store_there_is_one_clear_error(place: str, said: str, address: str) -> None:
     ran = run("info", "--store", place)
-    assert (ran.code, ran.message) == (2, f"tracekit: {place}: no tracekit store; choose another --store"), ran.err
+    assert (ran.code, ran.message) == (2, f"tracekit: {place}: {said}"), ran.err
+
+
+def test_hangs_are_added_to_the_folder_that_it_is_a_copy_of(address: str) -> None:
+    ran = run("hang", address, "--job", "other")
+    assert ran.message == (
+        f"tracekit: {address}: keeps no hang of a job 'other'; `tracekit collect --hang-after 120 --store FOLDER` adds"
+        " them, and a copy of FOLDER there has them"
+    )
 
 
 def test_the_dashboard_shows_it(folder: Store, address: str) -> None:

@@ -59,13 +59,15 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
     """Raises NotStoredError where there is none."""
     from tracekit.errors import NotStoredError
+    from tracekit.s3 import s3_url
 
     found = store.hangs(job)
     if not found:
         whose = "" if job is None else f" of a job {short(job)!r}"
-        raise NotStoredError(
-            f"{store.name}: keeps no hang{whose}; `tracekit collect --hang-after 120 --store {store.name}` adds them"
-        )
+        how = "`tracekit collect --hang-after 120 --store {}` adds them"
+        if s3_url(store.path) is not None:  # which is only read
+            how = how.format("FOLDER") + ", and a copy of FOLDER there has them"
+        raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how.format(store.name)}")
     return found[0]
 
 

@@ -49,6 +49,17 @@ class Remote:
             return False
         return True
 
+    def missing(self) -> StoreError:
+        """What to raise where there is no store: it names the bucket where that is what lacks."""
+        bucket, _, key = self.url.removeprefix(s3.S3).partition("/")
+        try:
+            known = s3.has_bucket(bucket)
+        except OSError:  # keys that may not ask
+            known = True
+        if not known:
+            return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
+        return StoreError(f"{self.url}: no tracekit store at {key!r} in bucket {bucket!r}; choose another --store")
+
     def state(self) -> str:
         """What tells one state of the store from the next."""
         return _copy(self.url).renewed()

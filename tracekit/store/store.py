@@ -385,7 +385,7 @@ class Store:
         """What reads this store."""
         if (remote := self._remote()) is not None:
             if not remote.exists():
-                raise StoreError(f"{self.name}: no tracekit store; choose another --store")
+                raise remote.missing()
             return remote
         if not self._exists():
             raise StoreError(f"{self.path}: no such store; make one with `tracekit import TRACE --store {self.path}`")
