@@ -17,6 +17,7 @@ from tracekit.errors import StoreError
 from tracekit.live.news import News, StoreNews
 from tracekit.live.notify import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
+from tracekit.live.told import Told
 from tracekit.live.watch import Watch, serving_metrics
 from tracekit.live.windows import WindowSize
 from tracekit.store import Store
@@ -156,6 +157,26 @@ def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:
     threading.Timer(0, stop.set).start()
     quiet.until_ended(stop)
     assert again == []
+
+
+def test_what_a_killed_watch_did_not_tell_is_told_by_the_next_and_only_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))  # and the watch is killed before it tells of the incident
+
+    def watched(url: str) -> None:
+        stop = threading.Event()
+        stop.set()
+        told = Told(store, url)
+        Watch(store, None, None, print, Notifier(url, arrived=told.note), told).until_ended(stop)
+
+    with receiving() as receiver:
+        watched(receiver.url)
+        watched(receiver.url)
+        store.end_watch("live")
+        watched(receiver.url)
+        watched(receiver.url)
+    assert [row["status"] for message in receiver.got for row in message["incidents"]] == ["opened", "closed"]
+    assert run("store", "check", "--store", store.path).code == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,10 @@ ANSWER_TIMEOUT_S = 10.0
 _SLACK = ("hooks.slack.com",)
 
 
+#: What a message says: number of each incident, and opened or closed.
+Keys = Sequence[tuple[int, str]]
+
+
 @dataclass(slots=True)
 class Sent:
     """What became of messages."""
@@ -48,10 +52,13 @@ class Sent:
 class Notifier:
     """Posts messages to `url`; `slack`: in Slack's format, by default where the URL is Slack's.
 
-    `counts` says what became of them, `problem` why the last attempt failed, None where it did not.
+    `arrived` hears, in another thread, of what each message that arrived said. `counts` says what became of them,
+    `problem` why the last attempt failed, None where it did not.
     """
 
-    def __init__(self, url: str, page: str = "", *, slack: bool | None = None) -> None:
+    def __init__(
+        self, url: str, page: str = "", *, slack: bool | None = None, arrived: Callable[[Keys], None] | None = None
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or any(char <= " " for char in url):
             raise SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
@@ -67,7 +74,8 @@ class Notifier:
             secret = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
             self._headers["Authorization"] = f"Basic {secret}"
         self._told: str | None = None
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._arrived = arrived
+        self._waiting: queue.Queue[tuple[bytes, Keys] | None] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._on_its_way = False
         self._thread = threading.Thread(target=self._run, name="tracekit-notify", daemon=True)
@@ -83,7 +91,8 @@ class Notifier:
             with suppress(queue.Empty):  # it was sent just now
                 self._waiting.get_nowait()
                 self.counts.dropped += 1
-        self._waiting.put_nowait(body)  # this thread alone adds
+        keys = [(one.incident_id, "opened") for one in opened] + [(one.incident_id, "closed") for one in closed]
+        self._waiting.put_nowait((body, keys))  # this thread alone adds
 
     def close(self, timeout_s: float) -> None:
         """Give what waits so long to be sent; the rest counts as dropped, what is on its way too."""
@@ -111,19 +120,21 @@ class Notifier:
             yield f"--notify: {lost} message{'s' if lost > 1 else ''} did not reach {self._receiver}"
 
     def _run(self) -> None:
-        while (body := self._waiting.get()) is not None:
+        while (message := self._waiting.get()) is not None:
             self._on_its_way = True
-            self._deliver(body)
+            self._deliver(*message)
             self._on_its_way = False
             if self._closing.is_set() and self._waiting.empty():  # there was no room for the None
                 return
 
-    def _deliver(self, body: bytes) -> None:
+    def _deliver(self, body: bytes, keys: Keys) -> None:
         delay_s = FIRST_RETRY_S
         for attempt in range(MOST_ATTEMPTS):
             self.problem = self._post(body)
             if self.problem is None:
                 self.counts.sent += 1
+                if self._arrived is not None:
+                    self._arrived(keys)
                 return
             if attempt + 1 == MOST_ATTEMPTS or self._closing.wait(delay_s):
                 break

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tracekit.live.notify import Notifier
     from tracekit.live.scrapes import Scrapes
+    from tracekit.live.told import Told
 
 #: How often the recording and the store are looked at, seconds.
 POLL_S = 0.5
@@ -42,12 +43,14 @@ class Watch:
     job: str | None
     tell: Callable[[str], None]
     notifier: Notifier | None = None
+    told: Told | None = None
     _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
         """Look again and again, until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
         news = StoreNews(self.store, self.job)
         self._tell(news)  # before the first window of the run, which is news
+        self._tell_what_is_left()
         ended = False
         while not ended and not stop.is_set():
             if self.run is not None:
@@ -71,6 +74,12 @@ class Watch:
                 self.tell(line)
         if unstored is not None:
             raise unstored
+
+    def _tell_what_is_left(self) -> None:
+        """Tell the receiver what a watch before this one was killed too early for."""
+        if self.notifier is not None and self.told is not None:
+            with suppress(StoreError):  # the first look has said so
+                self.notifier.tell(*self.told.left(self.job))
 
     def _tell_of_notifier(self) -> None:
         for line in () if self.notifier is None else self.notifier.changes():
