@@ -98,6 +98,7 @@ class FollowedRank:
     trouble: _Trouble | None = None
     _line: bytes = b""
     _last: int = 0
+    _left_over: bool = False
     _trail: Trail | None = None
     _held: list[npt.NDArray[np.void]] = field(default_factory=list)
 
@@ -140,7 +141,8 @@ class FollowedRank:
         """
         if self._trail is None:
             raise FormatError("garbage: it has written records, and not which process it is")
-        if left_over:
+        self._left_over |= left_over
+        if self._left_over:  # a shared folder can show the launcher's file before the end of the rank's own
             records = records[records["number"] > self._last]
         if not len(records):
             return

@@ -8,9 +8,11 @@ patched is patched when the process itself imports it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import (
     ENV_DIRECTORY,
     ENV_OPTIONS,
+    ENV_RINGS,
     RuntimeOptions,
     attempt_directory,
     rank_stem,
@@ -130,14 +133,31 @@ def activate(rank: int, world_size: int) -> None:
         _warn(f"rank {rank} cannot start its recorder ({type(error).__name__}: {error})")
 
 
+def _claimed(directory: Path, rank: int) -> bool:
+    """Whether this process is `rank` from now on; it is not where another process of this attempt already is.
+
+    That other process says which launcher it has. Of another launcher, it is the rank of another job.
+    """
+    launcher = f"{socket.gethostname()} {os.environ.get(ENV_RINGS)}".encode()
+    claim = directory / f"{rank_stem(rank)}.claim"
+    try:
+        with claim.open("xb") as file:
+            file.write(launcher)
+    except FileExistsError:
+        claimed_by = claim.read_bytes()
+        if claimed_by and claimed_by != launcher:
+            with contextlib.suppress(FileExistsError):
+                (directory / "other-job.claim").touch(exist_ok=False)  # said by one rank
+                _warn(f"{directory.parent}: another job records here; give each job a folder of its own (--segments)")
+        return False
+    return True
+
+
 def _start(rank: int, world_size: int) -> Any:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     directory = attempt_directory(Path(os.environ[ENV_DIRECTORY]), attempt)
     directory.mkdir(parents=True, exist_ok=True)
-    claim = directory / f"{rank_stem(rank)}.claim"
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    except FileExistsError:
+    if not _claimed(directory, rank):
         return None
     options = RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
     from tracekit.collectors.runtime.control import Control

@@ -13,7 +13,7 @@ from benchmarks.writtenrun import WrittenRun
 from tests.live.beside import Beside
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
-from tracekit.collectors.runtime.wire_format import Category
+from tracekit.collectors.runtime.wire_format import LEFT_OVER_SEGMENT, Category, segment_stem
 
 HOUR_NS = 3600 * 1_000_000_000
 
@@ -59,6 +59,26 @@ def test_a_fact_that_nothing_hangs_on_is_skipped_and_its_rank_stays(
     path = written.attempt_directory / "rank-000001.facts"
     assert lines(follower) == [f"rank 1: {path}: line 9: {said}; copy it again; facts like this are skipped"]
     assert sorted(follower.good) == [0, 1, 2, 3]
+
+
+def test_the_end_of_a_segment_that_shows_after_what_the_launcher_saved_is_no_garbage(written: WrittenRun) -> None:
+    """A shared folder shows files in any order; the launcher saves what a killed rank may have written by itself."""
+    written.run(range(1, 6))
+    follower, own = followed(written), written.segment(1)
+    assert lines(follower) == []
+    header, before = own.read_bytes()[:32], own.stat().st_size
+    written.run([6])
+    end = own.read_bytes()[before:]
+    own.write_bytes(own.read_bytes()[:before])
+    number, suffix = LEFT_OVER_SEGMENT, own.suffix
+    (own.parent / f"{segment_stem(1, number)}{suffix}").write_bytes(header + end)
+    assert lines(follower) == []
+    with own.open("ab") as file:
+        file.write(end)
+    assert lines(follower) == []
+    assert follower.ranks[1].whole == 6
+    records = follower.ranks[1].take(6)
+    assert len(np.unique(records["number"])) == len(records)
 
 
 def followed(written: WrittenRun) -> AttemptFollower:

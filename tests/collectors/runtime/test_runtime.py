@@ -10,9 +10,9 @@ import pytest
 import tracekit
 from tests.collectors.conftest import HEAVY, environment
 from tracekit.collectors import set_step, span
-from tracekit.collectors.runtime import control, spans
+from tracekit.collectors.runtime import bootstrap, control, spans
 from tracekit.collectors.runtime.patches import PatchSet, on_import
-from tracekit.collectors.runtime.wire_format import IDLE, RuntimeOptions, Schedule
+from tracekit.collectors.runtime.wire_format import ENV_RINGS, IDLE, RuntimeOptions, Schedule
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,21 @@ def test_imports_stay_light(module):
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert not (HEAVY | {"torch", "numpy"}) & set(done.stdout.split())
+
+
+def test_the_ranks_of_another_job_in_one_folder_say_so_once(tmp_path, monkeypatch, capsys):
+    """A second process of a rank is nothing unusual, until it has another launcher."""
+    monkeypatch.setenv(ENV_RINGS, "/proc/1/fd/7")
+    assert bootstrap._claimed(tmp_path, 0)
+    assert bootstrap._claimed(tmp_path, 1)
+    assert not bootstrap._claimed(tmp_path, 0)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv(ENV_RINGS, "/proc/2/fd/7")
+    assert not bootstrap._claimed(tmp_path, 0)
+    assert not bootstrap._claimed(tmp_path, 1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "another job records here; give each job a folder of its own (--segments)" in line
+    assert bootstrap._claimed(tmp_path, 2)  # a rank of another node has its own launcher
 
 
 class Sink:
