@@ -74,7 +74,7 @@ def _one_factor(evidence: Evidence, hit: Bools) -> bool:
 
 
 def _hosts(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
-    """Hosts of at least two traced workers most of which are slow."""
+    """Hosts of at least two traced workers most of which are slow, beside others: a job's only host has no peers."""
     hosts: dict[str, list[tuple[int, int]]] = {}
     for dp_index, dp_rank in enumerate(evidence.dp_ranks):
         for stage in range(evidence.stages):
@@ -84,7 +84,7 @@ def _hosts(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
     for host, cells in hosts.items():
         hit = np.zeros_like(slow)
         hit[tuple(np.array(cells).T)] = True
-        if len(cells) >= 2 and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
+        if len(cells) >= 2 and not hit.all() and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
             yield SlowGroup(slow & hit, host=host)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import tracekit
 from benchmarks.eventsim.cases import draw_job
-from benchmarks.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess
+from benchmarks.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess, When
 from benchmarks.eventsim.model import Noise, Posting, Queueing, Schedule, Shape
 from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic
@@ -222,3 +222,16 @@ def test_backwards_that_a_stopped_process_lengthens_make_no_slow_steps() -> None
     which the rank's slowness is taken off, never had it.
     """
     assert {cause.kind for cause in named(draw_job(9_770_000, "P17-stops"))} == {CauseKind.PROCESS_PAUSES}
+
+
+def test_the_only_host_of_a_job_is_not_slow_beside_others():
+    """Two ranks of one host, the one slow in the first half of the steps, the other in the second."""
+    halves = [
+        SlowWorkers(frozenset({(0, 0)}), 1.5, When(until=15)),
+        SlowWorkers(frozenset({(1, 0)}), 1.5, When(since=15)),
+    ]
+    slow = job(*halves, shape=Shape(dp=2, pp=1, tp=1, microbatches=4, steps=30))
+    assert {(cause.kind, str(cause.where)) for cause in named(slow)} == {
+        (CauseKind.BAD_WORKER, "worker (0,0)"),
+        (CauseKind.BAD_WORKER, "worker (1,0)"),
+    }
