@@ -187,7 +187,7 @@ def _trust(evidence: Evidence, trust: Trust) -> str:
     layout = evidence.replay.graph.layout
     ranks, inside = layout.tp * layout.cp, ""
     if ranks > 1 and evidence.lockstep is None:
-        inside = f"; nothing tells the {ranks} ranks of a worker apart: their waits inside ops were not recorded"
+        inside = f"; which of the {ranks} ranks of a worker is slow, the recording does not say"
     return f"the replay is within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
 

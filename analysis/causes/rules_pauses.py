@@ -125,10 +125,13 @@ class PythonGc(Rule):
         if _longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
             changes.append(Scale(evidence.collections, np.array(0.0)))
             share = Figure(
-                "recorded collections, over the step", _longest_share(evidence, stops), SMALLEST_STOP_SHARE, Unit.SHARE
+                "recorded collections of garbage, over the step",
+                _longest_share(evidence, stops),
+                SMALLEST_STOP_SHARE,
+                Unit.SHARE,
             )
             figures.append(share)
-            effects.append(f"recorded collections take {share.value:.0%} of the step on the worst worker")
+            effects.append(f"collections of garbage take {share.value:.0%} of the step on the worst worker")
             where = Where(workers=_stopped_workers(evidence, stops))
         pause = pauses_in_forwards(evidence)
         if pause is not None:
