@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 from tracekit.collectors.launch.departures import Departures, find_departure
 from tracekit.collectors.launch.hang_answers import write_departure
-from tracekit.collectors.launch.hang_pulses import Pulse, read_pulses
+from tracekit.collectors.launch.hang_pulses import Pulse, all_began, read_pulses
 from tracekit.collectors.runtime.wire_format import HANG_REQUEST
 from tracekit.stderr import say
 from tracekit.text import printable
 
-#: How often the pulses are read within `hang_after_s`: a large job has thousands.
+#: How often the pulses are read within `hang_after_s` once all ranks have begun: a large job has thousands.
 LOOKS = 40
 #: A rank known to be busy with a long phase is no hang for so many times `hang_after_s`.
 LONG_PHASE = 10
@@ -187,11 +187,13 @@ class HangWatcher:
         now = self.now()
         if now < self._due:
             return
-        self._due = now + self.hang_after_s / LOOKS
         attempt = max(self.directory.glob("attempt-*"), default=None)
         if self._departed and attempt == self._attempt:  # all is said of this one
             return
         pulses = {} if attempt is None else read_pulses(attempt)
+        # Each tick counts while ranks begin: of one that leaves before it is followed, nobody knows when it left.
+        if all_began(pulses):
+            self._due = now + self.hang_after_s / LOOKS
         self._departures.follow(pulse.process_id for pulse in pulses.values())
         if attempt is None or attempt != self._attempt or pulses != self._pulses or not pulses:
             if self._said:

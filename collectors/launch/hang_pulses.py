@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def read_pulses(attempt: Path) -> dict[int, Pulse]:
         if len(content) == PULSE.size:
             pulses[int(path.stem.removeprefix("rank-"))] = Pulse(*PULSE.unpack(content))
     return pulses
+
+
+def all_began(pulses: Mapping[int, Pulse]) -> bool:
+    """Whether every rank of the job has a pulse; never where another node's are written elsewhere."""
+    return bool(pulses) and len(pulses) == max(pulse.world_size for pulse in pulses.values())
 
 
 def host_of(attempt: Path, rank: int) -> str | None:

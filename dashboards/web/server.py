@@ -10,16 +10,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.errors import AppImportError
+from gunicorn.workers.gthread import ThreadWorker
 
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.errors import TracekitError
-from tracekit.s3 import absolute, s3_url
+from tracekit.s3 import absolute
 
 #: A what-if of a large job keeps a thread this long at most before gunicorn takes the worker for dead.
 TIMEOUT_S = 300
@@ -78,6 +80,26 @@ def serve(serving: Serving) -> None:
     _Gunicorn(serving).run()
 
 
+class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
+    """Answers requests with threads; Ctrl-C ends it at once, as it only reads.
+
+    gunicorn's own waits there for a lock that the code it interrupts may hold: it then hung until it was killed.
+    """
+
+    def handle_quit(self, _sig: int, _frame: FrameType | None) -> NoReturn:
+        """Called in the main thread, between any two of its instructions."""
+        os._exit(0)
+
+
+def _leave(_server: Any, worker: Worker) -> None:
+    """End a worker that has answered requests without more ado.
+
+    At the usual end Python would wait for threads that read ahead, or that stayed in the process that forked.
+    """
+    if worker.booted:
+        os._exit(0)
+
+
 class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     """Gunicorn started from here instead of from its own command line."""
 
@@ -89,7 +111,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
         for name, value in {
             "bind": f"fd://{self._serving.listening}",
             "workers": 1,
-            "worker_class": "gthread",
+            "worker_class": Worker,
             "threads": self._serving.threads,
             "timeout": TIMEOUT_S,
             "limit_request_line": LONGEST_REQUEST_LINE,
@@ -97,14 +119,9 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             "control_socket_disable": True,
             "proc_name": "tracekit-dashboard",
             "on_exit": lambda _server: self._serving.at_end(),
-            "worker_exit": self._leave,
+            "worker_exit": _leave,
         }.items():
             self.cfg.set(name, value)
-
-    def _leave(self, _server: Any, _worker: Any) -> None:
-        """End at once where S3 is read: its client would wait for threads that stayed in the process that forked."""
-        if s3_url(self._serving.store) is not None:
-            os._exit(0)
 
     def load(self) -> Any:
         from tracekit.dashboards.web.app import make_app

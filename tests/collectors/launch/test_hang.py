@@ -199,9 +199,23 @@ def test_where_a_rank_left_and_others_fail_nobody_waits_for_the_limit(watcher, c
     assert requests(tmp_path) == ["hang-001"]
 
 
+def test_ranks_are_followed_from_the_next_tick_on_after_they_begin(watcher, clock, tmp_path):
+    """Of one that leaves before it is followed, nobody knows when it left."""
+    for rank in (0, 1):
+        watcher.tick()
+        pulse(tmp_path, rank, 5)
+    watcher.tick()
+    assert set(watcher._pulses) == {0, 1}
+    pulse(tmp_path, 0, 6)
+    watcher.tick()
+    assert watcher._pulses[0].count == 5  # all have begun: it looks less often
+
+
 def test_a_rank_that_exits_without_a_word_is_named_instead_of_those_that_fail(tmp_path):
-    """A real job: gloo makes the other rank fail, and what starts the ranks sees only that."""
-    process = collect(tmp_path, ranks("_exit", "1"), "--hang-after", "30").process
+    """A real job: gloo makes the other rank fail, and what starts the ranks sees only that. It trains for some seconds
+    before: of ranks that are gone before the launcher has looked, nobody knows who left first.
+    """
+    process = collect(tmp_path, ranks("_exit", "1"), "--hang-after", "30", COMPUTE_S=1).process
     assert process.returncode
     (folder,) = tmp_path.glob("hang-*")
     (culprit,) = json.loads((folder / "report.json").read_text())["culprits"]

@@ -47,6 +47,19 @@ for number in range(8):
     Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f"job {number}", "x")])
 """
 
+#: Ctrl-C while a request is handed to a thread, which the executor does under its lock.
+INTERRUPTED = """
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from tracekit.dashboards.web.server import Worker
+
+worker = Worker.__new__(Worker)
+worker.tpool = ThreadPoolExecutor(1)
+signal.signal(signal.SIGQUIT, worker.handle_quit)
+with worker.tpool._shutdown_lock:
+    signal.raise_signal(signal.SIGQUIT)
+"""
+
 
 @contextmanager
 def dashboard(*arguments: object, folder: Path) -> Iterator[str]:
@@ -90,6 +103,9 @@ class TestTheCommand:
             assert get(f"{url}/whatif?kept={'x' * 8000}")[0] == 200
             assert [path.name[:18] for path in tmp_path.iterdir()] == ["tracekit-dashboard"]
         assert list(tmp_path.iterdir()) == []
+
+    def test_ctrl_c_ends_it_whatever_it_interrupts(self) -> None:
+        assert subprocess.run([sys.executable, "-c", INTERRUPTED], check=False, timeout=60).returncode == 0
 
     @pytest.mark.parametrize(
         ("arguments", "reason"),
