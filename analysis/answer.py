@@ -15,7 +15,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.fixes.first import best_fix, first_fix
+from tracekit.analysis.fixes.first import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import Verdict, main_clause, straggling_s
 from tracekit.findings import Account
@@ -67,10 +67,9 @@ class Culprit:
 class Answer:
     """Sentences without a full stop, None where there is nothing to say.
 
-    `headline`: as the verdict's, without its kind. `check`: what to look at before anything is done.
-    `fix`: the best fix of the leading cause, or all fixes where that one gives back little alone, and what it saves;
-    `action` and `saves`: the two apart. `others`: the other
-    causes that cost time, a sentence each, with its cost. `stalls`: isolated slow steps, by how much and what of,
+    `headline`: as the verdict's, without its kind. `fix`: what to do first about the leading cause, and what it saves;
+    `action` and `saves`: the two apart. `check`: where else to look. `others`: the other causes that cost time, a
+    sentence each, with its cost. `stalls`: isolated slow steps, by how much and what of,
     longest first. `causes`: where each of the diagnosis's causes is and what it does, in the same order; `places`: only
     where. `accounts`: of each cause that costs something, the leading one first, all that is to be said about it.
     """
@@ -109,16 +108,15 @@ def answer_of(
     leading = next((cause for loss in verdict.losses for cause in loss.causes), None)
     lost = verdict.lost_s > 0
     best = None if leading is None else first_fix(leading, fixes)
-    saves = None if best is None else _saves(evidence, best)
     return Answer(
         headline=verdict.sentence,
         cost=_cost(evidence, verdict, causes) if lost else None,
         who=None if leading is None else _who(evidence, leading, sure=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
-        fix=None if best is None else f"{best.title}: {saves}",
-        action=None if best is None else best.title,
-        saves=saves,
+        fix=None if leading is None else _fix(evidence, leading, best),
+        action=None if leading is None else act_of(leading, best),
+        saves=None if leading is None or best is None else _saves(evidence, leading, best),
         others=tuple(_other(evidence, cause) for cause in causes if cause.change is not None and cause is not leading),
         stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in stalls),
         causes=tuple(_cause(evidence, cause) for cause in causes),
@@ -163,12 +161,19 @@ def _who(evidence: Evidence, cause: Cause, *, sure: bool = True) -> str:
     return f"{_place(evidence, cause)}{coordinates}, {cause.when}{confidence}"
 
 
-def _saves(evidence: Evidence, best: Fix) -> str:
+def _fix(evidence: Evidence, cause: Cause, best: Fix | None) -> str | None:
+    """What to do about a cause, and what that gives back, where it has a price."""
+    act = act_of(cause, best)
+    return act if act is None or best is None else f"{act}; {_saves(evidence, cause, best)}"
+
+
+def _saves(evidence: Evidence, cause: Cause, best: Fix) -> str:
     """What a fix gives back, or why that is not promised."""
     if best.withheld is not None:
         return f"no saving promised, {best.withheld}"
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
-    assumes = f"; assumes {best.assumes}" if best.assumes else ""
+    assumed = assumed_by(cause, best)
+    assumes = f"; assumes {assumed}" if assumed else ""
     return (
         f"saves {'at most ' if best.bound else ''}{saved} a step"
         f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
@@ -179,16 +184,14 @@ def _saves(evidence: Evidence, best: Fix) -> str:
 def _trust(evidence: Evidence, trust: Trust) -> str:
     if not trust.trustworthy:
         return "; ".join(trust.reasons)
-    explained = (
-        f"launch delays add {trust.discrepancy:.1%}, all but {trust.unexplained:.1%} of it explained by causes"
-        if trust.discrepancy > LARGEST_DISCREPANCY
-        else f"launch delays add {trust.discrepancy:.1%}"
-    )
+    explained = f"gaps between ops add {trust.discrepancy:.1%}"
+    if trust.discrepancy > LARGEST_DISCREPANCY:
+        explained += f", all but {trust.unexplained:.1%} of it for causes named here"
     layout = evidence.replay.graph.layout
     ranks, inside = layout.tp * layout.cp, ""
     if ranks > 1 and evidence.lockstep is None:
-        inside = f"; which of the {ranks} ranks of a worker is slow, the recording does not say"
-    return f"the replay is within {trust.replay_error:.1%} of the recording; {explained}{inside}"
+        inside = f"; the {ranks} ranks of a worker are not told apart"
+    return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
 
 def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
@@ -228,7 +231,7 @@ def _accounts(
             who=_who(evidence, cause),
             why=cause.effect,
             check=cause.next_check,
-            fix=None if best is None else f"{best.title}: {_saves(evidence, best)}",
+            fix=_fix(evidence, cause, best),
             ranks=ranks,
             hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
             gpu_uuids=tuple(uuid for rank in ranks if (uuid := _uuid(gpus, rank))),
@@ -256,7 +259,7 @@ def _workers(evidence: Evidence, where: Where) -> Iterator[Worker]:
     """The workers of a place; none for the whole job."""
     yield from where.workers
     for link in where.links:
-        yield from (Worker(link.dp_rank, link.pp_rank), Worker(link.dp_rank, link.next_pp_rank))
+        yield from link.ends
     for dp_rank in where.dp_ranks:
         yield from (Worker(dp_rank, stage) for stage in range(evidence.stages))
 

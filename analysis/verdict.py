@@ -276,11 +276,13 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     small = ""
     if losses and losses[0].causes:
         first = losses[0].causes[0]
-        small = f"; the largest loss is small: {_described(evidence, first)} ({cost(first.saved_s, first.alone_s)})"
+        small = f"; the largest: {_described(evidence, first)} ({cost(first.saved_s, first.alone_s)})"
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY:
         small += f"; launch delays that no cause explains add {left:.0%} to the step"
-    sentence = f"no straggler (slowdown {found.slowdown:.3f}, straggling from {STRAGGLING_SLOWDOWN}){small}"
+    sentence = (
+        f"no straggler (slowdown {found.slowdown:.3f}) and no loss of {SMALLEST_HEADLINE_SHARE:.0%} of the step{small}"
+    )
     return _Headline(LossKind.BALANCED, 0.0, sentence)
 
 

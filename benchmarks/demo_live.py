@@ -37,7 +37,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for incident in message["incidents"]:
             print(f"\n  >>> the webhook got: incident {incident['incident']} {incident['status']}")
-            for key in ("what", "who", "check", "fix", "page"):
+            for key in ("what", "who", "fix", "check", "page"):
                 print(f"      {key:<6} {incident[key]}")
             print(flush=True)
             if incident["ranks"] == "1":

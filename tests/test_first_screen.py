@@ -52,18 +52,18 @@ def test_a_job_with_all_troubles_is_answered_on_one_screen(troubled: Report) -> 
     lines = screen(troubled)
     assert len(lines) <= 24
     shown = rows(lines)
-    assert shown[1:5] == ["Cost", "Who", "Check", "Fix"]
+    assert shown[1:5] == ["Cost", "Who", "Do", "Saves"]
     assert {"Also", "Trust", "Clocks", "Missing", "Next"} <= set(shown)
 
 
 def test_the_answer_comes_in_the_order_of_the_questions() -> None:
-    """What and who, what it costs, what to look at, what to do and what that saves, whether to believe it, and next."""
+    """What and who, what it costs, what to do and what that saves, whether to believe it, and next."""
     lines = screen(load(SAMPLES / "slow_worker.parquet").report)
     assert lines[2].startswith("STRAGGLER: rank 9 on host-0001 costs 31% of each step: computes 80% slower than")
-    assert rows(lines) == ["Cost", "Who", "Check", "Fix", "Trust", "Workers", "Steps", "Next"]
+    assert rows(lines) == ["Cost", "Who", "Do", "Saves", "Trust", "Workers", "Steps", "Next"]
     text = re.sub(r"\s+", " ", " ".join(lines))
     assert "119 of 384 GPU-hours a day, 298 a day at 2.5 a GPU-hour" in text
-    assert "saves 343.5 ms ± 2.7 ms a step (1.11 s -> 763.8 ms)" in text
+    assert "Saves 343.5 ms ± 2.7 ms a step (1.11 s -> 763.8 ms)" in text
 
 
 def test_a_healthy_job_is_five_lines_at_most() -> None:

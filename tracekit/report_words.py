@@ -72,7 +72,8 @@ def answer_rows(
     if lost is not None and gpu_hour is not None:
         lost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     why = None if answer.why is None or main_clause(answer.why) in answer.headline else answer.why
-    rows = {"Cost": lost, "Who": answer.who, "Why": why, "Check": answer.check, "Fix": answer.fix}
+    saves = answer.saves and answer.saves.removeprefix("saves ")
+    rows = {"Cost": lost, "Who": answer.who, "Why": why, "Do": answer.action or answer.check, "Saves": saves}
     yield from ((name, words) for name, words in rows.items() if words)
     others = list(answer.others[:most_causes])
     if left := len(answer.others) - len(others):

@@ -16,6 +16,8 @@ import numpy as np
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where
+from tracekit.analysis.causes.naming import Names
+from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_compute import (
     BadWorker,
@@ -202,7 +204,7 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         alone_s=0.0,
         refuted_by=rule.refuted_by,
         next_check=candidate.next_check or rule.next_check,
-        suggested_fix=candidate.suggested_fix or rule.suggested_fix,
+        suggested_fix=remedy_for(candidate.suggested_fix or rule.suggested_fix, Names.of(evidence), candidate.where),
         time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
         bound=candidate.bound,
         change=candidate.change,

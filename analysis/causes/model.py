@@ -67,6 +67,11 @@ class Link:
     pp_rank: int
     next_pp_rank: int
 
+    @property
+    def ends(self) -> tuple[Worker, Worker]:
+        """The workers that it joins."""
+        return Worker(self.dp_rank, self.pp_rank), Worker(self.dp_rank, self.next_pp_rank)
+
     def __str__(self) -> str:
         return f"dp {self.dp_rank}, stage {self.pp_rank} to {self.next_pp_rank}"
 

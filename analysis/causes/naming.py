@@ -15,6 +15,8 @@ from tracekit.text import short
 
 #: Names of a list that are written out; of the others their number.
 _MOST_NAMED = 4
+#: How the name of a worker begins whose ranks nothing tells apart.
+OF_RANKS = "the worker of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,12 @@ class Names:
             return _on_hosts(_several("rank", recorded), hosts)
         ranks = _several("rank", [rank + more for rank in recorded for more in range(self.alike)])
         if len(workers) == 1:  # one worker, which computes, costs and waits in the singular
-            ranks = Place(f"the worker of {ranks.words}", False)
+            ranks = Place(OF_RANKS + ranks.words, False)
         return _on_hosts(ranks, hosts)
 
     def _links(self, links: Sequence[Link]) -> Place:
         first = links[0]
-        ends = [Worker(first.dp_rank, first.pp_rank), Worker(first.dp_rank, first.next_pp_rank)]
+        ends = first.ends
         hosts = [f" on {short(host)}" if (host := self.hosts.get(end)) else "" for end in ends]
         known = [f"rank {self.ranks[end]}" if end in self.ranks else end.coordinates for end in ends]
         within = hosts[0] == hosts[1]

@@ -15,7 +15,10 @@ from tracekit.analysis.evidence.evidence import Evidence
 
 
 class Rule(ABC):
-    """One kind of cause: how it shows, what would refute it, what to look at next, what to do."""
+    """One kind of cause: how it shows, what would refute it, what to look at next, what to do.
+
+    `suggested_fix`: an act, with names to fill in (`remedies.py`).
+    """
 
     kind: ClassVar[CauseKind]
     title: ClassVar[str]

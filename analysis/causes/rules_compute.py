@@ -13,6 +13,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
+from tracekit.analysis.causes.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_HOST, THROTTLED_RANK
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, SMALLEST_FACTOR, ComputeProfile
@@ -186,7 +187,7 @@ class BadWorker(Rule):
         "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
         " steal, run queue"
     )
-    suggested_fix = "find out by the next check whether it is the machine or what runs on it"
+    suggested_fix = SLOW_RANK
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -206,7 +207,8 @@ class BadWorker(Rule):
     def of_workers(cls, evidence: Evidence, workers: Sequence[Worker]) -> Candidate:
         """The candidate that names `workers`, which are slow in the same steps."""
         hit = evidence.cells_of(workers)
-        figures = _worker_figures(evidence, hit)
+        figures, one_kind = _worker_figures(evidence, hit), _slow_kind(evidence, hit) is not None
+        remedy = SLOW_KIND if one_kind else None
         return Candidate(
             cls.kind,
             Where(workers=tuple(workers)),
@@ -216,8 +218,8 @@ class BadWorker(Rule):
             workers_as_fast_as_peers(evidence, hit),
             worker_series(evidence, hit),
             _time_of(evidence, hit),
-            next_check=None if _slow_kind(evidence, hit) is None else ONE_KIND_CHECK,
-            suggested_fix="drain and replace the worker" if evidence.hardware_at_fault(workers) else None,
+            next_check=ONE_KIND_CHECK if one_kind else None,
+            suggested_fix=THROTTLED_RANK if evidence.hardware_at_fault(workers) else remedy,
         )
 
 
@@ -237,7 +239,10 @@ class SlowHost(Rule):
         "host: PSI (cpu, memory, io), steal, run queue, page cache, CPU frequency governor; power and inlet temperature"
         " of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs"
     )
-    suggested_fix = "find out by the next check whether it is the machine or what runs on it"
+    suggested_fix = (
+        "see what holds {hosts} back: clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (/proc/pressure/cpu),"
+        " other jobs; if there is nothing that you can stop, drain {hosts}"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -260,7 +265,10 @@ class SlowRankGroup(Rule):
     signature = "forwards and backwards of several DP ranks take longer by one factor, on all stages, in the same steps"
     refuted_by = "the factors differ within the group, or follow the tokens of its microbatches"
     next_check = "what the group has in common: GPU model, power cap, driver, rack, inlet temperature"
-    suggested_fix = "give the group fewer microbatches, or keep it for a job of its own"
+    suggested_fix = (
+        "compare GPU model, power cap and driver of {ranks} with the others (nvidia-smi -q): make them alike, or give"
+        " {it} fewer microbatches"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -281,7 +289,7 @@ def _of_group(kind: CauseKind, evidence: Evidence, group: SlowGroup, where: Wher
         workers_as_fast_as_peers(evidence, group.hit),
         worker_series(evidence, group.hit),
         _time_of(evidence, group.hit),
-        suggested_fix="drain the host" if drained else None,
+        suggested_fix=THROTTLED_HOST if drained else None,
     )
 
 
@@ -301,7 +309,7 @@ class DataSkew(Rule):
     )
     refuted_by = "its microbatches have as many tokens, and as long sequences, as those of other DP ranks"
     next_check = "tokens and sum of squared sequence lengths per DP rank and step; the sampler's shards"
-    suggested_fix = "balance sequences across DP ranks"
+    suggested_fix = "have the sampler deal microbatches over DP ranks by cost, not by count"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -353,7 +361,7 @@ class StageImbalance(Rule):
     signature = "forwards and backwards of one stage take longer on all DP ranks"
     refuted_by = "the stage's DP ranks differ (then it is a worker), or all of them sit on one host"
     next_check = "layers per stage, vocabulary size and loss on the last stage, embedding on the first"
-    suggested_fix = "give the stage fewer layers"
+    suggested_fix = "give {place} fewer layers"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -414,7 +422,10 @@ class SlowSteps(Rule):
     signature = "in a few steps forwards and backwards of all workers take longer by one factor"
     refuted_by = "only some workers are slow in those steps"
     next_check = "cluster power cap, DCGM_FI_DEV_SM_CLOCK over time, compilation or autotuning in warm-up steps"
-    suggested_fix = "find what all workers share in those steps; leave warm-up steps out of the trace"
+    suggested_fix = (
+        "compare clocks and power caps of all GPUs in those steps with the others (DCGM_FI_DEV_SM_CLOCK); leave warm-up"
+        " and compilation out of the trace"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""

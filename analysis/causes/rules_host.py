@@ -63,7 +63,10 @@ class LateData(Rule):
     signature = "long data loading, or a launch delay before the first ops where loading was not recorded"
     refuted_by = "the delay stays when the loader's workers and prefetch depth are doubled"
     next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
-    suggested_fix = "prefetch more, on more loader workers"
+    suggested_fix = (
+        "raise num_workers and prefetch_factor of the data loader on {ranks} until steps no longer wait for it; if that"
+        " does not help, see to the storage that it reads from"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -109,7 +112,10 @@ class SlowOptimizer(Rule):
         "a profile of the optimizer step on this rank: offloading or swapping to the host, memory bandwidth, fused or"
         " foreach kernels; whether it also logs or writes there"
     )
-    suggested_fix = "make the optimizer the same on all ranks: same kernels, no offloading on this one alone"
+    suggested_fix = (
+        "profile the optimizer step of {ranks} beside a peer's (torch.profiler), and take out what runs only there:"
+        " offloading, swapping, other kernels, logging"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -161,7 +167,10 @@ class SlowHostCode(Rule):
         "a CPU profile of the rank's training thread at that place (py-spy record): user code, logging, evaluation,"
         " data preparation; run queue and steal of its cores"
     )
-    suggested_fix = "find what this rank alone does there; move it off the training thread, or to steps between"
+    suggested_fix = (
+        "record the training thread of {ranks} (py-spy record), and move what runs only there off that thread:"
+        " logging, evaluation, data preparation"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -208,7 +217,10 @@ class HostBound(Rule):
     signature = "launch delays and host work between ops that together make up a large share of the step"
     refuted_by = "CUDA graphs or larger microbatches leave the gaps as they are"
     next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"
-    suggested_fix = "CUDA graphs, fewer small kernels, no logging or evaluation between ops, pin the launching thread"
+    suggested_fix = (
+        "launch less: CUDA graphs or torch.compile(mode='reduce-overhead'), no .item() or logging within the step; pin"
+        " the launching threads to cores"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -236,7 +248,10 @@ class BusyCores(Rule):
         "top, and the CPU limit of the container (cpu.stat: nr_throttled); OMP_NUM_THREADS and loader workers times"
         " ranks against the cores; other jobs on the host"
     )
-    suggested_fix = "fewer threads than cores: OMP_NUM_THREADS, fewer loader workers, no neighbours, pinned ranks"
+    suggested_fix = (
+        "lower OMP_NUM_THREADS and the number of loader workers on {hosts} until all threads have a core; raise the CPU"
+        " limit if cpu.stat shows nr_throttled"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""

@@ -18,6 +18,7 @@ from tracekit.analysis.causes.model import (
     Where,
     confidence_from,
 )
+from tracekit.analysis.causes.remedies import SLOW_RANK
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
@@ -39,7 +40,7 @@ class SlowRankOfWorker(Rule):
     signature = "the other ranks of the worker wait for it inside their ops, and it waits for none"
     refuted_by = "the others wait as long after it has changed its node with one of them"
     next_check = "what the rank does between its collectives: clock and throttling of its GPU, its CPU cores, user code"
-    suggested_fix = "make the rank as fast as its peers: see what differs on it; another node where it is the hardware"
+    suggested_fix = SLOW_RANK
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -91,7 +92,9 @@ class LockstepJitter(Rule):
     signature = "ranks wait inside their ops for the last one, which is another one each time"
     refuted_by = "a longer recording in which one rank is the last one more often than chance explains"
     next_check = "what else runs on the cores and GPUs of these nodes; how long the ops between collectives are"
-    suggested_fix = "steady clocks and pinned processes; fewer and larger ops between collectives"
+    suggested_fix = (
+        "pin the processes to cores and lock the GPU clocks (nvidia-smi -lgc); merge small ops between collectives"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""

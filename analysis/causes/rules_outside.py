@@ -55,7 +55,10 @@ class SlowLink(Rule):
         "node_infiniband_symbol_error_total, link_downed_total, port_transmit_wait_total, hw_counters/"
         "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host"
     )
-    suggested_fix = "repair the link (cable, port, routing), or move one end"
+    suggested_fix = (
+        "have the link between {ends} checked: cable, ports, route (ibdiagnet: symbol errors, link_downed); meanwhile"
+        " move one end to another node"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -105,7 +108,10 @@ class SlowNic(Rule):
         "node_infiniband_port_transmit_wait_total, symbol_error_total, hw_counters/np_cnp_sent of its network card;"
         " DCGM_FI_DEV_PCIE_REPLAY_COUNTER; NCCL Inspector's coll_busbw_gbs of its ranks"
     )
-    suggested_fix = "have the card, its port and its PCIe slot checked; move the worker meanwhile"
+    suggested_fix = (
+        "have the network card of {hosts} checked: cable, port, PCIe slot (symbol errors, transmit_wait, PCIe replays);"
+        " meanwhile run {ranks} on another node"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -173,7 +179,7 @@ class UnrecordedWorkerLate(Rule):
     signature = "workers lack in the trace, and their peers take far longer to reduce gradients than to gather as many"
     refuted_by = "the missing workers do not exist, or gradients are many times the bytes of the parameters"
     next_check = "record the missing workers: why does the collector not run there, and what are they doing?"
-    suggested_fix = "record the worker, then treat it as the slow worker that it is"
+    suggested_fix = "find out why the collector does not run on all ranks, and record again with the missing ones"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -214,7 +220,9 @@ class Congestion(Rule):
     signature = "up to a tenth of the transfers and collectives are very long, on changing links and steps"
     refuted_by = "the long transfers are all on one link"
     next_check = "switch port flaps and ECN/PFC counters in those steps; hw_counters/np_cnp_sent, out_of_sequence"
-    suggested_fix = "find the flapping port or the congested uplink"
+    suggested_fix = (
+        "have the network team look for flapping ports and congested uplinks (port flaps, ECN and PFC counters)"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -251,7 +259,10 @@ class SharedCard(Rule):
     signature = "transfers are long while a data-parallel collective of one of their ends runs, and short otherwise"
     refuted_by = "the same transfers are as long without overlapped collectives"
     next_check = "a run without the overlap, or with collectives in smaller buckets: does the step get shorter?"
-    suggested_fix = "smaller buckets, fewer channels for overlapped collectives, or another card for the pipeline"
+    suggested_fix = (
+        "try smaller buckets (bucket_cap_mb) and fewer channels (NCCL_MAX_NCHANNELS) for the overlapped collectives, or"
+        " another card for the pipeline"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -295,7 +306,7 @@ class ClockError(Rule):
     signature = "a worker leaves every collective earlier or later than all others, by the same time"
     refuted_by = "chrony or PTP report the hosts in step within the offset"
     next_check = "chronyc tracking (or ptp4l's offset) on the host; record again with tracekit's clock probe"
-    suggested_fix = "synchronise the clocks; the figures here are corrected for the offset"
+    suggested_fix = "synchronise the clocks (chrony, ptp4l); the figures here are corrected for the offset"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""

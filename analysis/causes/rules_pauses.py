@@ -39,7 +39,7 @@ ROLLOUT_CHECK = (
     "what the loop does between model.eval() and model.train(): for rollouts, tokens per second, the longest sequence"
     " of a batch, and whether the inference engine batches continuously"
 )
-ROLLOUT_FIX = "generate with an inference engine, on GPUs of its own and a step ahead, or shorter and fewer rollouts"
+ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
 #: A worker stands out that is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
 
@@ -113,7 +113,7 @@ class PythonGc(Rule):
     )
     refuted_by = "pauses also in backwards, or at the same microbatch on all workers"
     next_check = "gc.callbacks with a timer, or gc.freeze() and gc.disable() for a hundred steps: do the pauses go?"
-    suggested_fix = "plan garbage collection: all ranks together, once every N steps"
+    suggested_fix = "call gc.disable() on all ranks, then gc.collect() on all of them in the same step, every N steps"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -210,7 +210,10 @@ class ProcessPauses(Rule):
         "host: cgroup cpu.stat (nr_throttled), PSI cpu, steal, run queue, signals to the process (strace -e signal);"
         " gc.callbacks with a timer: is it Python's collector?"
     )
-    suggested_fix = "find what stops the process: CPU limits, neighbours on the cores, a debugger, garbage collection"
+    suggested_fix = (
+        "check nr_throttled in cpu.stat of the container of {ranks} on {hosts}: if it grows, raise the CPU limit; if"
+        " not, find what stops the process (perf sched, strace -e signal, gc.callbacks)"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -283,7 +286,9 @@ class Checkpoints(Rule):
     signature = "recorded checkpoints that make up a large share of the time; or all ranks stand still every n steps"
     refuted_by = "the steps stay as long with checkpoints off"
     next_check = "how long a rank writes and to where; bandwidth of the storage; whether all ranks wait for one"
-    suggested_fix = "write checkpoints asynchronously, from a copy in host memory, sharded over the ranks"
+    suggested_fix = (
+        "write checkpoints in the background (torch.distributed.checkpoint.async_save), each rank its own shard"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -332,7 +337,9 @@ class Evaluations(Rule):
     signature = "recorded evaluations that make up a large share of the time"
     refuted_by = "the time between training steps stays with evaluation off"
     next_check = "how often the loop evaluates, on how many batches, and whether all ranks share them"
-    suggested_fix = "evaluate less often or on fewer batches, split over all ranks; or checkpoints, in a job of its own"
+    suggested_fix = (
+        "evaluate less often or on fewer batches, split over all ranks; or evaluate checkpoints in a job of its own"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""

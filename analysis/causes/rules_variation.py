@@ -40,7 +40,7 @@ class SequenceLengthImbalance(Rule):
     signature = "forward and backward of the same microbatch vary together, on all stages of its DP rank"
     refuted_by = "microbatches of equal sum of squared lengths differ as well"
     next_check = "the lengths of the packed documents per microbatch: cost against the sum of their squares"
-    suggested_fix = "balance sequences over DP ranks by cost, not by token count"
+    suggested_fix = "have the sampler deal microbatches over DP ranks by cost, not by token count"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -80,7 +80,10 @@ class PositionEffect(Rule):
     next_check = (
         "a Kineto trace of the first microbatch: allocations, autotuning, cache misses, a collective in between"
     )
-    suggested_fix = "warm up or move what only this microbatch does; balancing data does not help"
+    suggested_fix = (
+        "take a torch.profiler trace of a step, and move what only this microbatch does out of it: allocations,"
+        " autotuning, a collective; balancing data does not help"
+    )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
@@ -115,7 +118,7 @@ class RandomVariation(Rule):
     )
     refuted_by = "a longer trace in which the same workers are slow again"
     next_check = "clocks, temperature and power of the GPUs over minutes; other tenants of the hosts; a longer trace"
-    suggested_fix = "none by itself: fixed clocks, fewer tenants, or work that does not wait for the slowest of a step"
+    suggested_fix = "lock the clocks of the GPUs (nvidia-smi -lgc) and keep other jobs off the hosts, then record again"
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""

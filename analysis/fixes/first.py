@@ -15,6 +15,21 @@ from tracekit.text import hidden
 
 #: A fix that gives back less than this share of the step, and less than half of what all fixes do, is no first step.
 SMALLEST_FIRST_SHARE = 0.05
+#: Fixes whose titles say what is to be reached, not how; and when it is, which their prices take for granted.
+_REACHED = {
+    FixKind.REPLACE_WORKERS: "the speed of peers afterwards",
+    FixKind.DRAIN_HOST: "the speed of other hosts afterwards",
+    FixKind.REPAIR_LINK: "the speed of other links afterwards",
+    FixKind.REPAIR_NIC: "the speed of other cards afterwards",
+    FixKind.CALM_NETWORK: "all very long transfers go",
+    FixKind.STOP_PAUSES: "all pauses go",
+    FixKind.STEADY_STEPS: "all steps as fast as the usual one",
+    FixKind.ASYNC_CHECKPOINT: "no step waits for one",
+    FixKind.EVALUATE_ELSEWHERE: "no step waits for one",
+    FixKind.PREFETCH: "no step waits for data",
+    FixKind.HIDE_LAUNCHES: "all launch delays go",
+    FixKind.FREE_CORES: "a core for each training thread",
+}
 
 
 def paying_first(causes: Sequence[Cause], fixes: Sequence[Fix]) -> tuple[Cause, ...]:
@@ -47,6 +62,31 @@ def first_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
     if best is None or together is None or best.saved_s >= SMALLEST_FIRST_SHARE * _step_s(best):
         return best
     return together if hidden(best.saved_s, together.saved_s) else best
+
+
+def act_of(cause: Cause, fix: Fix | None) -> str | None:
+    """What to do, for a person who has to do it: the fix, or how to get there where the fix only says what to reach.
+
+    `fix`: the one for the cause, None where none has a price. None where nothing is known to help.
+    """
+    if fix is None:
+        return _sentence(cause.suggested_fix) or None
+    if fix.kind is FixKind.COMBINATION:
+        return f"Fix all causes together, for one fix alone gives back little; first {cause.suggested_fix}"
+    return _sentence(cause.suggested_fix) if _says_goal(cause, fix) else fix.title
+
+
+def assumed_by(cause: Cause, fix: Fix) -> str | None:
+    """What the saving takes for granted where `act_of` is what is done; None where nothing is."""
+    return fix.assumes or (_REACHED[fix.kind] if _says_goal(cause, fix) else None)
+
+
+def _says_goal(cause: Cause, fix: Fix) -> bool:
+    return fix.kind in _REACHED and fix.cause is cause.kind
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:

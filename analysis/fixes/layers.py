@@ -80,15 +80,15 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -
         return
     giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
-    moved = f"about {less[giving].mean():.0%} less work, the others more"
-    keeps = "Keep the slow worker, give" if kind is FixKind.SHIFT_WORK else "Give"
+    keeps = "Keep the slow worker, move" if kind is FixKind.SHIFT_WORK else "Move"
+    title = f"{keeps} layers off {named}: about {less[giving].mean():.0%} less work there, more on the others"
     details = {
         "work_now": (work_s / work_s.mean()).tolist(),
         "work_then": (work_s * factor / work_s.mean()).tolist(),
         "assumes": ANY_AMOUNT,
     }
     change = Scale(evidence.table, factor[None, :, None, None, None, None])
-    yield Plan(kind, f"{keeps} {named} {moved}", Where(), change, details=details, cause=cause)
+    yield Plan(kind, title, Where(), change, details=details, cause=cause)
 
 
 def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:

@@ -62,8 +62,8 @@ _DIRECT = {
 }
 #: What their prices take for granted where the title does not say it.
 _ASSUMED = {
-    FixKind.CALM_NETWORK: "all of them go",
-    FixKind.HIDE_LAUNCHES: "all of them go",
+    FixKind.CALM_NETWORK: "all very long transfers go",
+    FixKind.HIDE_LAUNCHES: "all launch delays go",
 }
 #: What balancing sequences over DP ranks is for.
 _UNEVEN_DATA = frozenset({CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
@@ -230,7 +230,7 @@ def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
     ]
     return Plan(
         FixKind.PLANNED_GC,
-        f"Collect garbage on all ranks together every {every} steps",
+        f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)",
         Where(),
         cause.change,
         step_times=cause.without_s,
@@ -269,7 +269,7 @@ def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
     offset = evidence.attribution.recorded_s - evidence.unchanged_s
     return Plan(
         FixKind.BALANCE_SEQUENCES,
-        "Deal microbatches over DP ranks by cost",
+        "Deal microbatches over DP ranks by cost, not by count, in the sampler",
         Where(),
         change,
         details={

@@ -62,8 +62,8 @@ def _cause(report: dict[str, Any], cause: dict[str, Any], name: str, advised_kin
         parts.append(html.Ul(figures, className="evidence"))
     for label, key in (
         ("Looks like", "signature"),
-        ("Next check", "next_check"),
-        ("Usual remedy", "suggested_fix"),
+        ("What to do", "suggested_fix"),
+        ("More to check", "next_check"),
         ("Wrong if", "refuted_by"),
     ):
         if cause[key] and (key != "suggested_fix" or cause["kind"] in advised_kinds):

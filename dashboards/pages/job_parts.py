@@ -83,7 +83,7 @@ def _rows(report: dict[str, Any], name: str) -> list[AnswerRow]:
             _way("critical path of the slowest step", "/timeline", job=name, step=slowest, critical="yes"),
         ),
         ("Costs", answer.get("cost"), _way("steps", "/time", job=name)),
-        ("Check before", answer.get("check"), None),
+        ("More to check", answer.get("check"), None),
         ("Also", f"{len(others)} more: {'; '.join(others)}" if others else None, None),
         ("Trust", f"{'yes' if trusted else 'NO'}: {answer['trust']}" if answer else None, _of_times(name)),
     ]

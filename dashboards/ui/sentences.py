@@ -195,7 +195,7 @@ def first_action(report: Report) -> tuple[str, str] | None:
     answer = report.get("answer") or {}
     if not answer.get("action") or not (report["trust"]["trustworthy"] or _promised(report)):
         return None
-    return answer["action"], answer["saves"]
+    return answer["action"], answer["saves"] or ""
 
 
 def advised(report: Report) -> set[str]:

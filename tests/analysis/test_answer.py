@@ -27,7 +27,11 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     assert answer.who is not None
     assert answer.who.startswith("rank 3 on node-1 (dp 3, stage 0), in every step, ")
     assert answer.fix is not None
-    assert answer.fix.startswith("Make rank 3 on node-1 as fast as its peers: saves 300.0 ms")
+    assert answer.action is not None
+    assert answer.action.startswith(
+        "Check the clocks of rank 3 on node-1 (nvidia-smi -q -d PERFORMANCE): if throttled, "
+    )
+    assert answer.fix.startswith(f"{answer.action}; saves 300.0 ms")
     assert "(610.0 ms -> 310.0 ms)" in answer.fix
     assert answer.check == report.diagnosis.causes[0].next_check
     (culprit,) = answer.culprits

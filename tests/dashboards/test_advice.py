@@ -85,7 +85,7 @@ def test_where_the_diagnosis_names_nobody_nothing_is_advised(
     assert advice_words(reports[name]) == [why[name]]
     job = pages.text("/job", job=name)
     assert why[name] in job
-    assert "Usual remedy" not in job
+    assert "What to do" not in job
     if name == "untrusted":
         assert reports[name]["trust"]["reasons"][0] in job
         assert diagnosis_words(reports[name]).startswith("Not trustworthy: launch delays add")

@@ -59,7 +59,7 @@ def test_the_page_shows_the_answer_and_does_not_scroll_sideways(
     page = show(report, width=width, theme=theme)
     answer = load(SAMPLES / "slow_worker.parquet").whatif().diagnosis.answer
     assert page.locator(".headline").inner_text() == f"STRAGGLER {answer.headline}"
-    assert answer.fix in page.locator(".card dd").all_inner_texts()
+    assert answer.action in page.locator(".card dd").all_inner_texts()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("svg.map rect").count() == 16
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -32,7 +32,8 @@ def test_answer_causes_and_fixes_are_the_tables_of_the_report() -> None:
     report = json.loads(run("whatif", job, "--json").out)
     answer, causes, fixes = tables(text)
     assert ["Who", report["answer"]["who"]] in answer
-    assert ["Fix", report["answer"]["fix"]] in answer
+    assert ["Do", report["answer"]["action"]] in answer
+    assert ["Saves", report["answer"]["saves"].removeprefix("saves ")] in answer
     assert [row[0] for row in causes[1:]] == [cause["title"] for cause in report["causes"]]
     assert len(fixes) == 1 + len(report["fixes"])
     assert f"**STRAGGLER: {report['answer']['headline']}**" in text

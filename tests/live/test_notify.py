@@ -208,8 +208,8 @@ def test_slack_gets_a_text_in_its_markup() -> None:
     assert text.splitlines() == [
         ":red_circle: *job &lt;1&gt;*: incident 7 opened: rank 3: slow",
         "*Who*: rank 3",
-        "*Check*: look",
-        "*Fix*: replace it",
+        "*Do*: replace it",
+        "*More to check*: look",
         "<https://dash/job?job=job+%3C1%3E&amp;window=4|the page of this window>",
     ]
     assert slack_message([], [CLOSED], "")["text"] == (

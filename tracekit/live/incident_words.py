@@ -12,9 +12,9 @@ from tracekit.store import Incident
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Who, what to look at first, and what it saves, as far as there is something to say."""
+    """Who, what to do first and what it saves, where else to look, as far as there is something to say."""
     cause = incident.cause
-    for title, text in (("Who", cause.who), ("Check", cause.check), ("Fix", cause.fix)):
+    for title, text in (("Who", cause.who), ("Do", cause.fix), ("More to check", cause.check)):
         if text:
             yield title, text
 

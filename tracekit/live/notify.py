@@ -222,7 +222,7 @@ def _slack_lines(incident: Incident, status: str, page: str) -> str:
     return "\n".join(lines)
 
 
-_TITLES = (("Who", "who"), ("Check", "check"), ("Fix", "fix"))
+_TITLES = (("Who", "who"), ("Do", "fix"), ("More to check", "check"))
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a job in characters: the map of workers, and S over the steps.
+"""Pictures of a job in characters: the map of workers, and the steps.
 
 In: S of workers, or a `Report`. Out: what rich prints.
 """
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
+from tracekit.text import seconds
 from tracekit.worker_cells import worker_cells
 
 #: The largest map, DP ranks x stages; larger jobs are pooled.
@@ -48,16 +49,13 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
 
 
 def small_map(report: Report, rows: int) -> RenderableType:
-    """`worker_map` in at most `rows` rows, its scale in the line above."""
+    """`worker_map` in at most `rows` rows, its scale in words in the line above."""
     dp_ranks = report.attribution.dp_ranks
     cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
     across = "stages across" if cells.patch[1] == 1 else f"{cells.patch[1]} stages in a cell"
     title = Text("Workers", style="bold")
-    title.append(f"  slowdown each causes alone, {across}: ", style="not bold")
-    for glyph, colour, words in (
-        (_GLYPHS[0], _HEAT[0], f" < {cells.bounds[0]:.2f}  "),
-        (_GLYPHS[-1], _HEAT[-1], f" >= {cells.bounds[-1]:.2f}"),
-    ):
+    title.append(f"  how much each slows the job, {across}: ", style="not bold")
+    for glyph, colour, words in ((_GLYPHS[0], _HEAT[0], " hardly  "), (_GLYPHS[-1], _HEAT[-1], " most")):
         title.append(glyph * 2, style=f"not bold {colour}").append(words, style="not bold")
     lines: list[RenderableType] = [title]
     ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
@@ -71,15 +69,15 @@ def small_map(report: Report, rows: int) -> RenderableType:
 
 
 def steps_line(report: Report) -> Text:
-    """The slowdown over the steps in one line: bars, and the extremes in words."""
+    """The recorded times of the steps in one line: bars, and the extremes in words."""
     found = report.attribution
-    slowdown = found.step_slowdown
+    times, worst = found.recorded, found.steps[int(found.step_slowdown.argmax())]
     line = Text("Steps    ", style="bold")
-    if len(slowdown) == 1:
+    if len(times) == 1:
         return line.append(f"only step {found.steps[0]} was traced", style="not bold")
-    line.append(sparkline(slowdown, _LINE_BARS), style="not bold #fe9929")
-    extremes = f"{slowdown.min():.2f} to {slowdown.max():.2f}"
-    return line.append(f" slowdown {extremes}, worst step {found.steps[int(slowdown.argmax())]}", style="not bold")
+    line.append(sparkline(times / np.median(times), _LINE_BARS), style="not bold #fe9929")
+    extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
+    return line.append(f" {extremes}, most lost in step {worst}", style="not bold")
 
 
 def step_bars(report: Report, width: int) -> RenderableType:
@@ -99,7 +97,10 @@ def step_bars(report: Report, width: int) -> RenderableType:
 
 
 def sparkline(slowdown: Floats, width: int) -> str:
-    """S over time as at most `width` bars, each the largest of its share; noise stays flat."""
+    """S over time as at most `width` bars, each the largest of its share; noise stays flat.
+
+    Times of steps go as well, beside the usual one.
+    """
     size = -(-len(slowdown) // width)
     peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
     low = min(peaks)

@@ -19,7 +19,8 @@ def test_a_worker_whose_repair_gives_back_more_comes_before_a_stage_that_costs_m
     (moved,) = (fix for fix in found.fixes if fix.kind is FixKind.REPARTITION)
     assert stage.saved_s > worker.saved_s > moved.saved_s
     assert found.answer.headline.startswith("rank 5 on host-0000 costs ")
-    assert found.answer.action == "Make rank 5 on host-0000 as fast as its peers"
+    assert found.answer.action is not None
+    assert found.answer.action.startswith("Check the clocks of rank 5 on host-0000 ")
     assert [one.kind for one in found.answer.accounts] == ["bad-worker", "stage-imbalance"]
 
 
@@ -29,9 +30,9 @@ def test_of_causes_that_hide_each_other_all_fixes_together_come_first():
     late = [("data-load", 0.15), FORWARD, BACKWARD]
     answer = Job(data_parallel_job([slow, late, late, late], steps=10)).whatif().diagnosis.answer
     assert answer.action is not None
-    assert set(answer.action.split(" + ")) == {
-        "Make rank 0 as fast as its peers",
-        "Prefetch data, so that no forward waits for it",
-    }
+    assert answer.action.startswith(
+        "Fix all causes together, for one fix alone gives back little; first raise num_workers "
+    )
+    assert len(answer.others) == 1
     assert answer.saves is not None
     assert answer.saves.startswith("saves 150.0 ms")

@@ -109,7 +109,7 @@ def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tm
     listed = Pages(store.path).page("/incidents")
     text = Pages(store.path).text("/incidents")
     assert "1 open" in text
-    assert f"Check: {incident.cause.check}" in text
+    assert f"Do: {incident.cause.fix}" in text
     assert "/job?job=live&window=0" in [link.href for link in found(listed, "Link")]
     store.end_watch("live")
     text = Pages(store.path).text("/incidents")

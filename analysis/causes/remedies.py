@@ -1,0 +1,75 @@
+"""What to do about a cause, as an act: a command to type, a setting to change, somebody to ask.
+
+In: the remedy of a rule, with names to fill in, and the place of a cause. Out: the remedy for that place.
+
+Names that a remedy can have in braces: `ranks` ("rank 9"), `it` (the pronoun for them), `hosts` ("host-0001", or "its
+node" where none is known), `ends` (the two ends of a link), `place` (ranks, stage or link with their hosts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tracekit.analysis.causes.model import Where
+from tracekit.analysis.causes.naming import OF_RANKS, Names, listed
+from tracekit.text import short
+
+#: Slow beside its peers, and nothing says why.
+SLOW_RANK = (
+    "check the clocks of {ranks} on {hosts} (nvidia-smi -q -d PERFORMANCE): if throttled, move {it} to another node; if"
+    " not, profile {it} beside a peer (torch.profiler, py-spy)"
+)
+#: Slow in forwards alone, or in backwards alone: a machine would be slow in both.
+SLOW_KIND = (
+    "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what only {it} runs there: hooks, user"
+    " code, other input"
+)
+#: A GPU is known to be throttled.
+THROTTLED_RANK = (
+    "move {ranks} to another node; have the power and the cooling of {hosts} checked, where GPUs are throttled"
+)
+THROTTLED_HOST = "drain {hosts}; have its power and its cooling checked, for GPUs are throttled there"
+#: More hosts than that are counted, not listed.
+_MOST_HOSTS = 4
+
+
+def remedy_for(template: str, names: Names, where: Where) -> str:
+    """The remedy with the names of a place."""
+    if "{" not in template:
+        return template
+    place, ranks = names.place(where), replace(names, hosts={}, host_of_rank={}).place(where)
+    words = "all ranks" if ranks is None else ranks.words.removeprefix(OF_RANKS)
+    several = ranks is None or ranks.plural or ranks.words != words
+    return template.format(
+        place="all ranks" if place is None else place.words,
+        ranks=words,
+        it="them" if several else "it",
+        hosts=_hosts(names, where),
+        ends=_ends(names, where),
+    )
+
+
+def _hosts(names: Names, where: Where) -> str:
+    """The hosts of a place, as far as all are known."""
+    if where == Where(steps=where.steps):
+        return "the hosts"
+    workers = [*where.workers, *(end for link in where.links for end in link.ends)]
+    workers += [
+        worker for worker in names.ranks if worker.dp_rank in where.dp_ranks or worker.pp_rank in where.pp_ranks
+    ]
+    hosts = {names.hosts.get(worker, "") for worker in workers}
+    hosts |= {names.host_of_rank.get(rank, "") for rank in where.ranks}
+    if where.host is not None:
+        hosts = {where.host}
+    if "" in hosts or not hosts:
+        return "its node" if len(workers) + len(where.ranks) == 1 else "their nodes"
+    return listed(map(short, sorted(hosts))) if len(hosts) <= _MOST_HOSTS else f"the {len(hosts)} hosts"
+
+
+def _ends(names: Names, where: Where) -> str:
+    """The nodes that a link joins; its ranks where nodes are not known or the same."""
+    ends = [end for link in where.links[:1] for end in link.ends]
+    hosts = [names.hosts.get(end, "") for end in ends]
+    if all(hosts) and len(set(hosts)) > 1:
+        return listed(map(short, hosts))
+    return listed(f"rank {names.ranks[end]}" if end in names.ranks else end.coordinates for end in ends)
