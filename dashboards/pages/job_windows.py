@@ -76,7 +76,7 @@ def _age(live: dict[str, Any]) -> Component:
     if not live["watched"]:
         return html.Span(f"ended; the last window came {viewer().moment(live['added_at'])}", className="note")
     stale_after = STALE_WINDOWS * ((live["ended_at"] or 0.0) - (live["started_at"] or 0.0)) + STALE_S
-    age = time.time() - live["added_at"]
+    age = max(time.time() - live["added_at"], 0.0)  # of another machine, whose clock may be ahead
     stale = age > stale_after
     return html.Span(
         f"{'stale' if stale else 'live'}: newest window {age:.0f} s ago",
