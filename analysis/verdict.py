@@ -1,7 +1,8 @@
 """The first line of a report: what kind of loss a job has, and how much.
 
-In: `Evidence` of a job and its causes. Out: a `Verdict`. S measures stragglers only: a job in which all ranks wait for
-data loses most of its time and has S = 1. So the verdict names the kind of loss that costs most, whoever shares it.
+In: `Evidence` of a job and its causes. Out: a `Verdict`. S measures stragglers only: a job whose ranks all wait for
+data loses most of its time but has S = 1. So the verdict names the kind of loss that costs most, whether one rank or
+all ranks have it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.model import OpKind
 from tracekit.text import cost, seconds
 
-#: A loss of less than this share of the step is no headline.
+#: A loss below this share of the step is not a headline.
 SMALLEST_HEADLINE_SHARE = 0.05
-#: A job that spends this share of its step in communication that nothing hides is bound by it.
+#: A job that spends this share of its step in exposed communication is communication-bound.
 COMMUNICATION_BOUND_SHARE = 0.3
-#: Causes explain S where they cost at least this share of what stragglers cost.
+#: Causes explain S if they cost at least this share of what stragglers cost.
 EXPLAINED_SHARE = 0.5
 
 
 class LossKind(StrEnum):
-    """What most of the lost time goes to."""
+    """What most of the lost time is spent on."""
 
     STRAGGLER = "straggler"
     INPUT = "input-bound"
@@ -43,7 +44,7 @@ class LossKind(StrEnum):
     CONTRADICTION = "contradiction"
 
 
-#: What is not here is a straggler.
+#: Causes that are not listed here are stragglers.
 _KIND_OF = {
     CauseKind.LATE_DATA: LossKind.INPUT,
     CauseKind.HOST_BOUND: LossKind.HOST,
@@ -55,7 +56,7 @@ _KIND_OF = {
     CauseKind.EVALUATION: LossKind.EVALUATION,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
 }
-#: Where the time of a loss goes that all ranks share, by its leading cause or by its kind.
+#: How a sentence names the time of a loss that all ranks share, by its leading cause or by its kind.
 _WENT_TO: Mapping[CauseKind | LossKind, str] = {
     CauseKind.BUSY_CORES: "are lost to busy cores",
     CauseKind.CHECKPOINT_STALLS: "go to checkpoints",
@@ -65,11 +66,12 @@ _WENT_TO: Mapping[CauseKind | LossKind, str] = {
     LossKind.STALLS: "are lost to pauses and stalls",
     LossKind.EVALUATION: "go to evaluation",
 }
-#: Stops of a few workers hold up the others: those workers are stragglers.
+#: Stops of a few workers hold up the others, so those workers are stragglers.
 _STRAGGLER_WHERE_FEW = frozenset(
     {CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.EVALUATION, CauseKind.PROCESS_PAUSES}
 )
-#: What the loop does by plan, on one rank for all or on all of them, and its ops: no straggler's, though S counts it.
+#: Planned work of the training loop, done by one rank for all or by every rank, and its ops. It is no straggler, though
+#: S counts it.
 _DONE_FOR_ALL = {
     CauseKind.CHECKPOINT_STALLS: OpKind.CHECKPOINT,
     CauseKind.EVALUATION: OpKind.EVALUATION,
@@ -78,9 +80,9 @@ _DONE_FOR_ALL = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loss:
-    """What one kind of loss costs, seconds of the mean step, and the causes behind it, the first to see to first.
+    """The cost of one kind of loss, seconds of the mean step, and its causes in the order in which to address them.
 
-    `explained_s`: what goes when these causes go; of `lost_s` the rest has no name.
+    `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause.
     """
 
     kind: LossKind
@@ -91,7 +93,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Headline:
-    """The kind of loss to name, what it costs in seconds of the mean step, and the sentence that says so."""
+    """The kind of loss to name, its cost in seconds of the mean step, and the sentence about it."""
 
     kind: LossKind
     lost_s: float
@@ -100,11 +102,11 @@ class _Headline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """The kind of loss that costs most, and what is lost in all.
+    """The kind of loss that costs most, and the total loss.
 
-    `headline_s`: seconds of the mean step that go to `kind`; `lost_s`: to all losses together; `share`: of the recorded
-    step, lost in all. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to
-    1, None where no cause is named.
+    `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
+    total loss over the recorded step. `sentence`: the verdict in words, without its kind. `confidence`: that of the
+    leading cause, 0 to 1, None if no cause is named.
     """
 
     kind: LossKind
@@ -156,7 +158,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
 
 
 def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
-    """What each kind of loss costs, first what gives back most as the job is."""
+    """The cost of each kind of loss; the kind whose fix saves most in the job as it is comes first."""
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
         if cause.change is not None:
@@ -173,7 +175,7 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     may_explain = [loss.lost_s for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
     if by_s and (stragglers.causes or max(may_explain, default=0.0) < EXPLAINED_SHARE * by_s):
-        # The mean that S compares with has the slow ones in it: of few ranks one slow one loses more than S says.
+        # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
         left_s = max(by_s - _explained_of_s(evidence, stragglers.causes), 0.0)
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
@@ -183,19 +185,19 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
 
 
 def _weight_s(loss: Loss) -> float:
-    """What decides which loss comes first, seconds: a cause that is known is worth more than a loss without."""
+    """The key that orders losses, seconds: a loss with a known cause outweighs one without."""
     return loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s
 
 
 def _done_for_all(cause: Cause) -> bool:
-    """Whether a cause is what the loop does by plan, on one rank or on all of them."""
+    """Whether a cause is planned work of the training loop, done by one rank for all or by every rank."""
     return cause.kind in _DONE_FOR_ALL and cause.change is not None and not cause.where.workers
 
 
 def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
-    """Seconds of what S says that go when the causes go.
+    """The seconds of S that go when the causes go.
 
-    S leaves out launch delays, and that steps overlap: what hides behind either costs less as the job is.
+    S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
     """
     plain: list[Change] = [NoDelays(), NoOverlap()]
     changes = [cause.change for cause in causes if cause.change is not None]
@@ -206,9 +208,9 @@ def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
 
 
 def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:
-    """Seconds of the mean step that stragglers cost beside other losses, which S counts, too, where ops take longer.
+    """Seconds of the mean step that stragglers cost beside other losses, which S also counts where ops take longer.
 
-    What they cost as the job is, or once the others are gone, whichever is more.
+    The larger of their cost in the job as it is and their cost once the other causes are gone.
     """
     changes = {loss.kind: [cause.change for cause in loss.causes if cause.change is not None] for loss in losses}
     others = [change for kind, mine in changes.items() if kind is not LossKind.STRAGGLER for change in mine]
@@ -225,10 +227,10 @@ def _loss_kind(cause: Cause) -> LossKind:
 
 
 def straggling_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
-    """Seconds of a step that stragglers cost by S, beside mean ops and without launch delays; 0 below S = 1.1.
+    """Seconds of a step that stragglers cost by S, compared with mean ops and without launch delays; 0 below S = 1.1.
 
-    S also counts the checkpoint or the evaluation of one rank for which the others wait. Where `causes` names it, S is
-    taken without.
+    S also counts the time that the others wait for the checkpoint or evaluation of one rank. If `causes` names it, it
+    is subtracted.
     """
     found = evidence.attribution
     if not found.straggling:
@@ -242,7 +244,7 @@ def straggling_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
 
 
 def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
-    """Seconds of a step that are lost in all: to stragglers what S says, else what goes when all causes go."""
+    """Total loss, seconds of a step: what goes when all causes go, but at least the largest single loss."""
     if len(losses) <= 1:
         return losses[0].lost_s if losses else 0.0
     changes = [cause.change for cause in causes if cause.change is not None]
@@ -251,7 +253,7 @@ def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss])
 
 
 def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
-    """The kind to name, what it costs, and the sentence that says so."""
+    """The kind of loss to name, its cost, and the sentence about it."""
     found = evidence.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
         step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
@@ -287,9 +289,10 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
 
 
 def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
-    """Who costs what, and how; of losses that all ranks share, what goes where. Then what other causes add.
+    """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
+    causes.
 
-    `others`: further losses, named where they or `loss` have no known cause.
+    `others`: further losses, named if they or `loss` have no known cause.
     """
     step_s = evidence.recorded_s
     beside = [other for other in others if not loss.causes or not other.causes][:1]
@@ -320,12 +323,12 @@ def _others(count: int) -> str:
 
 
 def main_clause(effect: str) -> str:
-    """What a cause does, without what noise or others do."""
+    """The effect of a cause without the clauses about noise and other ranks."""
     return effect.split(";", maxsplit=1)[0]
 
 
 def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
-    """The headline of causes that cost little each, often because each hides behind the others, and much together."""
+    """The headline for causes that each cost little, often because they hide behind each other, but much together."""
     causes = [cause for loss in losses for cause in loss.causes]
     share = lost_s / evidence.recorded_s
     named = "; ".join(_described(evidence, cause) for cause in causes[:2])
@@ -341,7 +344,7 @@ def _described(evidence: Evidence, cause: Cause) -> str:
 
 
 def _exposed_communication(evidence: Evidence) -> list[Loss]:
-    """What the mean step would save if communication took no time, where that binds the job; nothing elsewhere."""
+    """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
     if evidence.attribution.slowdown < SMALLEST_SLOWDOWN:
         return []
     silent = Scenario(Base.ORIGINAL, (Edit(communication(), Action.SET, 0.0),))

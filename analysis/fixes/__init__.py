@@ -1,7 +1,7 @@
-"""What to do about a slow job and what it buys: `price_fixes`.
+"""What to do about a slow job and how much time it saves: `price_fixes`.
 
-`workers`, `layers` and `general` make plans (`plan`), with `balance` and `partition` to work them out; `price` replays
-them; `first` tells which comes first.
+`workers`, `layers` and `general` make plans (`plan`) with the help of `balance` and `partition`; `price` replays the
+plans; `first` decides which fix comes first.
 """
 
 from tracekit.analysis.fixes.model import Fix, FixKind

@@ -1,7 +1,7 @@
-"""Microbatches dealt over DP ranks so that all have the same work.
+"""Deal microbatches over DP ranks so that every DP rank has the same work.
 
-In: the cost of each microbatch of a step. Out: which DP rank runs which, each as many as before. The bound is the
-mean: no deal can give the busiest DP rank less.
+In: the cost of each microbatch of a step. Out: which DP rank runs which microbatch. Every DP rank keeps its number of
+microbatches. No deal can give the busiest DP rank less than the mean.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
-#: Swaps tried per step before the deal is good enough.
+#: Stop improving the deal of a step after this many swaps.
 SWAPS = 200
-#: A swap must bring the busiest DP rank down by this share of its load.
+#: A swap must reduce the load of the busiest DP rank by at least this share.
 SMALLEST_GAIN = 1e-4
 
 
 def deal_step(cost: Floats) -> Ints:
     """Deal the microbatches of one step.
 
-    `cost`: [microbatches, dp_ranks], relative or seconds. Returns positions in `cost.ravel()`, same shape: DP rank d
-    runs those in column d. Longest first, round by round, each round's longest to the least loaded; then swaps between
-    the busiest DP rank and others while they help.
+    `cost`: [microbatches, dp_ranks], relative or in seconds. Returns positions in `cost.ravel()`, of the same shape: DP
+    rank d runs those in column d. Sorts the microbatches by cost; in each round, the longest goes to the DP rank with
+    the least load. Then swaps microbatches between the busiest DP rank and the others while that helps.
     """
     flat = cost.ravel()
     order = np.argsort(-flat, kind="stable").reshape(cost.shape)
@@ -38,9 +38,9 @@ def deal_step(cost: Floats) -> Ints:
 
 
 def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
-    """Swap one microbatch of the busiest DP rank where it helps most; False where none does.
+    """Make the swap that helps the busiest DP rank most; return False if no swap helps.
 
-    Works on `deal_step`'s own arrays.
+    Changes the arrays of `deal_step` in place.
     """
     busiest = int(load.argmax())
     partners = np.argsort(load, kind="stable")[:8]
@@ -48,7 +48,7 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     if not len(partners):
         return False
     mine = flat[dealt[:, busiest]]
-    # What moves from the busiest to each partner by each swap, [mine, partners, theirs].
+    # The load that each swap moves from the busiest DP rank to each partner, [mine, partners, theirs].
     moved = mine[:, None, None] - flat[dealt[:, partners]].T[None]
     gap = (load[busiest] - load[partners])[None, :, None]
     higher = np.maximum(load[busiest] - moved, load[partners][None, :, None] + moved)
@@ -71,7 +71,7 @@ def deal_job(cost: Floats) -> Ints:
 
 
 def dealt_cost(cost: Floats, deal: Ints) -> Floats:
-    """The cost at each place after the deal, [microbatches, steps, dp_ranks]."""
+    """The cost of the microbatch at each place after the deal, [microbatches, steps, dp_ranks]."""
     microbatches, steps, dp_ranks = cost.shape
     by_step = cost.transpose(1, 0, 2).reshape(steps, microbatches * dp_ranks)
     new = np.take_along_axis(by_step, deal.transpose(1, 0, 2).reshape(steps, -1), axis=1)

@@ -1,6 +1,6 @@
-"""Fixes that need no cause: less or hidden communication, a smaller pipeline bubble.
+"""Fixes that any job can try: less communication, hidden communication, a smaller pipeline bubble.
 
-In: `Evidence`. Out: `Plan`s, most of them bounds.
+In: `Evidence`. Out: `Plan`s; most of them are upper bounds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 
-#: Compress gradients and parameters to this share of their bytes: 16 to 8 bit.
+#: Compression shrinks gradients and parameters by this factor: 16 to 8 bits.
 COMPRESSION = 2
 
 
 def general_plans(evidence: Evidence) -> Iterator[Plan]:
-    """What any job could try."""
+    """Plans that do not depend on a cause."""
     if not evidence.collectives.empty:
-        # Waiting for a worker that was not recorded is no transfer: it stays.
+        # Waiting for an unrecorded worker is not transfer time, so it stays.
         transfers = evidence.traffic.transfer_share[..., None]
         yield Plan(
             FixKind.OVERLAP_DP,
@@ -40,7 +40,8 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
     profile = evidence.profile
     if profile is not None and evidence.stages > 1:
         chunks = evidence.table.shape[2]
-        # Twice the microbatches of half the size: the bubble of (pp - 1) / chunks microbatches halves.
+        # With twice as many microbatches of half the size, the bubble of (pp - 1) / chunks microbatches is half as
+        # long.
         slot_s = float(profile.stage_s.sum(axis=1).mean())
         saved_s = slot_s * (evidence.stages - 1) / chunks / 2
         yield Plan(

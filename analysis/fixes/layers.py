@@ -1,8 +1,8 @@
 """Fixes that move layers, or work, between stages.
 
-In: `Evidence` and `Cause`s. Out: `Plan`s. Where the layers of each stage are known: the best integer split, with the
-one in which the loss layer is alone. Where they are not, a split would be a guess: the plan says how much work each
-stage should have, which holds whatever the layers are.
+In: `Evidence` and `Cause`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
+and the split that leaves the loss layer alone on the last stage. If they are not, a split would be a guess: the plan
+gives the amount of work that each stage should have, which is valid for any layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tracekit.errors import SelectionError, TraceError
 from tracekit.text import short
 from tracekit.trace import Trace
 
-#: Stages that give up at least this share of what the stage gives that gives most are named.
+#: A plan names the stages that give up at least this share of what the largest giver gives up.
 NAMED_SHARE = 0.5
 #: Moving less than this share of a stage's work is not worth a plan.
 SMALLEST_MOVE = 0.01
@@ -41,11 +41,11 @@ ANY_AMOUNT = "work moves in any amount (whatif --layers gives a split)"
 
 
 def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
-    """A better share of the work where a stage has more of it, and one that spares a slow worker's stage."""
+    """Plans for a stage with too much work and for the stage of a slow worker."""
     profile = evidence.profile
     if profile is None or evidence.stages < 2:
         return
-    by_kind = {cause.kind: cause for cause in reversed(causes)}  # of several alike the costliest
+    by_kind = {cause.kind: cause for cause in reversed(causes)}  # the costliest cause of each kind
     uneven, slow = by_kind.get(CauseKind.STAGE_IMBALANCE), by_kind.get(CauseKind.BAD_WORKER)
     if uneven is None and slow is None:
         return
@@ -62,7 +62,7 @@ def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, 
 
 
 def _work_moved(evidence: Evidence, uneven: Cause | None, slow: Cause | None) -> Iterator[Plan]:
-    """How much work each stage should have, without a word about layers that nobody stated."""
+    """Plans that give the work of each stage; used if the layers are unknown."""
     if uneven is not None:
         yield from _shares(evidence, np.ones(evidence.stages), uneven, FixKind.REPARTITION)
     if slow is not None:
@@ -70,7 +70,10 @@ def _work_moved(evidence: Evidence, uneven: Cause | None, slow: Cause | None) ->
 
 
 def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -> Iterator[Plan]:
-    """Work moved until no stage is behind, as if none of it had to stay where it is (embedding, loss) or whole."""
+    """Move work until all stages take equally long.
+
+    Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
+    """
     profile = evidence.profile
     assert profile is not None
     work_s = profile.stage_s.sum(axis=1)
@@ -105,7 +108,7 @@ def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: 
 
 
 def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
-    """The last stage without layers: only its loss, the layers on the other stages."""
+    """A split that leaves only the loss on the last stage and its layers on the other stages."""
     if model.extra_s[:, -1].sum() == 0 or len(model.layers) < 2:
         return None
     others = len(model.layers) - 1
@@ -116,7 +119,7 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
 
 
 def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
-    """Fewer layers for the stage of a slow worker that cannot be replaced."""
+    """Give fewer layers to the stage of a slow worker that cannot be replaced."""
     best = best_split(with_slowness(model, _slowness(evidence)), lane)
     if best == model.layers:
         return
@@ -145,9 +148,10 @@ def _details(model: StageModel, best: tuple[int, ...]) -> dict[str, Any]:
 
 
 def check_layers(trace: Trace, layers: tuple[int, ...] | None) -> None:
-    """Raise SelectionError where stated `layers` do not fit the job, TraceError where those in its metadata cannot be.
+    """Raise SelectionError if the given `layers` do not fit the job, TraceError if the layers in its metadata are
+    impossible.
 
-    To be asked before the analysis: whether it needs the layers turns out late.
+    Call it before the analysis, which finds out only at its end whether it needs the layers.
     """
     stages = trace.layout.pp
     if layers is not None and len(layers) != stages:
@@ -167,7 +171,7 @@ def _shown(layers: Sequence[Any]) -> str:
 
 
 def _from_metadata(trace: Trace) -> tuple[int, ...] | None:
-    """The layers that the metadata says, where it says how many each stage has."""
+    """The layers that the metadata gives, if it gives them for each stage."""
     layers = trace.metadata.get("layers")
     if not isinstance(layers, list | tuple) or len(layers) != trace.layout.pp:
         return None

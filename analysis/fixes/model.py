@@ -1,6 +1,6 @@
-"""The words of fixes: what to do, what the step then takes, how sure the price is.
+"""Data model of fixes: what to do, how long the step takes afterwards, how certain the price is.
 
-In: what `fixes` replays. Out: `Fix`, one row of the table that `whatif` prints and `--json` carries.
+In: the replays of `price`. Out: `Fix`, one row of the table that `whatif` prints and that `--json` contains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tracekit.analysis.evidence.changes import Change
 
 
 class FixKind(StrEnum):
-    """What can be done."""
+    """The kinds of fixes."""
 
     REPLACE_WORKERS = "replace-workers"
     DRAIN_HOST = "drain-host"
@@ -43,11 +43,11 @@ class FixKind(StrEnum):
 class Fix:
     """One fix and its price.
 
-    `new_step_s`: mean recorded step after it; `saved_s`: mean seconds saved a step, +- `error_s` (replay error and
-    the scatter of the saving over the steps). `bound`: the fix cannot save more; how much of it is reached is open.
-    `withheld`: why no saving is promised, None where one is; the figures are then left out of `to_dict`.
-    `cause`: the cause it is for and `confidence` in that cause, 0 to 1; None for what any job could try.
-    `details`: the plan as plain data.
+    `new_step_s`: mean recorded step with the fix, seconds; `saved_s`: mean seconds saved per step, +- `error_s` (replay
+    error and standard error of the saving over the steps). `bound`: True if `saved_s` is an upper bound. `withheld`:
+    why no saving is reported, None if one is; `to_dict` then leaves the figures out. `cause`: the cause that the fix
+    addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try. `details`: the plan as
+    plain data.
     """
 
     kind: FixKind
@@ -66,7 +66,7 @@ class Fix:
 
     @property
     def assumes(self) -> str | None:
-        """What the price takes for granted and the trace does not show; None where nothing is."""
+        """What the price assumes but the trace does not show; None if nothing."""
         assumed = self.details.get("assumes")
         return None if assumed is None else str(assumed)
 

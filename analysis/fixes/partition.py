@@ -1,7 +1,7 @@
 """How many layers each pipeline stage should have.
 
-In: what each stage costs now and how many layers it has. Out: the cost of a layer, of what the first and the last
-stage do besides (embedding, loss), and the integer split of the layers with the shortest replayed step.
+In: the current cost and layers of each stage. Out: the cost of a layer, the extra cost of the first and the last stage
+(embedding, loss), and the integer split of the layers with the shortest replayed step.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.model import OpKind
 
-#: Extra cost of an end stage below this share of a stage is noise.
+#: Extra cost of an end stage below this share of the stage is noise.
 SMALLEST_EXTRA = 0.02
-#: No model has more layers on a stage; dealing out more would take for ever.
+#: No model has more layers on a stage, and the search for a split would take too long.
 MOST_LAYERS = 1000
 MOVES = 200
 
 
 @dataclass(frozen=True, eq=False)
 class StageModel:
-    """Costs of stages, seconds per microbatch.
+    """Cost of stages, seconds per microbatch.
 
-    `layer_s`: forward and backward of one layer, [kinds]. `extra_s`: what a stage's last chunk (first stage: first
-    chunk) costs beyond its layers, [kinds, stages]. `layers`: now, per stage. `slowness`: how much slower the slowest
-    worker of each stage is than its peers, [stages].
+    `layer_s`: forward and backward of one layer, [kinds]. `extra_s`: cost of a stage's last chunk (of the first stage:
+    of its first chunk) beyond its layers, [kinds, stages]. `layers`: current layers per stage. `slowness`: how much
+    slower the slowest worker of each stage is than its peers, [stages].
     """
 
     layers: tuple[int, ...]
@@ -41,7 +41,7 @@ class StageModel:
     slowness: Floats
 
     def chunk_s(self, layers: tuple[int, ...]) -> Floats:
-        """Cost of each chunk with that split, [kinds, stages, chunks]."""
+        """Cost of each chunk with the split `layers`, seconds, [kinds, stages, chunks]."""
         share = np.array(layers) / self.chunks
         cost = np.repeat((self.layer_s[:, None] * share)[:, :, None], self.chunks, axis=2)
         cost[:, 0, 0] += self.extra_s[:, 0]
@@ -50,15 +50,15 @@ class StageModel:
         return cost
 
     def factor(self, layers: tuple[int, ...]) -> Floats:
-        """Cost with that split over cost now, [kinds, stages, chunks]."""
+        """Cost with the split `layers` over current cost, [kinds, stages, chunks]."""
         return self.chunk_s(layers) / self.chunk_s(self.layers)
 
 
 def stage_model(base_s: Floats, layers: tuple[int, ...], slowness: Floats | None = None) -> StageModel:
     """Fit the model to `base_s`, seconds per chunk [kinds, stages, chunks].
 
-    The cost of a layer is the median over the inner stages (over all but the last with fewer than three stages); what
-    the ends cost beyond it is embedding and loss.
+    The cost of a layer is the median over the inner stages (with fewer than three stages: over all but the last). What
+    the end stages cost beyond it is embedding and loss.
     """
     total = base_s.sum(axis=2)
     per_layer = total / np.array(layers)
@@ -75,14 +75,14 @@ def stage_model(base_s: Floats, layers: tuple[int, ...], slowness: Floats | None
 
 @dataclass(frozen=True, eq=False)
 class OneLane:
-    """One DP rank's step replayed with one cost per (kind, stage, chunk): a thousandth of the job's replay."""
+    """Replays a step of one DP rank with one cost per (kind, stage, chunk), 1000 times faster than the whole job."""
 
     template: Template
     rows: Floats
 
     @classmethod
     def of(cls, replay: JobReplay) -> OneLane:
-        """The structure most lanes of the job have, every op at its ideal cost."""
+        """The structure that most lanes of the job share, with every op at its ideal cost."""
         blocks = replay.graph.blocks
         number = max(range(len(blocks)), key=lambda number: blocks[number].start.size)
         ideal = replay.durations.ideal[number]
@@ -96,7 +96,7 @@ class OneLane:
         return rows, kind, self.template.pp_rank[rows].astype(np.int64), np.maximum(self.template.chunk[rows], 0)
 
     def step_s(self, chunk_s: Floats) -> float:
-        """Step time with forwards and backwards of `chunk_s` [kinds, stages, chunks] seconds."""
+        """Step time, seconds, with forwards and backwards of `chunk_s` [kinds, stages, chunks] seconds."""
         rows, kind, stage, chunk = self._cells
         costs = self.rows.copy()
         costs[rows] = chunk_s[kind, stage, np.minimum(chunk, chunk_s.shape[2] - 1)]
@@ -104,10 +104,10 @@ class OneLane:
 
 
 def work_shares(work_s: Floats, slowness: Floats) -> Floats:
-    """The same work over stages so that all take as long, seconds [stages].
+    """Spread the same total work over the stages so that all take equally long, seconds [stages].
 
-    `work_s`: a microbatch's work of each stage on a healthy worker, seconds [stages]; `slowness`: how much longer its
-    slowest worker takes, [stages].
+    `work_s`: work of each stage per microbatch on a healthy worker, seconds [stages]; `slowness`: how many times longer
+    the slowest worker of each stage takes, [stages].
     """
     speed = 1 / slowness
     shares: Floats = work_s.sum() * speed / speed.sum()
@@ -117,7 +117,8 @@ def work_shares(work_s: Floats, slowness: Floats) -> Floats:
 def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least `smallest` layers.
 
-    Starts from the split whose costliest stage is cheapest, then moves single layers while the replayed step shortens.
+    Starts from the split whose costliest stage is cheapest, then moves single layers while that shortens the replayed
+    step.
     """
 
     def step_s(layers: tuple[int, ...]) -> float:
@@ -134,7 +135,7 @@ def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[
 
 
 def _even(model: StageModel, smallest: int) -> tuple[int, ...]:
-    """Layers dealt one by one to the stage that is then cheapest."""
+    """Deal the layers one by one, each to the stage that is cheapest after taking it."""
     layer = float(model.layer_s.sum())
     cost = model.extra_s.sum(axis=0)
     layers = [smallest] * len(model.layers)
@@ -148,7 +149,7 @@ def _even(model: StageModel, smallest: int) -> tuple[int, ...]:
 
 
 def _moves(layers: tuple[int, ...], smallest: int) -> list[tuple[int, ...]]:
-    """Every split one layer away."""
+    """Every split that differs by one moved layer."""
     moves = []
     for giver in range(len(layers)):
         if layers[giver] <= smallest:
@@ -163,5 +164,5 @@ def _moves(layers: tuple[int, ...], smallest: int) -> list[tuple[int, ...]]:
 
 
 def with_slowness(model: StageModel, slowness: Floats) -> StageModel:
-    """The model of a job whose stages wait for a slow worker."""
+    """The same model with the given `slowness` of each stage."""
     return replace(model, slowness=slowness)

@@ -1,6 +1,6 @@
-"""A fix before it has a price.
+"""A fix before it is priced.
 
-In: what the fix modules propose. Out: `Plan`, which `fixes` replays.
+In: what the fix modules propose. Out: `Plan`, which `price` replays.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tracekit.analysis.numeric.arrays import Floats
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One thing to do. `step_times`: known step times with it, [steps]; None: to be replayed from `change`.
+    """One proposed fix. `step_times`: its step times if known, seconds, [steps]; None: replay `change` to get them.
 
-    `extra_s`: seconds it adds to each step. `bound`: it cannot save more than the replay says. `cause`: the one it is
-    for, None for what any job could try. `details["assumes"]`: what the price takes for granted, in a few words.
+    `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause
+    that it addresses, None for a fix that any job can try. `details["assumes"]`: what the price assumes, in a few
+    words.
     """
 
     kind: FixKind

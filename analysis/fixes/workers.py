@@ -1,4 +1,4 @@
-"""Fixes for slow workers and hosts: replace them, or give them less to do.
+"""Fixes for slow workers and hosts: replace them, or give them less work.
 
 In: `Evidence` and `Cause`s. Out: `Plan`s.
 """
@@ -19,19 +19,19 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.model import Worker
 
-#: What a healthy worker is like: the trace knows no better one than its peers.
+#: A healthy worker is as fast as its peers: the trace has no better reference.
 LIKE_PEERS = "as fast as its peers"
-#: The smallest set of workers is sought whose repair brings the slowdown under this.
+#: Look for the smallest set of workers whose repair brings the slowdown below this.
 TARGET_SLOWDOWN = 1.05
 _Item = TypeVar("_Item")
 _SLOW_MACHINES = frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_HOST, CauseKind.SLOW_RANK_GROUP})
 
 
 def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
-    """What is slow as fast as its peers; where several workers are, the fewest that suffice; or less work for it.
+    """Make slow workers as fast as their peers; repair only as few as needed; or give a slow worker less work.
 
-    The price is that of a healthy worker in its place. To replace or drain a machine is said only where something
-    says that the machine is at fault.
+    The price assumes a healthy worker in its place. A plan says "replace" or "drain" only if there is evidence that the
+    machine is at fault.
     """
     slow = [cause for cause in causes if cause.kind in _SLOW_MACHINES]
     names = Names.of(evidence)
@@ -56,7 +56,7 @@ def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
 
 
 def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> Iterator[Plan]:
-    """The fewest of the slow workers whose repair brings the slowdown under the target."""
+    """The smallest set of slow workers whose repair brings the slowdown below the target."""
     ranked = sorted(workers, key=lambda worker: -_exact(evidence, worker))
     target_s = TARGET_SLOWDOWN * evidence.attribution.ideal_s * evidence.unchanged_s / evidence.attribution.original_s
 
@@ -86,7 +86,7 @@ def _replace(names: Names, where: Where) -> str:
 
 
 def _like_peers(names: Names, where: Where) -> str:
-    """What the price says, without a word about who is at fault."""
+    """What the price assumes, without blaming anybody."""
     place = names.place(where)
     assert place is not None, "what is slow has a place"
     return f"Make {place.words} as fast as {place.verb('its', 'their')} peers"
@@ -95,10 +95,10 @@ def _like_peers(names: Names, where: Where) -> str:
 def fewest_that_suffice(
     ranked: Sequence[_Item], reached: Callable[[Sequence[_Item]], bool]
 ) -> tuple[_Item, ...] | None:
-    """The fewest of `ranked` (worst first) for which `reached` holds; None where all do not suffice or none is needed.
+    """The fewest of `ranked` (worst first) for which `reached` holds; None if all do not suffice or none is needed.
 
-    The shortest prefix by bisection, then each member is left out if the rest still suffices. Repairing more never
-    slows a job, so `reached` is monotone.
+    Finds the shortest sufficient prefix by bisection, then drops each member that the rest can do without. Repairing
+    more never slows a job, so `reached` is monotone.
     """
     if not ranked or not reached(ranked) or reached(()):
         return None
@@ -115,14 +115,14 @@ def fewest_that_suffice(
 
 
 def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]:
-    """Fewer microbatches for the slow worker's DP rank, the rest spread over the others."""
+    """Fewer microbatches for the slow worker's DP rank; the other DP ranks take the rest."""
     profile = evidence.profile
     microbatches, dp_ranks = evidence.table.shape[3], len(evidence.dp_ranks)
     if profile is None or dp_ranks < 2 or microbatches < 2:
         return
     at = evidence.dp_index[worker.dp_rank]
     factor = float(worker_factor(evidence)[worker.pp_rank, at])
-    # As many as make (m - k) x factor equal to m + k / (dp - 1).
+    # Move as many microbatches k as make (m - k) x factor equal to m + k / (dp - 1).
     even = microbatches * (factor - 1) / (factor + 1 / (dp_ranks - 1))
     plans = []
     for moved in sorted({int(np.floor(even)), int(np.ceil(even))} - {0}):
