@@ -1,1 +1,1 @@
-"""Who costs what: S and S_x, exact figures for each worker, their patterns over time and space."""
+"""Attribution of lost time: S and S_x, exact figures for each worker, and their patterns over time and space."""

@@ -30,16 +30,16 @@ from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
 from tracekit.trace import traced_dp_ranks
 
-#: M_W idealises this share of the workers, at least one.
+#: M_W idealises this share of the workers, at least one of them.
 SLOWEST_WORKERS_SHARE = 0.03
-#: What changes one DP rank after the other (its launch delays, idealising it) is asked up to this many op-replays.
+#: Upper limit, in op evaluations, for questions about one DP rank at a time (its launch delays, idealising it).
 COSTLIEST_BY_DP_RANK = 200_000_000
 
 Progress = Callable[[str], None]
 
 
 def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribution:
-    """Ask every what-if question of `replay`. `progress` is told what is under way."""
+    """Answer every what-if question about `replay`. `progress` is called with the name of each stage of the work."""
     tell = progress or (lambda _: None)
     graph, durations = replay.graph, replay.durations
     stages = graph.layout.pp
@@ -136,7 +136,7 @@ def _critical_times(replay: JobReplay, scenario: Scenario) -> CriticalTimes:
 
 
 def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
-    """Every ratio divides by a step time. Raises TraceError where one is not above zero."""
+    """Raise TraceError if a step time is not above zero: every ratio divides by one."""
     for name, values in times.items():
         if (values <= 0).any():
             at = int(values.argmin())
@@ -152,9 +152,10 @@ def slowdown_of(replay: JobReplay) -> float:
 
 
 def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
-    """S if the collectives that lack DP ranks of the layout did nothing but wait for them; None where none is missing.
+    """S if the collectives that lack DP ranks of the layout did nothing but wait for them; None if no DP rank is
+    missing.
 
-    Where ranks are missing in some steps only, those steps count alone.
+    If DP ranks are missing from some steps only, only those steps count.
     """
     graph, incomplete = replay.graph, _incomplete_steps(replay)
     waiting = DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
@@ -168,7 +169,7 @@ def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
 
 
 def _incomplete_steps(replay: JobReplay) -> Int32s:
-    """The numbers of the steps that lack DP ranks of the layout."""
+    """The numbers of the steps from which DP ranks of the layout are missing."""
     graph = replay.graph
     lanes = np.zeros(len(graph.steps), np.int64)
     for block in graph.blocks:
@@ -177,7 +178,7 @@ def _incomplete_steps(replay: JobReplay) -> Int32s:
 
 
 def _by_worker(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], by_dp_rank: Floats) -> Floats:
-    """Step times with one worker as recorded, [steps, dp_ranks, stages]."""
+    """Step times of the ideal job with one worker as recorded, seconds, [steps, dp_ranks, stages]."""
     stages = replay.graph.layout.pp
     if stages == 1:
         return by_dp_rank[:, :, None]

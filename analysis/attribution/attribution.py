@@ -1,6 +1,8 @@
-"""What straggler attribution found: step times per scenario, from which every ratio follows, and whether to trust it.
+"""The result of straggler attribution: step times per scenario, from which every ratio follows, and whether to trust
+it.
 
-In: the answers that `attribute` got of the replay. Out: S, waste and contributions by kind, stage, DP rank and worker.
+In: the step times that `attribute` got from the replay. Out: S, waste and contributions by kind, stage, DP rank and
+worker.
 Equations: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25).
 """
 
@@ -18,15 +20,15 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.model import Worker
 from tracekit.text import seconds
 
-#: S from here on is straggling.
+#: A job is straggling if S is at least this.
 STRAGGLING_SLOWDOWN = 1.1
-#: A recording that the replay without launch delays misses by more than this explains too little.
+#: If the replay without launch delays misses the recording by more than this, it explains too little.
 LARGEST_DISCREPANCY = 0.05
-#: A straggling job of which missing ranks could hide this much more of S has no price to rely on.
+#: If missing ranks could hide this much more of S, the price of a straggling job is not reliable.
 LARGEST_HIDDEN = 1.05
-#: More ops than this share with a negative time are more than a few odd recordings.
+#: A larger share of ops with negative times is more than a few odd recordings.
 LARGEST_CLAMPED_SHARE = 0.002
-#: A job cannot run faster than without its stragglers; below this S is more than rounding and noise.
+#: A job cannot be faster than without its stragglers; S below this is more than rounding and noise.
 SMALLEST_SLOWDOWN = 0.98
 
 
@@ -35,7 +37,7 @@ class Trust:
     """Whether the replay explains the recording.
 
     `replay_error` = |T(launch delays kept) - T(recorded)| / T(recorded); `discrepancy` = T(recorded)/T(original) - 1,
-    the share of time that launch delays add. `unexplained`: what of it no named cause explains.
+    the share of time that launch delays add. `unexplained`: the part of `discrepancy` that no named cause explains.
     """
 
     replay_error: float
@@ -47,7 +49,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One set x of ops, two estimates, mean step times in seconds.
+    """Two estimates of what a set x of ops costs; mean step times in seconds.
 
     `added_s` = T(ideal, x as recorded); `removed_s` = T(original, x idealised).
     """
@@ -64,20 +66,20 @@ class Contribution:
 
     @property
     def removal(self) -> float:
-        """Share of the straggler loss that idealising x gives back; nan where nothing is lost."""
+        """Share of the straggler loss that goes when x is idealised; nan if nothing is lost."""
         return _share(self.original_s - self.removed_s, self.original_s - self.ideal_s)
 
     @property
     def addition(self) -> float:
-        """Share of the straggler loss that x causes alone; nan where nothing is lost."""
+        """Share of the straggler loss that x causes alone; nan if nothing is lost."""
         return _share(self.added_s - self.ideal_s, self.original_s - self.ideal_s)
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalTimes:
-    """Who is on the critical path, mean seconds a step: by reported kind, by worker, and while nothing on it ran.
+    """Mean seconds of a step on the critical path: by reported kind, by worker, and while nothing on the path ran.
 
-    All of them by kind and `delay_s` add up to the step time, and so do all by worker and `delay_s`.
+    The values of `by_kind` and `delay_s` add up to the step time, and so do those of `by_worker` and `delay_s`.
     """
 
     by_kind: Mapping[str, float]
@@ -87,20 +89,23 @@ class CriticalTimes:
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Step times of every what-if question asked of one job. Arrays are seconds; `steps` are step numbers, [steps].
+    """Step times for every what-if question about one job. Arrays are seconds; `steps` are step numbers, [steps].
 
     `recorded`, `original`, `ideal`: [steps]. `by_kind`: reported kind -> [steps]; `by_stage`: [steps, stages];
     `by_dp_rank`: [steps, dp_ranks]; `by_worker`: [steps, dp_ranks, stages]: the ideal job with only that set as
     recorded. `removed_by_kind`, `removed_by_stage`, `removed_by_dp_rank`: the original job with only that set
     idealised. `delayed_by_kind`, `delayed_by_stage`, `delayed_by_dp_rank`: the original job with only that set's launch
-    delays. Removed and delayed by DP rank take a replay each, so these two are None where that is too dear.
-    `critical`: the critical path of the recorded, the original and the ideal job.
-    `m_w`, `m_s`: the slowest 3 % of workers, the last stage. `correlation`: stage -> r, None where undefined.
+    delays. `removed_by_dp_rank` and `delayed_by_dp_rank` take a replay for each DP rank; they are None if that is too
+    expensive.
+
+    `critical`: the critical path of the recorded, the original and the ideal job. `m_w`, `m_s`: the slowest 3 % of
+    workers, the last stage. `correlation`: stage -> r, None where undefined.
+
     `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
-    where nothing was reconstructed. `hidden_slowdown`: S if all that collectives take was waiting for DP ranks that are
-    not in the trace, None where none is missing. `incomplete_steps`: how many steps lack DP ranks. `ops`: how many ops
-    are in the graph. `clock_doubts`: why clocks may be off otherwise than said. `coarse_starts_s`: the resolution of
-    the recorded starts, seconds, where it is too coarse, else None.
+    if nothing was reconstructed. `hidden_slowdown`: S if collectives did nothing but wait for DP ranks that are not in
+    the trace, None if none is missing. `incomplete_steps`: the number of steps with missing DP ranks. `ops`: the number
+    of ops in the graph. `clock_doubts`: why the measured clock offsets may be wrong. `coarse_starts_s`: the resolution
+    of the recorded starts, seconds, if it is too coarse, else None.
     """
 
     steps: Int32s
@@ -158,7 +163,7 @@ class Attribution:
 
     @property
     def waste(self) -> float:
-        """Share of the step time lost to stragglers, 1 - 1/S; negative where the ideal is slower than the original."""
+        """Share of the step time lost to stragglers, 1 - 1/S; negative if the ideal is slower than the original."""
         return waste(self.slowdown)
 
     @property
@@ -173,7 +178,7 @@ class Attribution:
 
     @property
     def wasted_gpu_hours_per_day(self) -> float:
-        """GPU-hours a day at this rate loses."""
+        """GPU-hours that a day at this rate would lose."""
         return self.waste * self.world_size * 24
 
     @property
@@ -213,11 +218,13 @@ class Attribution:
 
     @cached_property
     def trust(self) -> Trust:
-        """Whether to believe the numbers above, and why not, as the published method has it: nothing is explained."""
+        """Whether to believe the figures, with the reasons; as in the published method, no launch delay counts as
+        explained.
+        """
         return self.trust_given(self.discrepancy)
 
     def trust_given(self, unexplained: float) -> Trust:
-        """As `trust`, where named causes explain the launch delays but for `unexplained`, a share of T(original)."""
+        """As `trust`, if named causes explain all launch delays except `unexplained`, a share of T(original)."""
         error = abs(float(self.with_delays.mean()) - self.recorded_s) / self.recorded_s
         discrepancy = self.discrepancy
         reasons = []
@@ -243,7 +250,7 @@ class Attribution:
         return Trust(error, discrepancy, unexplained, not reasons, tuple(reasons))
 
     def _doubts(self) -> list[str]:
-        """Why the verdict could be another one, had more been recorded."""
+        """Reasons why a more complete recording could give a different verdict."""
         doubts = list(self.clock_doubts)
         if self.coarse_starts_s is not None:
             doubts.append(

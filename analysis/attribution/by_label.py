@@ -1,6 +1,6 @@
-"""Attribution by any label, or by several: which host, which tensor-parallel rank, which kernel class costs the time.
+"""Attribution by one or more labels: which host, which tensor-parallel rank, which kernel class costs the time.
 
-In: a replay and names of labels. Out: exact S_x for each value that occurs, x being the ops that have it.
+In: a replay and names of labels. Out: for each value that occurs, the exact S_x of the ops x that have it.
 Equation: S_x = T(ideal, x as recorded) / T(ideal), OSDI'25.
 """
 
@@ -21,7 +21,7 @@ from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
 from tracekit.errors import SelectionError
 
-#: Every value takes a replay of the whole job: more op-replays than that take minutes.
+#: Every value takes a replay of the whole job; more op evaluations than this take minutes.
 COSTLIEST_OP_REPLAYS = 20_000_000_000
 
 
@@ -29,9 +29,8 @@ COSTLIEST_OP_REPLAYS = 20_000_000_000
 class Share:
     """What the ops of one value (or combination of values) cost.
 
-    `ops`: how many there are. `slowdown`: S_x, nan where the ideal job takes no time.
-    Seconds a step: `added_s` = T(ideal, x as recorded) - T(ideal), `removed_s` = T(original) - T(original, x ideal),
-    what idealising them gives back.
+    `ops`: their number. `slowdown`: S_x, nan if the ideal job takes no time. Seconds per step: `added_s` = T(ideal, x
+    as recorded) - T(ideal); `removed_s` = T(original) - T(original, x ideal), what idealising the ops saves.
     """
 
     values: tuple[Value, ...]
@@ -42,9 +41,10 @@ class Share:
 
 
 def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]:
-    """Exact S_x by a label or by combinations of several, costliest first. Ops without one of the labels are in none.
+    """Exact S_x by a label or by combinations of several, costliest first. Ops that lack one of the labels are left
+    out.
 
-    Raises SelectionError for a label that no op has, or one of more values than can be replayed.
+    Raises SelectionError for a label that no op has, or one with too many values to replay.
     """
     graph = replay.graph
     values, codes = _combined(graph, names)
@@ -80,7 +80,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
 
 
 def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Ints]]:
-    """The combinations that occur, and per block the position of each op's among them; broadcasts to [rows, lanes]."""
+    """The combinations that occur, and per block the index of each op's combination; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
     sizes = [1 + max(int(labels[at].codes.max(initial=0)) for labels in parts) for at in range(len(names))]
     mixed, occurring = [], []
@@ -98,12 +98,12 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
     values = [tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in digits]
     positions = [
         np.where(np.isin(code, found), np.searchsorted(found, code), UNLABELLED) for code in mixed
-    ]  # of what no op has, none
+    ]  # UNLABELLED for ops without a label
     return values, positions
 
 
 class _RowsOf:
-    """The ops of each value in one block: its rows where all lanes agree."""
+    """The ops of each value in one block, as rows if all lanes agree."""
 
     def __init__(self, codes: Ints) -> None:
         self.codes = codes
@@ -116,7 +116,7 @@ class _RowsOf:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """The ideal job with only these ops as recorded (`kept`), or the original with only these ideal."""
+    """Scenario: the ideal job with only these ops as recorded (`kept`), or the original with only these ops ideal."""
 
     rows: Sequence[_RowsOf]
     code: int

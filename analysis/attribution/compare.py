@@ -1,8 +1,9 @@
-"""Two jobs, or two parts of one, held against each other: did the change help, and how sure is that?
+"""Compare two jobs, or two parts of one: did the change help, and how certain is that?
 
-In: their reports as plain data (docs/report-schema.md) and exact S of their workers in each step. Out: two `Side`s and
-what differs, with intervals over the steps. Nothing is replayed.
-Parts of one job are told apart by step; both are measured against the ideal of the whole job.
+In: their reports as plain data (docs/report-schema.md) and the exact S of their workers in each step. Out: two `Side`s
+and their differences, with confidence intervals over the steps. Nothing is replayed.
+
+The parts of one job are ranges of steps; both are measured against the ideal of the whole job.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.errors import SelectionError
 from tracekit.text import seconds
 
-#: Jobs whose ops a step differ by more than this share may not do the same work.
+#: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
 
@@ -39,7 +40,7 @@ class WorkerSteps:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The job `job` or a part of it, as `title` says.
+    """One side of a comparison: the job `job` or a part of it, named by `title`.
 
     `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
     """
@@ -68,7 +69,7 @@ class Side:
 
     @property
     def lost_gpu_hours_per_day(self) -> float:
-        """The waste at this rate; nothing is lost where the ideal job would be slower."""
+        """GPU-hours lost per day at this rate; 0 if the ideal job would be slower."""
         return max(self.waste, 0.0) * self.layout["world_size"] * 24
 
     @property
@@ -78,7 +79,7 @@ class Side:
         return f"{shown or 'one worker'} on {self.layout['world_size']:,} GPUs"
 
     def slowdown_by_step(self) -> Floats:
-        """What each step contributes to S: their mean is S, their scatter is that of a ratio of means."""
+        """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
         slowdown = self.slowdown
         of_steps: Floats = slowdown + (self.original_s - slowdown * self.ideal_s) / self.ideal_s.mean()
         return of_steps
@@ -93,7 +94,7 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-#: How a sentence begins that says whether the change helped.
+#: How the sentence about each outcome begins.
 _LEADS = {
     Outcome.BETTER: "Yes, it helped",
     Outcome.WORSE: "No, it got worse",
@@ -104,10 +105,10 @@ _LEADS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the change helped, and what to bear in mind with it.
+    """Whether the change helped, and what to consider.
 
-    `change`: what changed, as a clause; `certainty`: its interval, or why there is none; None where nothing compares.
-    `by_slowdown`: S decides, because the layouts differ.
+    `change`: what changed, as a clause; `certainty`: its interval, or why there is none; None if the sides cannot be
+    compared. `by_slowdown`: S decides, because the layouts differ.
     """
 
     outcome: Outcome
@@ -118,7 +119,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """All of it but the notes."""
+        """The verdict without the notes."""
         lead = "The layouts differ, so step times do not compare. By S: " if self.by_slowdown else ""
         if self.certainty is None:
             return f"{_LEADS[self.outcome]}: {self.change}"
@@ -128,7 +129,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CauseChange:
-    """Causes of the one and of the other side; `staying`: pairs of the same cause at the same place."""
+    """Causes that are gone, new or staying; `staying`: pairs of the same cause at the same place."""
 
     gone: tuple[Report, ...]
     new: tuple[Report, ...]
@@ -141,7 +142,7 @@ def whole(name: str, report: Report, workers: WorkerSteps) -> Side:
 
 
 def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
-    """The steps before step `first_after`, and those from it on. Raises SelectionError where a part has no step."""
+    """The steps before `first_after`, and the steps from it on. Raises SelectionError if a part has no step."""
     later = workers.steps >= first_after
     if later.all() or not later.any():
         first, last = int(workers.steps[0]), int(workers.steps[-1])
@@ -178,7 +179,7 @@ def _side(name: str, report: Report, workers: WorkerSteps, chosen: npt.NDArray[n
 
 
 def verdict(before: Side, after: Side) -> Verdict:
-    """Did the change help? By the recorded step time where the layouts are equal, else by S."""
+    """Did the change help? Compares the recorded step time if the layouts are equal, else S."""
     same_layout = dict(before.layout) == dict(after.layout)
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
@@ -227,13 +228,13 @@ def _notes(before: Side, after: Side) -> tuple[str, ...]:
 
 
 def _distrusted(before: Side, after: Side) -> str:
-    """That S of a side is not to be trusted; empty where both are."""
+    """A note that S of a side is not reliable; empty if both are."""
     sides = " and ".join(name for name, side in (("before", before), ("after", after)) if not side.trustworthy)
     return f"S is not to be trusted on the side {sides}: the replay does not explain the recording." if sides else ""
 
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:
-    """Causes gone, new and staying between two reports: the same one has the same kind and place."""
+    """Causes that are gone, new or staying between two reports. The same cause has the same kind and place."""
     old, new = ({(each["kind"], each["where_text"]): each for each in _real(report)} for report in (before, after))
     return CauseChange(
         gone=tuple(cause for key, cause in old.items() if key not in new),
@@ -243,9 +244,9 @@ def causes_of_jobs(before: Report, after: Report) -> CauseChange:
 
 
 def causes_of_parts(report: Report, before: Side, after: Side, first_after: int) -> CauseChange:
-    """Causes of one job by when they held: only before the step, only from it on, or without a date (`staying`).
+    """Causes of one job by the time at which they act: only before the step, only from it on, or undated (`staying`).
 
-    A cause that changed at the step began there where the job got slower, and ended there where it got faster.
+    A cause that changed at the step began there if the job got slower, and ended there if it got faster.
     """
     gone, new, staying = [], [], []
     for cause in _real(report):
@@ -267,7 +268,9 @@ def _real(report: Report) -> list[Report]:
 
 @dataclass(frozen=True, slots=True)
 class CostChange:
-    """What a set of ops alone costs a step on either side, seconds: (S alone - 1) x T(ideal). None: it has none."""
+    """What a set of ops alone costs per step on each side, seconds: (S alone - 1) x T(ideal). None: the side has no
+    such ops.
+    """
 
     name: str
     before_s: float | None
@@ -275,12 +278,12 @@ class CostChange:
 
     @property
     def difference_s(self) -> float:
-        """After minus before; what is not there costs nothing."""
+        """After minus before; None counts as 0."""
         return (self.after_s or 0.0) - (self.before_s or 0.0)
 
 
 def cost_changes(before: Report, after: Report, table: str, column: str) -> tuple[CostChange, ...]:
-    """Per row of a table of the two reports (`by_kind`, `by_pp_rank`), in the order of the reports."""
+    """One change per row of a table of the two reports (`by_kind`, `by_pp_rank`), in the order of the reports."""
     costs = [
         {
             str(row[column]): (row["slowdown"] - 1) * report["step_time_s"]["ideal"]
@@ -296,7 +299,7 @@ def cost_changes(before: Report, after: Report, table: str, column: str) -> tupl
 
 
 def first_split(report: Report) -> int | None:
-    """The step from which on the job, or its costliest cause that began late, is different; None if none is."""
+    """The first step at which the job, or its costliest cause that began late, changed; None if nothing changed."""
     since = [report["patterns"]["time"]["since_step"], *(cause["since_step"] for cause in report["causes"])]
     first = report["by_step"][0]["step"]
     return next((step for step in since if step is not None and step > first), None)

@@ -1,7 +1,8 @@
 """What changed between two runs, in sentences.
 
-In: two reports as plain data (docs/report-schema.md) and exact S of their workers in each step. Out: a `Comparison`,
-which the terminal prints and `--json` carries. Its figures are those of `compare.py`, which the dashboard draws.
+In: two reports as plain data (docs/report-schema.md) and the exact S of their workers in each step. Out: a
+`Comparison`, which the terminal prints and `--json` contains. Its figures come from `compare.py`, which also feeds the
+dashboard.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from tracekit.analysis.attribution.compare import (
 )
 from tracekit.text import cost, seconds, three_digits
 
-#: Version of the JSON object; grows by one whenever a reader of the last version could break.
+#: Version of the JSON object; it increases whenever readers of the last version could break.
 COMPARISON_VERSION = 1
-#: Op kinds whose cost changed by less than this share of the step, on the side where it is longer, are not named.
+#: Skip op kinds whose cost changed by less than this share of the step, on the side where the step is longer.
 SMALLEST_SHARE = 0.01
-#: Op kinds in the sentence on them.
+#: The largest number of op kinds in the sentence about them.
 _MOST_KINDS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two runs held against each other; sentences without a full stop.
+    """Comparison of two runs; sentences without a full stop.
 
-    `cost`: what both lose. `gone`, `new`, `staying`: causes with what they cost. `kinds`: where the time of a step
-    went or came from, None where no op kind changed by 1 % of it. `trust`: why to believe the figures, or why not.
+    `cost`: what both lose. `gone`, `new`, `staying`: causes with what they cost. `kinds`: the op kinds that changed the
+    step time, None if no kind changed it by 1 %. `trust`: why the figures are reliable, or why not.
     """
 
     before: Side
@@ -72,7 +73,7 @@ class Comparison:
 def compare_runs(
     names: tuple[str, str], reports: tuple[Report, Report], workers: tuple[WorkerSteps, WorkerSteps]
 ) -> Comparison:
-    """The first run of each pair is the one before."""
+    """Compare two runs; the first of each pair is the one before the change."""
     before, after = (whole(*each) for each in zip(names, reports, workers, strict=True))
     change = causes_of_jobs(*reports)
     by_kind = cost_changes(*reports, "by_kind", "kind")
@@ -103,7 +104,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _cost(before: Report, after: Report) -> str:
-    """What both lose a day."""
+    """What both runs lose per day."""
     lost = [
         f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['layout']['world_size'] * 24:,}"
         for report in (before, after)
@@ -119,7 +120,7 @@ def _cause(report: Report, cause: Report, word: str) -> str:
 
 
 def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
-    """A cause of both sides, as it is now, with both prices."""
+    """A cause of both sides, described as in the second run, with both costs."""
     sentence: str = reports[1]["answer"]["causes"][reports[1]["causes"].index(now)]
     then, today = _price(was), _price(now)
     return (
@@ -128,12 +129,12 @@ def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
 
 
 def _price(cause: Report) -> str | None:
-    """What a cause costs, None where it has no price."""
+    """What a cause costs, None if it has no price."""
     return cost(cause["saved_s"], cause["alone_s"]) if max(cause["saved_s"], cause["alone_s"]) > 0 else None
 
 
 def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:
-    """Which op kinds' stragglers cost more or less than before."""
+    """The op kinds whose stragglers cost more or less than before."""
     found = sorted(changes, key=lambda change: -abs(change.difference_s))
     told = [change for change in found if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
     words = [
@@ -144,7 +145,7 @@ def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:
 
 
 def _trust(reports: tuple[Report, Report]) -> str:
-    """Why to believe the figures of both sides, or why not those of one."""
+    """Why the figures of both sides are reliable, or why those of one are not."""
     doubts = [
         f"{name}: {report['answer']['trust']}"
         for name, report in zip("AB", reports, strict=True)

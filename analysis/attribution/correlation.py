@@ -1,8 +1,8 @@
 """The sequence-length signature: do forward and backward of the same microbatch vary together?
 
-In: a `JobReplay`. Out: per stage the Pearson correlation of forward and backward durations of the same microbatch
-and chunk, over all steps and DP ranks. Long sequences slow both, so it comes close to 1 (>= 0.9 in the OSDI'25
-paper); but one slow worker alone brings it there too, so it is no proof by itself.
+In: a `JobReplay`. Out: for each stage, the Pearson correlation of forward and backward durations of the same microbatch
+and chunk, over all steps and DP ranks. Long sequences slow down both, so it is close to 1 (>= 0.9 in the OSDI'25
+paper). A single slow worker has the same effect, so a high correlation alone proves nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracekit.model import OpKind
 
 
 def forward_backward_correlation(replay: JobReplay) -> dict[int, float | None]:
-    """Stage -> r; None where a stage lacks either direction or one of them does not vary."""
+    """Stage -> r; None if a stage has no forwards or no backwards, or if one of them does not vary."""
     return {stage: _correlation(*_pairs(replay, stage)) for stage in range(replay.graph.layout.pp)}
 
 
@@ -27,7 +27,7 @@ def _correlation(forward: Floats, backward: Floats) -> float | None:
 
 
 def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
-    """Durations of forwards and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
+    """Durations of forwards, and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
     forward, backward = [np.empty(0)], [np.empty(0)]
     for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
         both = [

@@ -1,8 +1,8 @@
-"""The critical path across ranks: the ops that a step consists of, one after the other, and the slack of the others.
+"""The critical path across ranks: the chain of ops that determines the step time, and the slack of all other ops.
 
-In: a replay and a scenario. Out: `CriticalPath`, the ops that together take exactly the time of each step, and the
-slack of every op. Found by walking a replayed timeline backwards: from the op that ends last to whatever it waited for
-longest, across ranks wherever a collective or transfer waited for somebody else.
+In: a replay and a scenario. Out: `CriticalPath`, whose ops and gaps add up to the time of each step, and the slack of
+every op. Walks a replayed timeline backwards: from the op that ends last to the op that it waited for longest, and on
+to another rank wherever a collective or transfer waited for one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
 from tracekit.schema import KIND_TYPE
 
-#: Room for the longest possible path of so many steps is made at once.
+#: Allocate room for the longest possible path of this many steps at once.
 _STEPS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath:
-    """The ops on the critical path of every step, [ops] each, those of a step from its first to its last.
+    """The ops on the critical path of every step, [ops] each; those of a step in the order in which they run.
 
-    `step`: index into the graph's steps. `block`, `row`, `lane`: which op. `cost_s`: the part of the step that it
-    takes, `delay_s`: how long before nothing ran although all that the path waits for had ended, such as launch
-    delays, where the scenario keeps them. Both together add up to the step's time.
+    `step`: index into the graph's steps. `block`, `row`, `lane`: which op. `cost_s`: how much of the step the op takes,
+    seconds; `delay_s`: how long nothing on the path ran before it although everything that it waits for had ended, such
+    as a launch delay if the scenario keeps them. `cost_s` and `delay_s` add up to the step time.
     """
 
     graph: LabelledGraph
@@ -45,9 +45,10 @@ class CriticalPath:
     delay_s: Floats
 
     def seconds_by(self, names: Sequence[str]) -> dict[tuple[Value | None, ...], float]:
-        """Mean seconds of a step that ops of each combination of labels take on the path, most first; None: unlabelled.
+        """Mean seconds per step that the ops of each combination of labels take on the path, largest first; None:
+        unlabelled.
 
-        Delays are left out. Raises SelectionError for a label that no op has.
+        Leaves out delays. Raises SelectionError for a label that no op has.
         """
         totals: dict[tuple[Value | None, ...], float] = {}
         for number in np.unique(self.block).tolist():
@@ -67,7 +68,7 @@ class CriticalPath:
 
     @property
     def mean_delay_s(self) -> float:
-        """Mean seconds of a step in which nothing on the path ran."""
+        """Mean seconds per step in which nothing on the path ran."""
         return float(self.delay_s.sum()) / len(self.graph.steps)
 
 
@@ -89,7 +90,7 @@ def critical_path(replay: GraphReplay, scenario: CostRule) -> CriticalPath:
 
 
 def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Part]:
-    """The path of each step of a graph in whose steps lanes of several templates meet."""
+    """The path of each step of a graph that has steps with lanes of several templates."""
     for step, places in enumerate(_lanes_of_steps(graph)):
         lanes_of = {number: np.array([first, last]) for number, first, last in places}
         ends = {number: _last_lanes(walks[number].last, lanes)[0] for number, lanes in lanes_of.items()}
@@ -103,7 +104,7 @@ def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Pa
             if ops.late_row[-1] >= 0:
                 yield _Part(here, block, ops)
                 break
-            # A collective that lanes of several templates take part in: who of them all was there last?
+            # Lanes of several templates take part in the collective: find the lane that arrived last.
             rendezvous = int(walk.template.rendezvous[walk.group_of_row[ops.row[-1]]])
             late = max(walks[number].latest(rendezvous, number, lanes) for number, lanes in lanes_of.items())
             yield _Part(here, block, ops, late[1:])
@@ -115,7 +116,7 @@ def _across_blocks(graph: LabelledGraph, walks: Sequence[_Walk]) -> Iterator[_Pa
 
 
 def _last_lanes(last: Floats, bounds: Ints) -> Ints:
-    """The lane of each step that ends last, [steps]; `last`: when each lane does."""
+    """The lane of each step that ends last, [steps]; `last`: end of each lane."""
     latest = np.maximum.reduceat(last[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
     at_top = np.flatnonzero(last[bounds[0] : bounds[-1]] == np.repeat(latest, np.diff(bounds)))
     step = np.searchsorted(bounds - bounds[0], at_top, side="right") - 1
@@ -149,7 +150,7 @@ def critical_ops(replay: JobReplay, scenario: CostRule) -> pl.DataFrame:
 def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
     """How much later each op could end without making its step longer, seconds, [rows, lanes] per block.
 
-    Only for graphs none of whose steps has lanes of several templates.
+    Only for graphs in which all lanes of a step have the same template.
     """
     graph = replay.graph
     assert not graph.blocks_meet, "lanes of several templates meet in one step"
@@ -176,7 +177,7 @@ def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ops:
-    """Ops of paths, last first, and who of each one's group arrived last, [ops] each."""
+    """Ops of paths, last op first, and the op of each one's group that arrived last, [ops] each."""
 
     row: Ints
     lane: Ints
@@ -186,9 +187,9 @@ class _Ops:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Paths, or a piece of one, within one block. `step`: of each op.
+    """Paths, or a piece of one, within one block. `step`: the step of each op.
 
-    `late`: (block, row, lane) that arrived last at the last collective of the piece, where that is of another block.
+    `late`: (block, row, lane) that arrived last at the last collective of the piece, if that is in another block.
     """
 
     step: Int32s
@@ -210,9 +211,9 @@ class _Walk:
         self.group_of_rendezvous = dict(zip(self.template.rendezvous[meeting].tolist(), meeting.tolist(), strict=True))
 
     def back(self, first_lane: Ints, lane: Ints, row: Ints, *, apart: bool) -> tuple[Ints, _Ops]:
-        """The paths from ops back to the start of their steps, or to a collective that other templates take part in.
+        """Follow paths back from ops to the start of their steps, or to a collective that other templates take part in.
 
-        How many ops each has, and which.
+        Returns the number of ops on each path, and the ops.
         """
         template, counts = self.template, np.empty(len(row), np.int64)
         room = [np.empty(len(row) * len(template.rendezvous), np.int64) for _ in range(4)]
@@ -224,7 +225,7 @@ class _Walk:
         return counts, _Ops(*(part[:found].copy() for part in room))
 
     def latest(self, rendezvous: int, number: int, lanes: Ints) -> tuple[float, int, int, int]:
-        """Who of these lanes arrives last at a collective: when, `number`, row, lane."""
+        """The lane that arrives last at a collective: its time, `number`, row, lane."""
         group = self.group_of_rendezvous.get(rendezvous)
         if group is None:
             return -np.inf, number, -1, -1
@@ -248,7 +249,7 @@ def _lanes_of_steps(graph: LabelledGraph) -> list[list[tuple[int, int, int]]]:
 
 
 def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Sequence[_Part]) -> CriticalPath:
-    """The path from its pieces, in the order of steps, each from its first op to its last."""
+    """Join the pieces into one path: steps in order, the ops of a step from first to last."""
     begin, end = [], []
     for part in parts:
         ops, timeline = part.ops, timelines[part.block]
@@ -277,7 +278,7 @@ def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Seque
 
 
 def _present(block: LabelledBlock, ops: _Ops) -> npt.NDArray[np.bool_]:
-    """Which of the ops there are; the others take no time, [ops]."""
+    """Which of the ops exist, [ops]; the others take no time."""
     if block.present is None:
         return np.ones(len(ops.row), np.bool_)
     present: npt.NDArray[np.bool_] = block.present[ops.row, ops.lane]

@@ -1,9 +1,10 @@
-"""What each DP rank or worker costs alone, exactly, without a replay per rank.
+"""What each DP rank or worker costs alone, exactly, without one replay per rank.
 
-In: a `JobReplay` and which rows to add back. Out: step times [steps, dp_ranks].
-In "ideal except DP rank d" all other DP ranks are identical, so two lanes, d and one stand-in for all others, replay
-the whole job. All DP ranks together cost two passes over the trace, all workers two passes per stage. Only where ideal
-lanes differ, because most workers have garbage collections and each in other places, every DP rank takes a replay.
+In: a `JobReplay` and the rows to add back. Out: step times [steps, dp_ranks].
+
+In "ideal except DP rank d" all other DP ranks are identical. So two lanes replay the whole job: d and one stand-in for
+all others. All DP ranks together cost two passes over the trace, all workers two passes per stage. Only if ideal lanes
+differ (for example, if most workers collect garbage, at different places) does every DP rank take a replay.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
 from tracekit.analysis.whatif.scenario import IDEAL
 
-#: Which rows of a lane are added back as recorded: a template (of which the lane's own rows come first) to [rows].
+#: Which rows of a lane are added back as recorded, [rows]. The lane's own rows come first in the template.
 Choice = Callable[[Template], npt.NDArray[np.bool_]]
 
 
@@ -28,8 +29,8 @@ Choice = Callable[[Template], npt.NDArray[np.bool_]]
 class RepresentativeLanes:
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 
-    Member 0 of `template` is the lane itself; `cost`: its costs, [rows of member 0, lanes]. `ideal`: of all members,
-    [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
+    Member 0 of `template` is the lane itself; `cost`: its costs, [rows of member 0, lanes]. `ideal`: ideal costs of all
+    members, [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
     """
 
     template: Template
@@ -40,9 +41,9 @@ class RepresentativeLanes:
 
 
 def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
-    """Every lane of the job with its stand-ins: one of each structure that the other lanes of its step have.
+    """Every lane of the job with its stand-ins: one for each structure that the other lanes of its step have.
 
-    None at all where the ideal lanes of a structure differ.
+    Empty if the ideal lanes of a structure differ.
     """
     graph = replay.graph
     if any(ideal.ndim > 1 for ideal in replay.durations.ideal):
@@ -72,7 +73,7 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
 
 
 def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:
-    """Step times, seconds, [steps, dp_ranks]: all ideal, but the chosen rows of that DP rank as recorded."""
+    """Step times, seconds, [steps, dp_ranks], with everything ideal except the chosen rows of that DP rank."""
     if not represented:
         return _one_by_one(replay, choice)
     graph = replay.graph
@@ -88,7 +89,7 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
 
 
 def _one_by_one(replay: JobReplay, choice: Choice) -> Floats:
-    """What `add_back_lanes` gives, by a replay per DP rank."""
+    """The result of `add_back_lanes`, from one replay per DP rank."""
     graph, durations = replay.graph, replay.durations
     blocks = list(zip(graph.blocks, durations.cost, durations.ideal, strict=True))
     costs = [

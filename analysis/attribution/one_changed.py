@@ -1,13 +1,13 @@
-"""Step times of a job with one DP rank changed, for each DP rank, without a replay for each.
+"""Step times of a job with one DP rank changed, for each DP rank, without one replay per rank.
 
 In: a `JobReplay` and a change. Out: step times, [steps, dp_ranks].
 
-Lanes of a step meet in collectives only. Between two collectives a lane takes the longest path of its own graph,
-whatever other lanes do, and a collective starts when the longest of these paths over all lanes has ended. So a step is
-a small graph whose nodes are its start, its collectives and its end, and whose edges are the longest paths, maximised
-over lanes. Changing one DP rank replaces its share of that maximum: the costliest and the second costliest lane of each
-edge are enough to do so for every rank. The paths take one pass over the trace per collective, before and after the
-change, where replays take one per DP rank.
+Lanes of a step meet in collectives only. Between two collectives, a lane takes the longest path of its own graph,
+whatever other lanes do; a collective starts when the longest of these paths over all lanes has ended. So a step is a
+small graph whose nodes are its start, its collectives and its end, and whose edges are the longest paths, maximised
+over lanes. Changing one DP rank replaces its part of that maximum: the longest and the second longest lane of each edge
+are enough to do so for every rank. The paths take one pass over the trace per collective, before and after the change;
+replays would take one pass per DP rank.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tracekit.analysis.replay.kernel import Costs, path_lengths, without_starts
 from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import Everything, Selection, dp_rank
 
-#: Path lengths held in memory at the same time.
+#: Largest number of path lengths in memory at a time.
 _LENGTHS_AT_ONCE = 1 << 20
 
 
 def step_times_each_changed(
     replay: JobReplay, change: Callable[[Selection], Scenario], most_op_replays: int
 ) -> Floats | None:
-    """Step times, seconds, [steps, dp_ranks]: the original job with `change` of all ops of one DP rank.
+    """Step times, seconds, [steps, dp_ranks]: the original job with `change` applied to all ops of one DP rank.
 
-    None where that takes more than `most_op_replays` evaluations of an op.
+    None if that takes more than `most_op_replays` op evaluations.
     """
     graph = replay.graph
     passes = 2 * (graph.rendezvous_count + 1)
@@ -59,7 +59,7 @@ def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lanes:
-    """All lanes of a job under one scenario: `costs` of each block, and the same with nothing before a collective."""
+    """All lanes of a job under one scenario: `costs` of each block, and the same without what precedes a collective."""
 
     replay: JobReplay
     costs: tuple[Costs, ...]
@@ -75,7 +75,7 @@ class _Lanes:
     def paths(self, first: int, last: int) -> Floats:
         """The edges in steps `first` to `last` - 1, [rendezvous and start, rendezvous and end, steps, dp_ranks].
 
-        The last source is the start of the step, the last target its end; -inf where a DP rank has no such path.
+        The last source is the start of the step, the last target its end; -inf if a DP rank has no such path.
         """
         graph, count = self.replay.graph, self.replay.graph.rendezvous_count
         lengths = np.full((count + 1, count + 1, last - first, len(graph.dp_ranks)), -np.inf)
@@ -90,7 +90,7 @@ class _Lanes:
 
 
 def _collectives_in_order(replay: JobReplay) -> Ints:
-    """The numbers of the collectives, each behind those that it depends on, [rendezvous]."""
+    """The numbers of the collectives in topological order, [rendezvous]."""
     rounds = np.zeros(replay.graph.rendezvous_count, np.int64)
     for block in replay.graph.blocks:
         groups = np.flatnonzero(block.template.rendezvous >= 0)
@@ -99,7 +99,7 @@ def _collectives_in_order(replay: JobReplay) -> Ints:
 
 
 def _of_the_others(lengths: Floats) -> Floats:
-    """For each entry along the last axis, the greatest of the other entries; -inf where there is none."""
+    """For each entry along the last axis, the greatest of the other entries; -inf if there is none."""
     greatest = lengths.argmax(axis=-1)[..., None]
     top = np.take_along_axis(lengths, greatest, axis=-1)
     rest = lengths.copy()
@@ -110,9 +110,9 @@ def _of_the_others(lengths: Floats) -> Floats:
 
 
 def _longest(edges: Floats, order: Ints) -> Floats:
-    """The longest path from the start of each step to its end, [steps, dp_ranks]. `edges`: as `_Lanes.paths`."""
+    """The longest path from start to end of each step, seconds, [steps, dp_ranks]. `edges`: as `_Lanes.paths`."""
     end = len(order)
-    reached: Floats = edges[end].copy()  # of every target, on paths that meet no collective on their way
+    reached: Floats = edges[end].copy()  # longest path to each target that meets no collective
     for collective in order.tolist():
         np.maximum(reached, reached[collective] + edges[collective], out=reached)
     latest: Floats = np.maximum(reached[end], 0.0)

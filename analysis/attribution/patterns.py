@@ -1,7 +1,7 @@
 """When and where a job is slow.
 
-In: an `Attribution` (and the hosts of its ranks). Out: `TimePattern` of the slowdown over the steps, with the
-statistic behind it, and `SpacePattern` of the worker map of exact S_w, over the job and step by step.
+In: an `Attribution` and the hosts of its ranks. Out: `TimePattern`, how the slowdown runs over the steps, with the
+statistic behind it, and `SpacePattern`, the worker map of exact S_w over the job and step by step.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import Worker
 
-#: A slowdown below this is no pattern: 2 % of the step.
+#: A slowdown below this (2 % of the step) is not a pattern.
 SMALLEST_SLOWDOWN = 1.02
-#: Step times scatter; a change, a trend or a slow step must stand out by this many standard errors.
+#: A change, a trend or a slow step must exceed the scatter of step times by this many standard errors.
 CHANGE_ERRORS = 5.0
 TREND_ERRORS = 4.0
 SLOW_STEP_ERRORS = 5.0
-#: A line that explains this share of the variance is a drift even where its last steps look like outliers.
+#: A line that explains this share of the variance is a drift even if its last steps look like outliers.
 CLEAR_LINE_SHARE = 0.8
 #: ... and by this share of the step.
 SMALLEST_CHANGE = 0.03
-#: Slow steps that are less than this share of the steps come and go; more are the normal state.
+#: Slow steps below this share of all steps are transient; more are the normal state.
 TRANSIENT_SHARE = 0.3
-#: What is lost in all steps, at least this share of what is lost in the slow ones, does not come and go.
+#: A slowdown is persistent if the usual step loses at least this share of what slow steps lose.
 PERSISTENT_SHARE = 0.3
-#: The phase in a period must explain this share of the variance, beyond chance.
+#: The phase within a period must explain this share of the variance, beyond chance.
 PERIODIC_SHARE = 0.6
 FEWEST_STEPS = 6
-#: Steps may lie this many times further apart than their number and still be laid out on a line.
+#: Accept gaps in the step numbers until their range exceeds the number of steps by this factor.
 _SPARSEST = 8
-#: More than what a Fourier transform loses of a share.
+#: Above the rounding error of a share that a Fourier transform computes.
 _ROUNDING = 1e-6
 #: Workers whose S_w - 1 reaches this share of the largest one are slow too.
 HOT_SHARE = 0.4
-#: A stage (DP rank) is slow as a whole when this share of its workers is.
+#: A stage (or DP rank) is slow as a whole if this share of its workers is slow.
 WHOLE_SHARE = 0.7
-#: The same worker is worst in at least this share of the steps, else the pattern moves about.
+#: The pattern stays in place if the same worker is worst in at least this share of the steps; else it moves.
 STAYS_SHARE = 0.5
 
 
 class TimeShape(StrEnum):
-    """How the slowdown runs over the steps."""
+    """How the slowdown develops over the steps."""
 
     NONE = "none"
     PERSISTENT = "persistent"
@@ -73,8 +73,8 @@ class SpaceShape(StrEnum):
 class TimePattern:
     """The slowdown over the steps.
 
-    `statistic`: what tells the shape, in standard errors (share of variance for periodic), `needed`: its threshold.
-    `since_step`: first step after a change; `period`: steps; `slow_steps`: those that stand out.
+    `statistic`: what the shape was decided by, in standard errors (for a period: share of the variance); `needed`: its
+    threshold. `since_step`: first step after a change; `period`: steps; `slow_steps`: the steps that stand out.
     `per_step`: T(original) of each step over T(ideal) of the job, [steps].
     """
 
@@ -109,7 +109,7 @@ class WorstOfStep:
 
 @dataclass(frozen=True, slots=True)
 class SpacePattern:
-    """The worker map. `stays`: in which share of the steps the most frequent worst worker is the worst."""
+    """The worker map. `stays`: the share of steps in which the most frequent worst worker is the worst."""
 
     shape: SpaceShape
     workers: tuple[Worker, ...]
@@ -134,7 +134,7 @@ def time_pattern(attribution: Attribution) -> TimePattern:
 
 
 def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
-    """The shape of any relative series, [steps]; 1 = ideal. Tried in order: change, drift, period, slow steps."""
+    """The shape of a relative series, [steps]; 1 = ideal. Tests in order: drift, change, period, slow steps."""
     values = tuple(float(value) for value in series)
 
     def found(shape: TimeShape, statistic: float, needed: float, **more: Any) -> TimePattern:
@@ -168,12 +168,12 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
 
 
 def _noise(series: Floats) -> float:
-    """Standard deviation of a step, from differences of neighbours, so that trends and jumps do not count."""
+    """Standard deviation of a step, from differences of neighbours, which trends and jumps hardly affect."""
     return float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2))
 
 
 def _change_point(series: Floats, noise: float) -> tuple[int, float]:
-    """The split with the largest difference of means, and that difference in standard errors; >= 2 steps a side."""
+    """The split with the largest difference of means, and that in standard errors; >= 2 steps on each side."""
     count = len(series)
     ends = np.arange(2, count - 1)
     total = np.cumsum(series)
@@ -193,10 +193,11 @@ def _trend(series: Floats) -> tuple[float, float]:
 
 
 def rising_pairs(series: Floats) -> int:
-    """How many pairs of values rise, less those that fall: Mann-Kendall's S, exact, in O(n log^2 n) time, O(n) memory.
+    """The number of rising pairs of values minus the falling ones: Mann-Kendall's S, exact, O(n log^2 n) time, O(n)
+    memory.
 
-    As in a merge sort, runs of doubling width meet their right neighbour, and every value on the right counts the ones
-    on the left below and above it.
+    As in a merge sort, runs of doubling width meet their right neighbour; every value on the right counts the values on
+    the left that are below and above it.
     """
     rank = np.unique(series, return_inverse=True)[1].astype(np.int64)
     position, beyond, total, width = np.arange(len(rank)), len(rank) + 1, 0, 1
@@ -228,7 +229,9 @@ def _share(series: Floats, model: Floats) -> float:
 
 
 def _period(series: Floats, steps: Any) -> tuple[int | None, float]:
-    """The shortest period whose phases explain the variance (adjusted for their number), and the share they do."""
+    """The shortest period whose phases explain the variance (adjusted for their number), and the share that they
+    explain.
+    """
     variance = float(((series - series.mean()) ** 2).sum())
     count = len(series)
     if variance == 0 or float(np.ptp(series)) < SMALLEST_CHANGE:
@@ -249,9 +252,9 @@ def _period(series: Floats, steps: Any) -> tuple[int | None, float]:
 def _possible_periods(deviation: Floats, steps: Any) -> Ints:
     """The periods, ascending, that could explain enough variance; all others provably cannot.
 
-    The squared sums of the phases add up to the autocorrelation at all multiples of the period, and a phase that
-    counts holds at least two steps (all but one of the fullest, where no step is missing). So one Fourier transform
-    bounds the share of every period, and thousands of steps need no pass over them for each.
+    The squared sums of the phases add up to the autocorrelation at all multiples of the period, and a phase that counts
+    has at least two steps (if no step is missing: all but one of the fullest). So a single Fourier transform bounds the
+    share of every period, and thousands of steps need no pass for each period.
     """
     count, span = len(steps), int(steps[-1] - steps[0]) + 1
     periods = np.arange(2, count // 3 + 1)

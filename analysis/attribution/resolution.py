@@ -1,7 +1,7 @@
-"""How finely the recorded starts are known.
+"""The resolution of the recorded starts.
 
-In: a `DependencyGraph`. Out: the step of the grid that starts lie on, where ops are too short for it. Times that were
-kept as float32 on their way (or rounded) lose digits of the starts, which are large, and not of the durations.
+In: a `DependencyGraph`. Out: the step of the grid that starts lie on, if it is too coarse for the ops. Times that were
+stored as float32 (or rounded) lose digits of the starts, which are large, but not of the durations.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from tracekit.analysis.numeric.arrays import Floats
 
 #: A grid coarser than this share of the usual compute spoils launch delays and transfer durations.
 LARGEST_SHARE = 0.1
-#: Starts closer than this are the same: no recorder tells them apart, seconds.
+#: Starts closer than this, seconds, are equal: no recorder resolves them.
 SAME_S = 1e-6
-#: Starts lie on a grid if their gaps are whole multiples of its step within this share of it, and durations do not if
-#: they are usually further off.
+#: Starts lie on a grid if their gaps are whole multiples of its step, give or take this share of the step. Durations do
+#: not if they are usually further off.
 ON_GRID = 0.02
-#: Ops of this many lanes are looked at; of fewer gaps nothing is said.
+#: Look at the ops of this many lanes; decide nothing from fewer gaps.
 LANES, FEWEST_GAPS = 8, 10
 
 
 def coarse_starts_s(graph: DependencyGraph) -> float | None:
-    """The step of the grid that starts lie on, seconds; None where they lie on none, or one fine enough for the ops.
+    """The step of the grid that starts lie on, seconds; None if they lie on none, or on one that is fine enough for the
+    ops.
 
-    Durations that lie on the same grid show that the recorder's clock is that coarse, or that the trace was made by
-    hand: then nothing was lost.
+    If durations lie on the same grid, the recorder's clock is that coarse or the trace was made by hand, and nothing
+    was lost.
     """
     gaps, durations = _samples(graph)
     if len(gaps) < FEWEST_GAPS:
         return None
     step = float(gaps.min())
-    # The mean over the multiples of the smallest gap knows it better than that gap alone.
+    # The mean over multiples of the smallest gap is more accurate than that gap alone.
     step = float(np.median(gaps[gaps < 1.5 * step]))
     if np.quantile(_off_grid(gaps, step), 0.95) > ON_GRID or np.median(_off_grid(durations, step)) <= ON_GRID:
         return None
@@ -56,5 +57,5 @@ def _samples(graph: DependencyGraph) -> tuple[Floats, Floats]:
 
 
 def _off_grid(values: Floats, step: float) -> Floats:
-    """How far values lie from the nearest multiple of `step`, as a share of it."""
+    """Distance of values from the nearest multiple of `step`, as a share of it."""
     return np.abs(values / step - np.round(values / step))

@@ -1,7 +1,7 @@
-"""Isolated stalls: the few steps that took much longer than the others, by how much, and what of.
+"""Isolated stalls: the few steps that took much longer than the others, by how much, and why.
 
-In: a replay and its `Attribution`. Out: `Stall`s. A recorded step is exactly the ops on its critical path and the gaps
-between them, so what grew on the path of a slow step is what that step took longer for.
+In: a replay and its `Attribution`. Out: `Stall`s. A recorded step consists of the ops on its critical path and the gaps
+between them, so whatever grew on the path of a slow step accounts for its extra time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracekit.model import KINDS, OpKind
 
 
 class Part(StrEnum):
-    """What of a step took longer."""
+    """The part of a step that took longer."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -32,7 +32,7 @@ class Part(StrEnum):
     HOST = "host"
 
 
-#: The part of what is neither computing nor communicating.
+#: The part of each kind that is neither compute nor communication.
 _PART = {
     OpKind.DATA_LOAD: Part.DATA,
     OpKind.GC: Part.GARBAGE_COLLECTION,
@@ -47,13 +47,13 @@ def _part(kind: OpKind) -> Part:
 
 
 _PARTS = tuple(Part)
-#: Where the part of each op kind is among `_PARTS`, by the kind's code.
+#: Index into `_PARTS` for each op kind, by the kind's code.
 _PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stall:
-    """A step that took `extra_s` seconds longer than the usual one, most of that for `part`."""
+    """A step that took `extra_s` seconds longer than the usual one, most of it in `part`."""
 
     step: int
     extra_s: float
@@ -65,7 +65,7 @@ class Stall:
 
 
 def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
-    """The isolated slow steps, longest first; none where slow steps are common or the job only drifts."""
+    """The isolated slow steps, longest first; empty if slow steps are common or the job only drifts."""
     recorded = attribution.recorded
     usual_s = float(np.median(recorded))
     pattern = pattern_of_series(recorded / usual_s, attribution.steps.tolist())
@@ -75,7 +75,7 @@ def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
     if slow.mean() > TRANSIENT_SHARE:
         return ()
     of_slow = _seconds_by_part(replay.only_steps(pattern.slow_steps))
-    # What the path of a usual step has of each part: that of the mean step, less what the slow ones have.
+    # The parts of a usual step: the mean over all steps, without the slow ones.
     usual = (_mean_by_part(attribution) * len(recorded) - of_slow.sum(axis=0)) / (~slow).sum()
     longer = (of_slow - usual).argmax(axis=1)
     found = [
@@ -86,7 +86,7 @@ def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
 
 
 def _seconds_by_part(replay: JobReplay) -> Floats:
-    """What each recorded step consists of, [steps, parts]."""
+    """Seconds of each part in each recorded step, [steps, parts]."""
     graph, path = replay.graph, critical_path(replay, RECORDED)
     totals = np.zeros((len(graph.steps), len(_PARTS)))
     for number, block in enumerate(graph.blocks):
@@ -98,7 +98,7 @@ def _seconds_by_part(replay: JobReplay) -> Floats:
 
 
 def _mean_by_part(attribution: Attribution) -> Floats:
-    """What the mean recorded step consists of, [parts]; kinds that are reported together are of one part."""
+    """Seconds of each part in the mean recorded step, [parts]; kinds that are reported together share a part."""
     path = attribution.critical["recorded"]
     totals = np.zeros(len(_PARTS))
     for name, seconds in path.by_kind.items():

@@ -1,8 +1,8 @@
-"""Machine code for whatever touches every op of a job.
+"""Compiled kernels for the work that touches every op of a job.
 
-In: C-contiguous arrays. Out: the same arrays, filled. Each kernel checks the types of its arguments, trusts the numbers
-in them (callers have validated them), and runs without the interpreter's lock, so that threads run side by side. It is
-C against Python's stable ABI, compiled when tracekit is built: one library serves every Python from 3.11 on, nothing is
+In: C-contiguous arrays. Out: the same arrays, filled. Each kernel checks the types of its arguments, trusts their
+values (callers have validated them) and releases the GIL, so that threads run in parallel. The kernels are C against
+Python's stable ABI, compiled when tracekit is built: one library serves every Python from 3.11 on, and nothing is
 compiled or cached at run time.
 """
 

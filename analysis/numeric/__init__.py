@@ -1,1 +1,1 @@
-"""What the analysis computes with that knows nothing of jobs: compiled functions and robust statistics."""
+"""Numerical building blocks that know nothing of jobs: codes for values, robust statistics, means with intervals."""

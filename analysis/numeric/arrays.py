@@ -1,4 +1,4 @@
-"""Names for the types of arrays, so that signatures stay short."""
+"""Short names for array types in signatures."""
 
 from __future__ import annotations
 

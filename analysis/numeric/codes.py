@@ -1,7 +1,7 @@
-"""Numbers for values, so that what follows works on arrays of integers.
+"""Integer codes for values, so that the code that follows works on integer arrays.
 
-In: columns and arrays. Out: codes from 0. Most values to be numbered lie close together: they are told apart by a table
-instead of by sorting, which on millions of values takes a tenth of the time.
+In: columns and arrays. Out: codes from 0. Most sets of values are dense: a lookup table then numbers them ten times
+faster than sorting millions of values.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import polars as pl
 
 from tracekit.analysis.numeric.arrays import Ints
 
-#: Beyond so many places for each value, a table takes longer than sorting.
+#: Above this many table entries per value, a table is slower than sorting.
 _PLACES_PER_VALUE = 8
 _LARGEST_NUMBER = 1 << 62
 
 
 def dense(values: Ints) -> Ints:
-    """A number for each value, equal ones alike, in their order and without gaps."""
+    """A code for each value, in the order of the values and without gaps; equal values get equal codes."""
     lowest = int(values.min(initial=0))
     places = int(values.max(initial=0)) - lowest + 1
     if places > _PLACES_PER_VALUE * (len(values) + 1024):
@@ -28,7 +28,7 @@ def dense(values: Ints) -> Ints:
 
 
 def codes_of(column: pl.Series) -> tuple[Ints, int]:
-    """A number for each value of a column, and how many numbers there can be; a null is a value, the last."""
+    """A code for each value of a column, and the number of possible codes; null is a value, the last one."""
     whole = column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column
     code = whole.cast(pl.Int64).fill_null(0).to_numpy()
     code = code - code.min(initial=0)
@@ -37,7 +37,7 @@ def codes_of(column: pl.Series) -> tuple[Ints, int]:
 
 
 def numbered(*columns: pl.Series) -> Ints:
-    """A number for each combination of values, without gaps, [rows]; a null is a value."""
+    """A code for each combination of values, without gaps, [rows]; null is a value."""
     found, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         code, values = codes_of(column)

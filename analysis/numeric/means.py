@@ -1,6 +1,6 @@
-"""Means over steps, and how sure their difference is.
+"""Means over steps, and how certain their difference is.
 
-In: series over the steps. Out: `MeanDifference`s with Welch's t-interval, steps counted for as much as they tell.
+In: series over the steps. Out: `MeanDifference`s with Welch's t-interval, corrected for autocorrelation of the steps.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from tracekit.analysis.numeric.arrays import Floats
 
-#: Of the intervals.
+#: Confidence level of the intervals.
 CONFIDENCE = 0.95
-#: Memory of one step in the next above which the interval would lose all meaning.
+#: Cap on the correlation of neighbouring steps; above it the interval would mean nothing.
 LONGEST_MEMORY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """A mean before and after, and the 95 % interval of the difference; no interval where a side has one step."""
+    """A mean before and after, and the 95 % interval of the difference; no interval if a side has one step."""
 
     before: float
     after: float
@@ -32,12 +32,12 @@ class MeanDifference:
 
     @property
     def share(self) -> float:
-        """The difference as a share of before; 0 where that is 0."""
+        """The difference as a share of the mean before; 0 if that is 0."""
         return self.difference / self.before if self.before else 0.0
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -60,8 +60,8 @@ def difference_of_means(before: Floats, after: Floats) -> MeanDifference:
 
 
 def independent_steps(series: Floats) -> float:
-    """How many independent steps tell as much: n (1 - r) / (1 + r), r the correlation of a step with the next, at
-    least 2.
+    """The effective number of independent steps: n (1 - r) / (1 + r), at least 2, where r is the correlation of
+    neighbouring steps.
     """
     deviation = series - series.mean()
     variance = float((deviation**2).sum())

@@ -1,6 +1,6 @@
-"""Statistics that a few wild values do not move.
+"""Statistics that are robust against outliers.
 
-In: arrays of any shape, nan where nothing was measured. Out: arrays without the axes asked for.
+In: arrays of any shape, nan where nothing was measured. Out: arrays reduced over the given axes.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
 
-#: Median absolute deviation to standard deviation of a normal distribution.
+#: Ratio of the standard deviation to the median absolute deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
-#: Spreads and typical values of more than this many numbers are taken from evenly spaced ones of them.
+#: Above this many numbers, spreads and typical values are computed from an evenly spaced sample.
 SAMPLE = 100_000
-#: Seconds, and factors, below this are none: no clock shows them, and dividing by them overflows.
+#: Seconds and factors below this count as 0: no clock resolves them, and dividing by them overflows.
 NOTHING = 1e-12
 
 
 def safe(values: Any) -> Floats:
-    """`values` to divide by: 1 where there is nothing to compare with, because ops took no time."""
+    """`values` as divisors: 1 where there is nothing to compare with because ops took no time."""
     return np.where(values > NOTHING, values, 1.0)
 
 
 def median(values: Floats, axes: tuple[int, ...]) -> Floats:
-    """Median over `axes`; nan are left out, and nan is the median of nothing else."""
+    """Median over `axes`, ignoring nan; nan if all values are nan."""
     if not np.isnan(values).any():
         return np.asarray(np.median(values, axis=axes))
     ordered, count = _sorted(values, axes)
@@ -35,7 +35,7 @@ def median(values: Floats, axes: tuple[int, ...]) -> Floats:
 
 
 def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
-    """The median over `axis`, of two middle values the lower: half of the values may be slow. nan as in `median`."""
+    """Median over `axis`, the lower of two middle values: half of the values may be slow. nan as in `median`."""
     if isinstance(axis, int) and not np.isnan(values).any():
         middle = (values.shape[axis] - 1) // 2
         return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
@@ -44,7 +44,9 @@ def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
 
 
 def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
-    """Values ascending over `axes` (made the last one), nan at the end; how many are not nan, [..., 1]."""
+    """Values in ascending order over `axes` (made the last axis), nan at the end; the number of values not nan, [...,
+    1].
+    """
     last = tuple(range(-len(axes), 0))
     moved = np.moveaxis(values, axes, last)
     flat = moved.reshape(*moved.shape[: moved.ndim - len(axes)], -1)
@@ -54,12 +56,12 @@ def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
 def sampled(values: Floats) -> Floats:
     """At most about SAMPLE of the values, evenly spaced, flat."""
     flat = values.reshape(-1)
-    # An odd stride does not fall in step with axes of even length.
+    # An odd stride does not resonate with axes of even length.
     return flat[:: max(1, len(flat) // SAMPLE) | 1]
 
 
 def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
-    """Mean over `axes`; nan are left out, and nan is the mean of nothing else."""
+    """Mean over `axes`, ignoring nan; nan if all values are nan."""
     known = np.isfinite(values)
     count = known.sum(axis=axes)
     total = np.where(known, values, 0.0).sum(axis=axes)
@@ -67,7 +69,7 @@ def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
 
 
 def lower_quantile(values: Floats, axis: int, share: float) -> Floats:
-    """The value below which `share` of those over `axis` lie, the lower of two; nan as in `median`."""
+    """The quantile `share` over `axis`, the lower of two neighbouring values; nan as in `median`."""
     ordered, count = _sorted(values, (axis,))
     at = np.maximum(np.floor(share * (count - 1)).astype(np.int64), 0)
     return np.asarray(np.take_along_axis(ordered, at, axis=-1)[..., 0])

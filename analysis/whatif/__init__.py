@@ -1,1 +1,1 @@
-"""What-if questions: selections of ops, scenarios that change their costs, and the timelines they give."""
+"""What-if questions: selections of ops, scenarios that change their costs, and the resulting timelines."""

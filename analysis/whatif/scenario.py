@@ -1,4 +1,4 @@
-"""What-if scenarios: what happens to which ops.
+"""What-if scenarios: which ops change, and how.
 
 In: selections (`selection`) and what to do with them. Out: a `Scenario`, and from it the `Costs` of each block for the
 replay.
@@ -57,12 +57,12 @@ class Scenario:
 
     @classmethod
     def removal(cls, selection: Selection) -> Scenario:
-        """The job as it ran, with the selection idealised: what fixing it would give back."""
+        """The job as it ran, with the selection idealised: what fixing the selection would save."""
         return cls(Base.ORIGINAL, (Edit(selection, Action.IDEALISE),))
 
     @classmethod
     def addition(cls, selection: Selection) -> Scenario:
-        """The ideal job, with the selection as recorded: what it costs alone (S_x in the paper)."""
+        """The ideal job, with the selection as recorded: what the selection costs alone (S_x in the paper)."""
         return cls(Base.IDEAL, (Edit(selection, Action.KEEP),))
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
@@ -73,7 +73,7 @@ class Scenario:
         for edit in self.edits:
             mask = edit.selection.mask(context)
             if present is not None and edit.action in (Action.SET, Action.SHIFT):
-                mask = mask & present  # all else leaves an absent op at 0
+                mask = mask & present  # all other edits leave an absent op at 0
             costs.apply(edit, mask)
         delay, delay_row = _delays(self, context)
         return Costs(*costs.rows(), delay, delay_row)
@@ -101,7 +101,7 @@ def _delays(scenario: Scenario, context: Context) -> tuple[Floats, npt.NDArray[n
 
 
 class _Costs:
-    """Costs while edits are applied: whole rows recorded or constant as long as possible, a full matrix after."""
+    """Costs while edits are applied: rows stay recorded or constant as long as possible, then become a full matrix."""
 
     def __init__(self, cost: Floats, ideal: Floats, base: Base) -> None:
         self.cost = cost
@@ -113,7 +113,7 @@ class _Costs:
             self.matrix = cost if base is Base.ORIGINAL else ideal
 
     def rows(self) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
-        """matrix, matrix_row and constant of `Costs`."""
+        """`matrix`, `matrix_row` and `constant` of `Costs`."""
         number = np.arange(len(self.cost))
         if self.matrix is not None:
             return self.matrix, number, self.constant
@@ -140,7 +140,7 @@ class _Costs:
                 self.matrix[some] = self.constant[some, None]
         elif lanes is not None:
             self.matrix = self.matrix.copy()
-        if lanes is not None:  # whole lanes: all others stay as they are
+        if lanes is not None:  # change whole lanes; all others stay as they are
             self.matrix[:, lanes] = self._changed(edit, self.matrix[:, lanes], lanes)
         else:
             self.matrix = np.where(mask, self._changed(edit, self.matrix, slice(None)), self.matrix)

@@ -1,7 +1,7 @@
 """Selections: which ops a question is about.
 
 In: choices written in Python (`stage(3) & ~kind(OpKind.GC)`) or as text (see `selection_text`). Out: a mask for each
-block of a graph. A selection is a small expression tree; its mask broadcasts to [rows, lanes], so a choice of kinds or
+block of a graph. A selection is a small expression tree. Its mask broadcasts to [rows, lanes], so choosing kinds or
 stages never touches the lanes and stays cheap.
 """
 
@@ -34,7 +34,7 @@ class Selection(ABC):
 
     @abstractmethod
     def mask(self, context: Context) -> Mask:
-        """Which ops of the block are in the set; broadcasts to [rows, lanes]."""
+        """Mask of the block's ops in the set; broadcasts to [rows, lanes]."""
 
     def __and__(self, other: Selection) -> Selection:
         return _And(self, other)
@@ -48,7 +48,7 @@ class Selection(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What a selection may look at: one block of a graph, and the durations of all of it."""
+    """What a selection can read: one block of a graph, and the durations of all blocks."""
 
     graph: LabelledGraph
     durations: Durations
@@ -56,11 +56,11 @@ class Context:
 
     @property
     def block(self) -> LabelledBlock:
-        """The block whose mask is asked for."""
+        """The block to compute the mask of."""
         return self.graph.blocks[self.number]
 
     def label(self, name: str) -> Label:
-        """A label of the block's ops. Raises SelectionError that lists the labels there are."""
+        """A label of the block's ops. Raises SelectionError, which lists the labels, if there is none of that name."""
         return self.graph.label(self.number, name)
 
 
@@ -82,7 +82,7 @@ class Communication(Selection):
 
 @dataclass(frozen=True, slots=True)
 class Labelled(Selection):
-    """Ops whose label has one of these values, numbers or names; ops without the label are in no set."""
+    """Ops whose label has one of these values, numbers or names; excludes ops without the label."""
 
     label: str
     values: frozenset[Value]
@@ -113,7 +113,7 @@ class LabelledBetween(Selection):
 
 @dataclass(frozen=True, slots=True)
 class LabelledLike(Selection):
-    """Ops whose label is a name in which the pattern, a regular expression, is found."""
+    """Ops whose label is a name that the regular expression `pattern` matches anywhere."""
 
     label: str
     pattern: str
@@ -144,7 +144,7 @@ class Workers(Selection):
 
 @dataclass(frozen=True, slots=True)
 class Slowest(Selection):
-    """Of each kind the `percent` of ops that cost most, over all steps and workers."""
+    """The `percent` of ops of each kind that cost most, over all steps and workers."""
 
     percent: float
 
@@ -205,7 +205,7 @@ def kind(*kinds: OpKind) -> Selection:
 
 
 def communication() -> Selection:
-    """Ops that wait for peers; `~communication()` is all that computes."""
+    """Ops that wait for peers; `~communication()` selects everything that computes."""
     return Communication()
 
 
@@ -230,19 +230,19 @@ def steps(first: int, last: int | None = None) -> Selection:
 
 
 def microbatch(*microbatches: int) -> Selection:
-    """Ops of these microbatches; ops recorded without one are in no set."""
+    """Ops of these microbatches; excludes ops recorded without one."""
     return Labelled("microbatch", frozenset(microbatches))
 
 
 def slowest(percent: float) -> Selection:
-    """Of each kind the `percent` (0 to 100) of ops that cost most. Raises SelectionError outside that range."""
+    """The `percent` (0 to 100) of ops of each kind that cost most. Raises SelectionError outside that range."""
     if not 0 < percent <= 100:
         raise SelectionError(f"slowest {percent:g} %; expected more than 0 and at most 100")
     return Slowest(percent)
 
 
 def all_of(selections: Iterable[Selection]) -> Selection:
-    """The union of several selections; raises SelectionError for none."""
+    """The union of several selections. Raises SelectionError if there is none."""
     parts = list(selections)
     if not parts:
         raise SelectionError("no selection given; expected at least one")

@@ -31,7 +31,7 @@ _MOST_WORDS = 200
 
 
 def parse_selection(text: str) -> Selection:
-    """The selection that `text` describes. Raises SelectionError that quotes the part not understood."""
+    """The selection that `text` describes. Raises SelectionError, which quotes the part that it does not understand."""
     parser = _Parser(text)
     selection = parser.either()
     if parser.tokens:
@@ -40,7 +40,7 @@ def parse_selection(text: str) -> Selection:
 
 
 def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> Selection:
-    """Like `parse_selection`, but a selection without a single op is an error that says what there is."""
+    """Like `parse_selection`, but raises SelectionError, with what the job has, if the selection matches no op."""
     selection = parse_selection(text)
     try:
         chosen = count_selected(selection, graph, durations)
@@ -112,7 +112,7 @@ class _Parser:
             raise self.error(f"{word}: {error}") from None
 
     def valued(self, word: str, value: str) -> Selection:
-        """Ops by label. Raises ValueError for a value that cannot be meant."""
+        """Ops by label. Raises ValueError for an invalid value."""
         if word in _VALUED:
             return _VALUED[word](value)
         if value.startswith("~"):
@@ -159,7 +159,7 @@ def _flat(text: str) -> list[int]:
 
 
 def _kinds(text: str) -> Selection:
-    """Ops of these kinds; a transfer between stages is its send and its recv."""
+    """Ops of these kinds; the name of a transfer between stages selects its send and its recv."""
     merged = kind_groups(KINDS)
     names = [kind for name in text.split(",") for kind in merged.get(name, (name,))]
     return select.LabelledLike("kind", text[1:]) if text.startswith("~") else select.labelled("kind", *map(str, names))

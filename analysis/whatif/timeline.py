@@ -22,23 +22,23 @@ from tracekit.schema import KIND_TYPE
 def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
     """One row per op of the graph: step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration.
 
-    `start` (from the start of the step) and `duration` are seconds; the duration of a communication op includes its
-    wait for peers, as in a recording.
+    `start` (from the start of the step) and `duration` are seconds. As in a recording, the duration of a communication
+    op includes its wait for peers.
     """
     return _frame(replay, replay.timelines(scenario))
 
 
 def recorded_frame(replay: JobReplay) -> pl.DataFrame:
-    """The recording of the ops in the graph, in the same columns."""
+    """The recorded ops of the graph, in the same columns."""
     return _frame(replay, [Timeline(block.start, block.start + block.duration) for block in replay.graph.blocks])
 
 
 def compared_frame(replay: JobReplay) -> pl.DataFrame:
-    """One row per op of the graph, as recorded and as replayed side by side.
+    """One row per op of the graph, as recorded and as replayed, side by side.
 
-    The columns of `timeline_frame` up to `chunk`; then, in seconds, `<replay>_start` and `<replay>_duration` for
-    recorded, original and ideal, the own cost `cost` (a transfer duration, where the op communicates), the own cost in
-    the ideal replay `ideal_cost`, and `launch_delay`.
+    The columns of `timeline_frame` up to `chunk`; then, in seconds: `<replay>_start` and `<replay>_duration` for
+    recorded, original and ideal; `cost`, the op's own cost (for communication, the transfer duration); `ideal_cost`,
+    the same in the ideal replay; and `launch_delay`.
     """
     recorded = recorded_frame(replay)
     blocks, durations = replay.graph.blocks, replay.durations
@@ -63,7 +63,7 @@ def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:
         template, shape = block.template, block.start.shape
 
         def flat(values: npt.NDArray[Any], shape: tuple[int, ...] = shape) -> npt.NDArray[Any]:
-            """`values`, which broadcast to [rows, lanes], as one column in order of (row, lane)."""
+            """Flatten `values`, which broadcast to [rows, lanes], to one column in order of (row, lane)."""
             return np.broadcast_to(values, shape).ravel()
 
         frame = pl.DataFrame(
