@@ -1,1 +1,1 @@
-"""What causes and fixes share: a job taken apart into factors, and changes to its costs."""
+"""Evidence that causes and fixes share: a job split into factors, and changes to its costs."""

@@ -1,10 +1,11 @@
-"""What a fix changes in the costs of a job, and what the job then takes.
+"""Changes to the costs of a job, and the step times that result.
 
-In: a `JobReplay` and `Change`s. Out: `JobCosts`, step times. A what-if `Scenario` idealises ops; a `Change` gives them
-the cost their healthy peers have, which is what a repair brings. Launch delays of ops that compute are kept: they are
-the host's. So are those of collectives that a worker's step begins with: nothing came before that they could have
-waited for. Those of other communication are not: a recv is posted when the framework gets to it, so most of its "delay"
-is waiting, and would go with the straggler.
+In: a `JobReplay` and `Change`s. Out: `CostOverlay`, step times. A what-if `Scenario` idealises ops; a `Change` gives
+them the cost of their healthy peers, which is what a repair achieves.
+
+Launch delays of compute ops are kept: the host causes them. So are those of the collectives that begin a worker's step,
+which have nothing earlier to wait for. Launch delays of other communication are dropped: a recv is posted when the
+framework gets to it, so most of its "delay" is waiting, which would go with the straggler.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tracekit.model import DP_COLLECTIVES
 
 @dataclass
 class ChangedRows:
-    """A matrix, `base` [rows, lanes], of which some rows are others: `rows`, row number to [lanes]."""
+    """A matrix `base` [rows, lanes] with some rows replaced: `rows` maps a row number to its values, [lanes]."""
 
     base: Floats
     rows: dict[int, Floats] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class ChangedRows:
         self.rows.update(zip(touched.tolist(), values, strict=True))
 
     def source(self) -> Ints:
-        """Which row of `base`, and behind them of `changed`, each row is, [rows]."""
+        """Index of each row in `base`, or, counting on from there, in `changed`, [rows]."""
         source = np.arange(len(self.base))
         source[list(self.rows)] = len(self.base) + np.arange(len(self.rows))
         return source
@@ -58,7 +59,7 @@ class ChangedRows:
         return np.stack(list(self.rows.values())) if self.rows else NO_MATRIX
 
     def matrix(self) -> Floats:
-        """The whole matrix; `base` itself where nothing changed."""
+        """The whole matrix; `base` itself if nothing changed."""
         if not self.rows:
             return self.base
         whole = self.base.copy()
@@ -68,9 +69,9 @@ class ChangedRows:
 
 @dataclass
 class CostOverlay:
-    """Costs under change: own costs and launch delays per block.
+    """The costs of a job while changes are applied: own costs and launch delays per block.
 
-    `stalled_s`, `overlap_s`: seconds of each step beside the graph, and those that it shares with the next, [steps].
+    `stalled_s`, `overlap_s`: seconds of each step in which the job stalls, and that it shares with the next, [steps].
     """
 
     cost: list[ChangedRows]
@@ -82,7 +83,7 @@ class CostOverlay:
 
     @classmethod
     def recorded(cls, replay: JobReplay) -> CostOverlay:
-        """As the job ran."""
+        """Costs as the job ran."""
         none = np.zeros(len(replay.graph.steps))
         return cls(
             [ChangedRows(matrix) for matrix in replay.durations.cost],
@@ -103,7 +104,7 @@ class CostOverlay:
             self.delay[part.block].scale(part)
 
     def costs(self, number: int, template: Template) -> Costs:
-        """The costs of a block for its replay, with the launch delays that are the host's."""
+        """The costs of a block for its replay, with the launch delays that the host causes."""
         cost, delay = self.cost[number], self.delay[number]
         kept = keeps_delay(template) if self.kept is None else self.kept[number]
         delayed = np.where(kept & self.keeps_delays, np.arange(template.rows), -1)
@@ -112,16 +113,16 @@ class CostOverlay:
 
 
 class Change(Protocol):
-    """One change to the costs of a job. All multiply, so that several can be made in any order."""
+    """One change to the costs of a job. All changes multiply, so their order does not matter."""
 
     def make(self, overlay: CostOverlay) -> None:
-        """Make the change in `overlay`."""
+        """Apply the change to `overlay`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """The ops of a grid times `factor`, which broadcasts to the grid."""
+    """Multiply the ops of a grid by `factor`, which broadcasts to the grid."""
 
     ops: ComputeTable | OpGrid | TransferGrid
     factor: Floats
@@ -133,7 +134,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleDelays:
-    """The launch delays of the ops of a grid times `factor`, which broadcasts to it."""
+    """Multiply the launch delays of a grid's ops by `factor`, which broadcasts to the grid."""
 
     ops: OpGrid
     factor: Floats
@@ -145,7 +146,7 @@ class ScaleDelays:
 
 @dataclass(frozen=True, slots=True)
 class NoDelays:
-    """No launch delay anywhere."""
+    """Remove all launch delays."""
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
@@ -154,7 +155,7 @@ class NoDelays:
 
 @dataclass(frozen=True, slots=True)
 class NoStalls:
-    """No time in which no rank does anything."""
+    """Remove the time in which no rank does anything."""
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
@@ -163,7 +164,7 @@ class NoStalls:
 
 @dataclass(frozen=True, slots=True)
 class NoOverlap:
-    """Every step ends before the next one begins: what made some workers late at its end is gone."""
+    """Make every step end before the next one begins, which removes whatever made some workers late at its end."""
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
@@ -193,7 +194,7 @@ def step_times_with(replay: JobReplay, changes: Iterable[Change]) -> Floats:
 
 
 def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:
-    """The matrices, one [rows, lanes] per block, with some of their values multiplied."""
+    """The matrices, one [rows, lanes] per block, with the values of `parts` multiplied."""
     changed = [ChangedRows(matrix) for matrix in matrices]
     for part in _changed(parts):
         changed[part.block].scale(part)
@@ -201,7 +202,7 @@ def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, .
 
 
 def keeps_delay(template: Template) -> np.ndarray:
-    """Whose launch delays are the host's, [rows]: of collectives, those that wait for nothing but host work."""
+    """Rows with launch delays that the host causes, [rows]: of collectives, those that wait only for host work."""
     collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
     for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])
     waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
@@ -212,7 +213,7 @@ def keeps_delay(template: Template) -> np.ndarray:
 
 
 def delayed_step_times(replay: JobReplay) -> Floats:
-    """The duration of each step as recorded, with all launch delays, those of communication too, seconds, [steps]."""
+    """Recorded step times, seconds, [steps], with all launch delays, including those of communication."""
     durations = replay.durations
     return replay.step_times_at(
         [Costs.of_matrix(cost, delay) for cost, delay in zip(durations.cost, durations.launch_delay, strict=True)]
@@ -220,7 +221,7 @@ def delayed_step_times(replay: JobReplay) -> Floats:
 
 
 def _changed(parts: Iterable[Part]) -> Iterator[Part]:
-    """Parts without the rows whose factor is 1 throughout."""
+    """The parts without the rows whose factor is 1 throughout."""
     for part in parts:
         rows = (part.values != 1).any(axis=1)
         if rows.all():

@@ -1,11 +1,12 @@
-"""What makes computes differ: stage, workload, position in the step, DP rank, worker, step, pauses.
+"""Why computes differ: stage, workload, position in the step, DP rank, worker, step, pauses.
 
-In: a `ComputeTable`. Out: a `ComputeProfile`, the cost of a compute as
-    stage and chunk x (1 + elasticity x (workload - 1)) x position x worker in that step, plus a pause,
-where the workload of a microbatch is what all stages of its DP rank share, and falls into DP rank x step x microbatch.
-Each factor is a median over all others, so that one cause does not pass for another: a slow worker moves no stage,
-a long microbatch no worker, a pause no microbatch. Forwards and backwards of a worker have a factor each: what slows
-one need not slow the other, and the median of a mixture of fast and slow ops is neither.
+In: a `ComputeTable`. Out: a `ComputeProfile`, which models the cost of a compute as
+    stage and chunk x (1 + elasticity x (workload - 1)) x position x worker in that step, plus a pause.
+The workload of a microbatch is what all stages of its DP rank share; it splits into DP rank x step x microbatch.
+
+Each factor is a median over all others, so that one cause is not mistaken for another: a slow worker does not affect a
+stage, a long microbatch no worker, a pause no microbatch. Forwards and backwards of a worker have separate factors:
+what slows down one need not slow down the other, and the median of a mixture of fast and slow ops is neither.
 """
 
 from __future__ import annotations
@@ -22,33 +23,36 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
 
 FORWARD, BACKWARD = 0, 1
-#: Which quantile of microbatches stands for a DP rank or a step.
+#: This quantile of the microbatches represents a DP rank or a step.
 QUARTILE = 0.25
-#: A pause is at least this share of the compute it interrupts, and this many spreads long.
+#: A pause is at least this share of the compute that it interrupts, and this many spreads long.
 SMALLEST_PAUSE = 0.5
 PAUSE_SPREADS = 8.0
-#: Workers, DP ranks and steps that are slower by less than this are not worth naming.
+#: A worker, DP rank or step that is slower by less than this is not worth naming.
 SMALLEST_FACTOR = 0.04
-#: Left out of what peers are like: values this many spreads above.
+#: Values this many spreads above their peers are left out of what is usual.
 OUTSTANDING = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeProfile:
-    """Factors of compute costs. All but the seconds are relative, 1 = as the others.
+    """Factors of compute costs. All but the seconds are relative: 1 = like the others.
 
-    `base_s`: seconds, [kinds, stages, chunks]; `elasticity`: by how much a stage follows the workload, 1 = wholly,
-    like them. `position`: of the microbatches of a step, on all ranks, [kinds, microbatches].
-    `workers`: when each worker is slow beside its peers of the same stage beyond what its DP rank shares, one member
-    per (stage, DP rank); without a pipeline nothing is shared. `ranks`: when each DP rank is, on all its stages.
-    `worker_by_step`: [kinds, stages, steps, dp_ranks], `rank_by_step`: [steps, dp_ranks], what was measured;
-    `slow_worker`, `slow_rank`: like them, 1 but where the factor is significant.
-    `step`: [steps], all workers alike; `steps`: which are slow, one member; `slow_step`: 1 but there.
+    `base_s`: seconds, [kinds, stages, chunks]; `elasticity`: how strongly a stage follows the workload, 1 = fully, same
+    shape. `position`: of the microbatches of a step, on all ranks, [kinds, microbatches].
+
+    `workers`: when each worker is slow compared with its peers of the same stage, beyond what its DP rank shares; one
+    member per (stage, DP rank). Without a pipeline, nothing is shared. `ranks`: when each DP rank is slow on all its
+    stages. `worker_by_step`: [kinds, stages, steps, dp_ranks], `rank_by_step`: [steps, dp_ranks], as measured;
+    `slow_worker`, `slow_rank`: the same, but 1 unless the factor is significant.
+
+    `step`: [steps], all workers together; `steps`: which steps are slow, one member; `slow_step`: 1 in all other steps.
     `workload`: [microbatches, steps, dp_ranks]; `microbatch`: the same without slow DP ranks and steps, mean 1 per job.
+
     `pause_s`: seconds beyond what the factors explain, 0 for no pause, [kinds, stages, chunks, microbatches, steps,
-    dp_ranks]; `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: of forwards
-    and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
-    relative.
+    dp_ranks]; `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: correlation
+    of forwards and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of
+    those backwards, relative.
     """
 
     base_s: Floats
@@ -78,7 +82,7 @@ class ComputeProfile:
 
     @property
     def slow_workers(self) -> Bools:
-        """Workers that are slow beside their peers, [stages, dp_ranks]."""
+        """Workers that are slow compared with their peers, [stages, dp_ranks]."""
         shape = self.worker_by_step.shape
         return self.workers.significant(SMALLEST_FACTOR).reshape(shape[1], shape[3])
 
@@ -89,13 +93,13 @@ class ComputeProfile:
 
     @property
     def on(self) -> Bools:
-        """In which steps each worker is slow, if it is: [stages, steps, dp_ranks]."""
+        """The steps in which each slow worker is slow, [stages, steps, dp_ranks]."""
         _, stages, steps, dp_ranks = self.worker_by_step.shape
         return self.workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
 
 
 def profile_computes(table: ComputeTable) -> ComputeProfile:
-    """Take the costs of `table` apart. The table must not be empty."""
+    """Split the costs of `table` into factors. The table must not be empty."""
     grid = table.grid
     base = lower_median(median(grid, (3, 4)), axis=-1)
     relative = grid / safe(base)[:, :, :, None, None, None]
@@ -103,7 +107,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     if (position != 1).any():
         relative /= position[:, None, None, :, None, None]
     level = median(relative, (2, 3))
-    # What all stages and both kinds of a DP rank share in a step. The lower median keeps a slow worker out of it.
+    # What all stages and both kinds of a DP rank share in a step. The lower median excludes a slow worker.
     slowness = level / safe(lower_median(level.reshape(-1, *level.shape[2:]), axis=0))
     work = workload(relative[BACKWARD], slowness[BACKWARD], None)
     elastic = elasticity(relative, slowness, work)
@@ -116,7 +120,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Model:
-    """What is known before workers are told apart; see `ComputeProfile`."""
+    """What is known before workers are compared; see `ComputeProfile`."""
 
     base: Floats
     elasticity: Floats
@@ -125,7 +129,7 @@ class _Model:
 
     @property
     def of_workload(self) -> Floats:
-        """Cost that follows from the workload, relative; broadcasts to the table."""
+        """The part of the cost that follows the workload, relative; broadcasts to the table."""
         if (self.elasticity == 1).all():
             return self.workload
         expected: Floats = 1 + self.elasticity[:, :, :, None, None, None] * (self.workload - 1)
@@ -133,25 +137,26 @@ class _Model:
 
 
 def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
-    """Workers, DP ranks and steps told apart. `beyond`: the workload, [kinds, stages, steps, dp_ranks]."""
+    """Separate workers, DP ranks and steps. `beyond`: cost beyond the workload, [kinds, stages, steps, dp_ranks]."""
     _, stages, steps, dp_ranks = beyond.shape
     work = model.workload
     rank, rank_error = _typical(work, (0,))
     rank_log = _beside_peers(rank)
-    # However alike the steps of a short trace look, the quartile of a few microbatches is no better known than this.
+    # Even if the steps of a short trace look alike, the quartile of a few microbatches is no more precise than this.
     unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
     ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
-    # Without a pipeline nothing tells a DP rank from its only worker.
+    # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
     both = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
-    # Of two stages on two DP ranks, that one worker is slow looks like the worker across being slow, except for what
-    # their microbatches cost: who it is, and how much each, is no surer than that.
+    # With two stages on two DP ranks, one slow worker looks like the diagonally opposite worker being slow, except for
+    # the cost of their microbatches. So who it is, and by how much, is no more certain than that cost.
     square = (stages, dp_ranks) == (2, 2)
     if stages > 1:
         unsure = float(ranks.noise.variance.mean()) if square else 0.0
     by_kind = _beside_peers(by_step)
-    # What slows one kind only shows best beside the same kind of the peers: noise of the other does not hide it.
+    # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
+    # it.
     share = seconds / safe(seconds.sum(axis=0))
     views = [both, *np.log1p(share * np.expm1(by_kind))]
     workers = most_telling(
@@ -162,7 +167,8 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
     slow_worker = np.exp(_slow_levels(by_kind, workers))
     slow_rank = np.exp(_slow_levels(rank_log, ranks))
-    # Of a worker without a pipeline the workload has what slows forwards and backwards alike, see `profile_computes`.
+    # Without a pipeline, a worker's workload includes what slows down forwards and backwards alike, see
+    # `profile_computes`.
     shared = slow_worker.min(axis=0)[0] if stages == 1 else slow_rank
     step, step_error = _typical(work / shared, (0, 2))
     step = step / safe(lower_median(step, axis=0))
@@ -171,7 +177,7 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     slow_step = np.where(steps_alike.on[0] & steps_alike.significant(SMALLEST_FACTOR)[0], step, 1.0)
     microbatch = work / shared / slow_step[:, None]
     quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
-    # Without a pipeline a slow worker is in the workload already, but for the kind that is not slow.
+    # Without a pipeline, a slow worker is already part of the workload, except for the kind that is not slow.
     known = np.where(slow_worker > 1, beyond if stages == 1 else slow_worker, np.nan_to_num(quiet, nan=1.0))
     pause, scatter = _pauses(grid, model, known)
     usual_s = model.base[:, :, :, None] * model.position[:, None, None]
@@ -201,13 +207,13 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
 def _beside_peers(values: Floats) -> Floats:
     """Log of values over those of the peers that are not slow in that step, [..., dp_ranks]; 0 without peers.
 
-    A first look takes the lower median of all; what stands out of it is left out of the second.
+    The first pass uses the lower median of all; the second pass leaves out what exceeds that median.
     """
     logs = np.log(safe(values))
     logs[~np.isfinite(values)] = np.nan
     if values.shape[-1] < 2:
         return np.zeros_like(logs)
-    if values.shape[-1] == 2:  # of two each has one peer
+    if values.shape[-1] == 2:  # with two workers, each has one peer
         return np.asarray(logs - logs[..., ::-1])
     beside = logs - lower_median(logs, axis=-1)[..., None]
     low = beside[beside < 0]
@@ -217,10 +223,10 @@ def _beside_peers(values: Floats) -> Floats:
 
 
 def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
-    """Log of how slow each member is in each step, 0 where that is not significant.
+    """Log of how slow each member is in each step, 0 if that is not significant.
 
-    `beside`: [..., steps, dp_ranks] as measured. The mean over the steps in which a member is slow, and as much of
-    what differs from it as is more than noise: a level that moves is followed, its noise is not.
+    `beside`: [..., steps, dp_ranks] as measured. Takes the mean over the steps in which a member is slow, plus the part
+    of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
     """
     steps, dp_ranks = beside.shape[-2:]
     hit = episodes.on & episodes.significant(SMALLEST_FACTOR)[:, None]
@@ -238,13 +244,13 @@ def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
     """The typical value over `axes` and its standard error, relative.
 
-    It is the lower quartile: costs of packed microbatches have a floor (the part that grows with tokens, which all
-    have alike) and a long tail, so the quartile scatters less than the median. Its error follows from how far apart
-    the quantiles around it lie.
+    It is the lower quartile: costs of packed microbatches have a floor (the part that grows with tokens, equal for all)
+    and a long tail, so the quartile scatters less than the median. Its error follows from the distance between the
+    neighbouring quantiles.
     """
     quantile = np.nanquantile if np.isnan(values).any() else np.quantile
     count = np.isfinite(values).sum(axis=axes)
-    values = np.where(np.expand_dims(count, axes) > 0, values, 1.0)  # what has no computes is as the others
+    values = np.where(np.expand_dims(count, axes) > 0, values, 1.0)  # no computes: same as the others
     low, typical, high = quantile(values, (QUARTILE - 0.1, QUARTILE, QUARTILE + 0.1), axis=axes)
     error = np.sqrt(QUARTILE * (1 - QUARTILE) / np.maximum(count, 1)) * (high - low) / 0.2
     return typical, error / safe(typical)
@@ -259,14 +265,15 @@ def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
 
 
 def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]:
-    """Seconds by which single computes exceed all factors, 0 below the threshold; how ops scatter around them.
+    """Seconds by which single computes exceed all factors, 0 below the threshold; the scatter of ops around the
+    factors.
 
-    `worker`: beyond the workload, [kinds, stages, steps, dp_ranks].
+    `worker`: factor beyond the workload, [kinds, stages, steps, dp_ranks].
     """
     expected = model.base[:, :, :, None, None, None] * worker[:, :, None, None] * model.of_workload
     if (model.position != 1).any():
         expected = expected * model.position[:, None, None, :, None, None]
-    # Mean-one noise around the expectation: forwards and backwards scatter alike.
+    # Noise with mean one around the expectation: forwards and backwards scatter alike.
     ratio = grid / safe(expected)
     samples = [sampled(ratio[kind]) for kind in (FORWARD, BACKWARD)]
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]

@@ -1,7 +1,7 @@
 """Forward and backward costs of a job as one grid, and back.
 
-In: a `JobReplay`. Out: a `ComputeTable`: where each forward and backward compute sits in the cost matrices, so that
-costs can be looked at by (stage, chunk, microbatch, step, DP rank) and changed in that shape.
+In: a `JobReplay`. Out: a `ComputeTable`, which knows where each forward and backward compute is in the cost matrices,
+so that costs can be read and changed by (stage, chunk, microbatch, step, DP rank).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Placement:
 class ComputeTable:
     """Costs of computes as a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]; kinds: forward, backward.
 
-    Cells that were not recorded are nan. Where stages differ in their number of computes the grid has one chunk, and
+    Cells that were not recorded are nan. If stages differ in their number of computes, the grid has one chunk, and
     "microbatch" counts the computes of a stage.
     """
 
@@ -67,16 +67,16 @@ class ComputeTable:
 
     @cached_property
     def grid(self) -> Floats:
-        """Own costs of the recording, seconds, read-only."""
+        """Recorded own costs, seconds, read-only."""
         return self.gather(self.costs)
 
     @property
     def empty(self) -> bool:
-        """True where the job has no forward or no backward computes."""
+        """True if the job has no forward or no backward computes."""
         return len({part.kind for part in self.placements}) < len(COMPUTE_KINDS)
 
     def gather(self, costs: Sequence[Floats]) -> Floats:
-        """The grid of the costs in `costs` (one [rows, lanes] matrix per block)."""
+        """`costs` (one [rows, lanes] matrix per block) as a grid."""
         kinds, stages, chunks, microbatches, steps, dp_ranks = self.shape
         grid = np.full((kinds, stages, chunks * microbatches, steps, dp_ranks), np.nan)
         for part in self.placements:
@@ -85,13 +85,13 @@ class ComputeTable:
         return grid.reshape(self.shape)
 
     def parts(self, values: Floats) -> Iterator[Part]:
-        """Factors, which broadcast to the grid's shape, as they belong to the rows of the blocks, as far as not 1."""
+        """Factors, which broadcast to the grid's shape, as parts of the blocks; skips factors of 1."""
         microbatches = self.shape[3]
         wide = np.broadcast_to(values, self.shape)
         for part in self.placements:
             if (wide[part.kind, part.stage] == 1).all():
                 continue
-            # Chunks and microbatches are one axis of rows: cell = chunk x microbatches + microbatch.
+            # Chunks and microbatches share one axis of rows: cell = chunk x microbatches + microbatch.
             computes = part.computes
             chunk, microbatch = np.divmod(np.arange(len(computes)), microbatches)
             here = wide[part.kind, part.stage][

@@ -1,6 +1,6 @@
-"""What the computes of a job show: their costs as a table, what makes them differ, and which of them pause.
+"""The computes of a job: their costs as a table, the factors behind them, and their pauses.
 
-In: a `JobReplay`. Out: `Computes`, each part worked out once and only if asked for.
+In: a `JobReplay`. Out: `Computes`; each part is computed once, on first use.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Computes:
 
     @cached_property
     def profile(self) -> ComputeProfile | None:
-        """What makes them differ; None where the job lacks forwards or backwards."""
+        """The factors behind their costs; None if the job has no forwards or no backwards."""
         return None if self.table.empty else profile_computes(self.table)
 
     @cached_property
     def pauses(self) -> Pauses | None:
-        """Their pauses; None where the job lacks forwards or backwards."""
+        """Their pauses; None if the job has no forwards or no backwards."""
         if self.profile is None:
             return None
         return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)

@@ -1,7 +1,7 @@
-"""What of a step's beginning is waiting for data.
+"""Time at the beginning of a step spent waiting for data.
 
-In: data loading where it was recorded, else the launch delays of the first ops of a step, which are what can wait for
-data. Out: `DataWaits`.
+In: recorded data loading or, without it, the launch delays of the first ops of a step, which can wait for data. Out:
+`DataWaits`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from tracekit.analysis.numeric.robust import median, sampled
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
 
-#: Waiting for data from here on (seconds) is late data.
+#: Waiting for data at least this long, seconds, means late data.
 SMALLEST_DATA_DELAY_S = 5e-3
-#: A first op waits for data from so many times the worker's usual launch delay on.
+#: A first op waits for data if its delay is at least this many times the worker's usual launch delay.
 HOST_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataWait:
-    """Ops in which, or before which, workers wait for data. `waits_s`, and whether they are `late`: as the grid."""
+    """Ops in which, or before which, workers wait for data. `waits_s`: seconds; `late`: which are late; both like the
+    grid.
+    """
 
     ops: OpGrid
     waits_s: Floats
@@ -37,7 +39,7 @@ class DataWait:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataWaits:
-    """All of a job. `recorded`: whether loading was, or only delays before ops; `usual_s`: the usual delay."""
+    """All data waits of a job. `recorded`: True if loading itself was recorded; `usual_s`: the usual delay."""
 
     recorded: bool
     usual_s: float
@@ -45,7 +47,7 @@ class DataWaits:
 
     @classmethod
     def of(cls, evidence: Evidence) -> DataWaits:
-        """Find them; none in a job without forwards and recorded loading."""
+        """Find the data waits; empty for a job without forwards and without recorded loading."""
         recorded = not evidence.data_loads.empty
         if recorded:
             sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.cost))]
@@ -59,9 +61,9 @@ class DataWaits:
 
 
 def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
-    """The ops before which a worker can wait for data, and for how long it was late with each, seconds.
+    """The ops before which a worker can wait for data, and the delay of each, seconds.
 
-    A loop fetches its data at its top, before parameters are gathered, or just before the first forward.
+    A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
     """
     for grid in (evidence.first_forwards, evidence.first_gathers):
         if not grid.empty:
@@ -71,7 +73,7 @@ def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
 def _own_delay(evidence: Evidence) -> Floats:
     """The usual launch delay of each worker's computes, seconds, [stages, 1, 1, dp_ranks].
 
-    A host that is late with every launch is late with the first one, too: that is not its data.
+    A host that is late with every launch is also late with the first one; that is not a wait for data.
     """
     delays = evidence.launch_delays
     forwards, backwards = (median(grid.gather(delays), (2,)) for grid in (evidence.forwards, evidence.backwards))

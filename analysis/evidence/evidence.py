@@ -1,4 +1,4 @@
-"""What all rules look at, computed once per job.
+"""The evidence that all rules read, computed once per job.
 
 In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 """
@@ -31,13 +31,13 @@ from tracekit.magnitudes import LONGEST_S
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 from tracekit.trace import RUN_QUEUE, Trace, share_of_samples
 
-#: A GPU that was throttled in this share of its samples is slow for it; now and then every GPU is for a moment.
+#: A GPU throttled in this share of its samples is slow because of it; every GPU is throttled for a moment now and then.
 THROTTLED_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One job as the rules see it. `replay`: with the launch delays of its own steps alone, see `step_edges`."""
+    """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`."""
 
     trace: Trace
     replay: JobReplay
@@ -53,17 +53,17 @@ class Evidence:
         paused = find_paused_starts(by_step, computes.pauses)
         by_step = with_paused_starts(by_step, paused)
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
-        busy_s = step_times_with(by_step, ()) - stalled  # a stall lies between two steps and is part of neither
+        busy_s = step_times_with(by_step, ()) - stalled  # a stall lies between two steps and belongs to neither
         return cls(trace, with_overlap(by_step, trace.step_starts, busy_s), attribution, computes, paused)
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
-        """The DP ranks of the grids' last axis."""
+        """The DP ranks on the last axis of the grids."""
         return self.replay.graph.dp_ranks
 
     @cached_property
     def dp_index(self) -> dict[int, int]:
-        """DP rank -> its place on the grids' last axis."""
+        """DP rank -> its index on the last axis of the grids."""
         return {dp_rank: at for at, dp_rank in enumerate(self.dp_ranks)}
 
     @property
@@ -73,7 +73,7 @@ class Evidence:
 
     @cached_property
     def unchanged(self) -> Floats:
-        """Step times of the job without any change, seconds, [steps]; launch delays as in `changes`."""
+        """Step times of the job without changes, seconds, [steps]; launch delays as in `changes`."""
         return step_times_with(self.replay, ())
 
     @property
@@ -89,41 +89,41 @@ class Evidence:
 
     @property
     def recorded_s(self) -> float:
-        """Mean step with what the job stalls between steps, seconds."""
+        """Mean step including stalls between steps, seconds."""
         return max(self.attribution.recorded_s, self.unchanged_s)
 
     @property
     def distances_seen(self) -> bool:
         """Whether the trace shows how much of the end of a step the beginning of the next one hides.
 
-        Starts relative to each step do not, unless workers begin late for having ended the step before late.
+        Starts relative to each step do not, unless workers begin late because they ended the step before late.
         """
         return bool(self.trace.step_starts) or self.replay.overlap_s is not None
 
     @cached_property
     def delay_share(self) -> float:
-        """What launch delays of a step's own add to it, as a share; below 0 where ops overlap that the graph orders."""
+        """The share that a step's own launch delays add to it; below 0 if ops overlap that the graph orders."""
         return float(delayed_step_times(self.replay).mean()) / self.attribution.original_s - 1
 
     def delay_share_without(self, changes: Sequence[Change]) -> float:
-        """As `delay_share`, without the launch delays that go with `changes`: what is left to explain, from 0."""
+        """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0."""
         gone_s = self._delays_s(()) - self._delays_s(changes)
         return max(self.delay_share - gone_s / self.attribution.original_s, 0.0)
 
     def _delays_s(self, changes: Sequence[Change]) -> float:
-        """What the launch delays of computing ops add to the mean step after `changes`, seconds."""
+        """Seconds that the launch delays of compute ops add to the mean step after `changes`."""
         kept = step_times_with(self.replay, changes)
         return float((kept - step_times_with(self.replay, (*changes, NoDelays()))).mean())
 
     @property
     def launch_delays(self) -> tuple[Floats, ...]:
-        """Launch delays without what pauses of processes make of them, seconds, one [rows, lanes] matrix per block."""
+        """Launch delays without the part due to paused processes, seconds, one [rows, lanes] matrix per block."""
         paused = self.paused_starts
         return self.replay.durations.launch_delay if paused is None else paused.delays_left
 
     @cached_property
     def pause_share(self) -> float:
-        """What late starts by pauses add to the step, as a share."""
+        """The share of the step that late starts due to pauses add to it."""
         if self.paused_starts is None:
             return 0.0
         everywhere = np.ones((self.stages, len(self.dp_ranks)), np.bool_)
@@ -137,17 +137,17 @@ class Evidence:
 
     @property
     def profile(self) -> ComputeProfile | None:
-        """What makes computes differ; None where the job lacks forwards or backwards."""
+        """Why computes differ; None if the job has no forwards or no backwards."""
         return self.computes.profile
 
     @property
     def pauses(self) -> Pauses | None:
-        """Pauses in computes; None where the job lacks forwards or backwards."""
+        """Pauses in computes; None if the job has no forwards or no backwards."""
         return self.computes.pauses
 
     @cached_property
     def lockstep(self) -> Lockstep | None:
-        """The ranks inside workers, where the trace says how long they waited for each other."""
+        """The ranks inside workers; None if the trace does not say how long they waited for each other."""
         return Lockstep.of(self.trace, self.replay.graph)
 
     @cached_property
@@ -157,12 +157,12 @@ class Evidence:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What the network does."""
+        """Links, cards and collectives of the network."""
         return Traffic.of(self)
 
     @cached_property
     def hiccups(self) -> Hiccups:
-        """What hangs on the network now and then."""
+        """Transfers and collectives that hang now and then."""
         return hiccups(self.traffic)
 
     @cached_property
@@ -197,22 +197,22 @@ class Evidence:
 
     @cached_property
     def first_gathers(self) -> OpGrid:
-        """The first gathering of parameters of each stage: a step that has any begins with it."""
+        """The first gathering of parameters of each stage; a step with such ops begins with it."""
         return op_grid(self.replay.graph, (OpKind.PARAMS_ALL_GATHER,), most=1)
 
     @cached_property
     def data_loads(self) -> OpGrid:
-        """The data loading of each stage, where it was recorded."""
+        """The data loading of each stage, if it was recorded."""
         return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))
 
     @cached_property
     def data_waits(self) -> DataWaits:
-        """Who waits for data at the beginning of a step."""
+        """Waits for data at the beginning of a step."""
         return DataWaits.of(self)
 
     @cached_property
     def host_work(self) -> OpGrid:
-        """What the hosts did between other ops, where it was recorded."""
+        """What the hosts did between other ops, if it was recorded."""
         return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
 
     @cached_property
@@ -222,27 +222,27 @@ class Evidence:
 
     @cached_property
     def collections(self) -> OpGrid:
-        """Garbage collections between computes, where they were recorded."""
+        """Garbage collections between computes, if they were recorded."""
         return op_grid(self.replay.graph, (OpKind.GC,))
 
     @cached_property
     def checkpoints(self) -> OpGrid:
-        """Checkpoints, where they were recorded."""
+        """Checkpoints, if they were recorded."""
         return op_grid(self.replay.graph, (OpKind.CHECKPOINT,))
 
     @cached_property
     def evaluations(self) -> OpGrid:
-        """Evaluations between training steps, where they were recorded."""
+        """Evaluations between training steps, if they were recorded."""
         return op_grid(self.replay.graph, (OpKind.EVALUATION,))
 
     @cached_property
     def computing(self) -> OpGrid:
-        """Every op that is no communication: its launch delay is the host's."""
+        """Every op that is not communication; the host causes their launch delays."""
         return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
 
     @cached_property
     def all_workers_traced(self) -> bool:
-        """True where every worker of the layout has ops in the trace."""
+        """True if every worker of the layout has ops in the trace."""
         if self.all_lanes_replayed:
             return True
         coverage = self.trace.coverage()
@@ -250,7 +250,7 @@ class Evidence:
 
     @property
     def all_lanes_replayed(self) -> bool:
-        """True where every DP rank of the layout is replayed in every step, so that nothing is missing."""
+        """True if every DP rank of the layout is replayed in every step, so that nothing is missing."""
         graph = self.replay.graph
         lanes = sum(block.lanes for block in graph.blocks)
         return not graph.dropped_lanes and lanes == len(graph.steps) * graph.layout.dp_ranks
@@ -262,18 +262,18 @@ class Evidence:
 
     @cached_property
     def host_of_rank(self) -> dict[int, str]:
-        """The host of each rank, as far as the metadata says."""
+        """The host of each rank, as far as the metadata gives it."""
         return self.trace.hosts
 
     @cached_property
     def hosts(self) -> dict[Worker, str]:
-        """The host of each traced worker, as far as the metadata says."""
+        """The host of each traced worker, as far as the metadata gives it."""
         hosts = self.host_of_rank
         return {worker: hosts[rank] for worker, rank in self.worker_ranks.items() if rank in hosts}
 
     @cached_property
     def pauses_inside_computes(self) -> int | None:
-        """How many collections of garbage were seen inside computes; None where nobody looked."""
+        """The number of garbage collections seen inside computes; None if they were not recorded."""
         collected = self.trace.metadata.get("collect")
         nested = collected.get("nested") if isinstance(collected, dict) else None
         count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
@@ -281,7 +281,7 @@ class Evidence:
 
     @cached_property
     def throttled(self) -> dict[Worker, float]:
-        """In which share of the samples the GPU of a worker was throttled, as far as the metadata says."""
+        """The share of samples in which the GPU of a worker was throttled, as far as the metadata gives it."""
         gpus = self.trace.metadata.get("gpus") or {}
         if not isinstance(gpus, dict):
             return {}
@@ -292,9 +292,9 @@ class Evidence:
 
     @cached_property
     def run_queue_s(self) -> Floats:
-        """Seconds of the mean step in which each worker's training thread had no processor, [stages, dp_ranks].
+        """Seconds per mean step that each worker's training thread waited in the run queue, [stages, dp_ranks].
 
-        0 where the metadata does not say.
+        0 if the metadata does not give it.
         """
         said, waits = self.trace.metadata.get(RUN_QUEUE), np.zeros((self.stages, len(self.dp_ranks)))
         known = said if isinstance(said, dict) else {}
@@ -305,22 +305,22 @@ class Evidence:
         return waits
 
     def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
-        """Whether anything recorded says that the machines of `workers` are slow, not what runs on them.
+        """Whether the recording shows that the machines of `workers` are slow, and not what runs on them.
 
-        A slow compute alone does not: user code, data or a neighbour on the cores slow it just as well.
+        A slow compute alone does not: user code, data or a neighbour on the cores slow it down just as well.
         """
         return any(self.throttled.get(worker, 0.0) >= THROTTLED_SHARE for worker in workers)
 
     def worker(self, stage: int, dp_index: int) -> Worker:
-        """The worker at a position of the grids."""
+        """The worker at an index of the grids."""
         return Worker(self.dp_ranks[int(dp_index)], int(stage))
 
     def workers_where(self, hit: np.ndarray) -> tuple[Worker, ...]:
-        """The workers where `hit` [stages, dp_ranks] holds, by DP rank, then stage."""
+        """The workers where `hit` [stages, dp_ranks] is True, by DP rank, then stage."""
         return tuple(sorted(self.worker(stage, dp_index) for stage, dp_index in zip(*np.nonzero(hit), strict=True)))
 
     def cells_of(self, workers: Iterable[Worker]) -> np.ndarray:
-        """True at these workers' positions, [stages, dp_ranks]."""
+        """True at the cells of these workers, [stages, dp_ranks]."""
         hit = np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
         for worker in workers:
             hit[worker.pp_rank, self.dp_index[worker.dp_rank]] = True

@@ -1,7 +1,7 @@
-"""Slow workers that have something in common: a host, some DP ranks.
+"""Slow workers that have something in common: a host, or a range of DP ranks.
 
-In: `Evidence`. Out: `SlowGroup`s, which share no worker, each with the label that explains it best and one price.
-A label explains workers that it covers exactly; of several the one with fewest parts is taken, since one old rack is
+In: `Evidence`. Out: disjoint `SlowGroup`s, each with the label that explains it best and one price. A label explains
+workers if it covers exactly these. Of several labels, the one with the fewest parts wins, since one old rack is
 likelier than four bad hosts.
 """
 
@@ -17,9 +17,9 @@ from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import ONE_FACTOR_SHARE, slow_factor, slow_workers, worker_factor
 from tracekit.model import Worker
 
-#: Share of a host's workers that are slow when the host is.
+#: A host is slow if this share of its workers is slow.
 WHOLE_HOST_SHARE = 0.7
-#: Slow workers are a kind of machine, not bad ones, where they are at least this share of the DP ranks.
+#: From this share of the DP ranks on, slow workers are a different kind of machine, not bad ones.
 GROUP_SHARE = 0.25
 
 
@@ -33,7 +33,7 @@ class SlowGroup:
 
 
 def slow_groups(evidence: Evidence) -> tuple[list[SlowGroup], Bools]:
-    """Groups, and the slow workers [stages, dp_ranks] that belong to none."""
+    """The groups, and the slow workers [stages, dp_ranks] outside of any group."""
     left = slow_workers(evidence)
     groups = []
     if len(evidence.dp_ranks) > 1 and left.sum() > 1:
@@ -45,11 +45,13 @@ def slow_groups(evidence: Evidence) -> tuple[list[SlowGroup], Bools]:
 
 
 def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
-    """DP ranks that are slow on all stages, by one factor and at the same time: so many that it is their kind."""
+    """DP ranks slow on all stages, by one factor and at the same time: so many that their kind of machine explains
+    them.
+    """
     whole: Bools = np.asarray(slow.all(axis=0))
     hosts = set(_hosts_of(evidence, slow & whole))
     if evidence.stages == 1 and len(hosts) == 1 and None not in hosts:
-        return  # one host says more
+        return  # a single host is the better label
     if whole.sum() < 2 and (evidence.stages == 1 or not whole.any()):
         return
     if evidence.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
@@ -61,20 +63,20 @@ def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
 
 
 def _neighbours(whole: Bools) -> bool:
-    """DP ranks of one kind of machine were placed one after the other."""
+    """Whether the DP ranks are adjacent, as the ranks on one kind of machine are."""
     at = np.flatnonzero(whole)
     return bool(at[-1] - at[0] == len(at) - 1)
 
 
 def _one_factor(evidence: Evidence, hit: Bools) -> bool:
-    """Whether workers are slow by one factor in the same steps."""
+    """Whether the workers are slow by one factor in the same steps."""
     excess = worker_factor(evidence)[hit] - 1
     on = np.asarray((slow_factor(evidence) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
     return bool(np.ptp(excess) <= ONE_FACTOR_SHARE * excess.max()) and bool((on == on[0]).all())
 
 
 def _hosts(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
-    """Hosts of at least two traced workers most of which are slow, beside others: a job's only host has no peers."""
+    """Hosts with at least two traced workers, most of them slow. A job's only host has no peers, so it is not one."""
     hosts: dict[str, list[tuple[int, int]]] = {}
     for dp_index, dp_rank in enumerate(evidence.dp_ranks):
         for stage in range(evidence.stages):

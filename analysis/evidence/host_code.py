@@ -1,8 +1,7 @@
-"""What the training thread does between the ops of its worker, and who takes longer for it than its peers.
+"""What the training thread does between the ops of its worker, and which workers take longer for it than their peers.
 
-In: launch delays of computing ops, host work that was recorded, and what lies between a forward and its backward.
-Out: `HostCode`: seconds by place in the step, and by how much each worker exceeds its peers there. Waiting for data is
-not in it.
+In: launch delays of compute ops, recorded host work, and the time between a forward and its backward. Out: `HostCode`:
+seconds by place in the step, and how much each worker exceeds its peers there. Does not include waits for data.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tracekit.model import OpKind
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
 
-#: Where in the step, by the kinds of op that the thread is late for.
+#: Place in the step, by the kinds of op that the thread is late for.
 _PLACES = {
     "before forwards": (OpKind.FORWARD_COMPUTE,),
     "between forward and backward, the loss included": (OpKind.LOSS,),
@@ -39,7 +38,7 @@ _PLACES = {
 }
 #: Ops that are host code themselves.
 _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
-#: With no peers of its own stage a worker stands out from so many times the usual host code on.
+#: Without peers of its own stage, a worker stands out at this many times the usual host code.
 FACTOR_WITHOUT_PEERS = 2.0
 
 
@@ -54,7 +53,7 @@ class HostCode:
 
     @classmethod
     def of(cls, evidence: Evidence) -> HostCode:
-        """Gather it; a job has the places whose ops it has."""
+        """Gather the host code; a job has a place only if it has ops there."""
         graph = evidence.replay.graph
         grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
         taken = [_taken(evidence, grid, _PLACES[place]) for place, grid in grids.items()]
@@ -63,12 +62,14 @@ class HostCode:
 
     @cached_property
     def usual_s(self) -> Floats:
-        """What the peers of each worker take, seconds, as `taken_s`; of a worker that computes slower, more by that."""
+        """What the peers of each worker take, seconds, shaped as `taken_s`; scaled up for a worker that computes
+        slower.
+        """
         return np.asarray(_of_peers(self.taken_s) * self._slower)
 
     @cached_property
     def _slower(self) -> Floats:
-        """How many times as long as its peers each worker computes, from 1, [stages, steps, dp_ranks]."""
+        """How many times as long as its peers each worker computes, at least 1, [stages, steps, dp_ranks]."""
         cost = self.evidence.replay.durations.cost
         seconds = np.zeros(self.taken_s.shape[1:])
         for grid in (self.evidence.forwards, self.evidence.backwards):
@@ -78,16 +79,16 @@ class HostCode:
 
     @cached_property
     def episodes(self) -> Episodes:
-        """When each worker's host code takes longer than its peers', beside the step; one series per worker."""
+        """When each worker's host code takes longer than its peers', relative to the step; one series per worker."""
         step_s = self.evidence.unchanged_s
         beyond = (self.taken_s - self.usual_s).sum(axis=0) / step_s
-        # As the logarithm of what the step would be without it.
+        # As the logarithm of the step over the step without it.
         series = np.log1p(np.maximum(beyond, -0.5)).transpose(0, 2, 1)
         stages, dp_ranks, steps = series.shape
         return episodes_of(series.reshape(-1, steps), dp_ranks if dp_ranks > 1 else stages)
 
     def slow(self, smallest: float) -> Bools:
-        """Whose host code exceeds its peers' by that share of the step, and when, [stages, steps, dp_ranks]."""
+        """Workers whose host code exceeds their peers' by that share of the step, [stages, steps, dp_ranks]."""
         stages, steps, dp_ranks = self.taken_s.shape[1:]
         if not self.places or stages * dp_ranks < 2:
             return np.zeros((stages, steps, dp_ranks), np.bool_)
@@ -99,25 +100,27 @@ class HostCode:
         return np.asarray(found)
 
     def beyond_s(self, slow: Bools) -> Floats:
-        """By how much the workers exceed their peers in the mean step of those, seconds, [places, stages, dp_ranks]."""
+        """How much the workers exceed their peers, seconds per step averaged over those steps, [places, stages,
+        dp_ranks].
+        """
         beyond = np.where(slow, self.taken_s - self.usual_s, 0.0).sum(axis=2)
         return np.asarray(np.maximum(beyond / np.maximum(slow.sum(axis=1), 1), 0.0))
 
     def as_peers(self, slow: Bools) -> Change:
-        """The job in which these workers exceed their peers no more, [stages, steps, dp_ranks].
+        """The job in which these workers, [stages, steps, dp_ranks], no longer exceed their peers.
 
-        By what they exceed them on average, so that their own scatter stays what it is.
+        Removes the average excess only, so that their own scatter stays.
         """
         share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
         return self._scaled(np.where(slow & (self.taken_s > 0), 1 - share, 1.0), _HOST_OPS)
 
     def none_but_beyond(self, slow: Bools) -> Change:
-        """The job without host code but for what these workers exceed their peers by; losses are work, and stay."""
+        """The job without host code, except for these workers' excess over their peers; losses are work and stay."""
         share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
         return self._scaled(np.where(slow, share, 0.0), _HOST_OPS - {OpKind.LOSS})
 
     def _scaled(self, factor: Floats, ops: frozenset[OpKind]) -> Change:
-        """Host code times `factor`, shaped as `taken_s`; of ops that are host code themselves only `ops`."""
+        """Multiply host code by `factor`, shaped as `taken_s`; of the ops that are host code themselves, only `ops`."""
         changes: list[Change] = []
         for place, grid, here in zip(self.places, self.grids, factor[:, :, None], strict=True):
             if ops.intersection(_PLACES[place]):
@@ -136,7 +139,7 @@ def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Float
 
 
 def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
-    """Which delays before the ops of a grid are late data, no host code, in its shape."""
+    """Which delays before the ops of a grid are late data rather than host code, in its shape."""
     found = np.zeros(grid.shape, np.bool_)
     if OpKind.FORWARD_COMPUTE in kinds and not evidence.data_waits.recorded:
         found[:, :1] = evidence.data_waits.waits[0].late
@@ -144,7 +147,9 @@ def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...])
 
 
 def _of_peers(values: Floats) -> Floats:
-    """What is usual among the DP ranks of a stage, or among the stages of one; of two workers, the other one's."""
+    """The usual value among the DP ranks of a stage, or among the stages of one DP rank; of two workers, that of the
+    other.
+    """
     axis = -1 if values.shape[-1] > 1 else -3
     if values.shape[axis] == 2:
         return np.flip(values, axis)

@@ -1,8 +1,8 @@
-"""The ranks inside a worker, beside each other: which of them the others wait for, when, and how long.
+"""The ranks inside a worker: which of them the others wait for, when, and how long.
 
-In: a trace whose ops say how long each rank of their worker waited inside them. Out: `Lockstep`. Tensor- and
-context-parallel ranks meet many times in every compute, so that each of them takes as long as the slowest: what a rank
-computes itself is the op less its waits, and the rank that waits least is the one that the others wait for.
+In: a trace whose ops record how long each rank of their worker waited inside them. Out: `Lockstep`. Tensor- and
+context-parallel ranks meet many times in every compute, so each of them takes as long as the slowest. A rank's own
+computing is the op minus its waits, and the others wait for the rank that waits least.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tracekit.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Lockstep:
-    """Waits inside workers. Ops are those in which all ranks of their worker met.
+    """Waits inside workers. Covers the ops in which all ranks of their worker met.
 
-    `workers`: [workers]; `ranks`: the numbers of their ranks, None where nobody says them. `step`, `worker`: positions,
-    [ops]; `key`: which op of the graph it is, [ops], ascending; `duration_s`: [ops]; `waited_s`: [ops, ranks].
+    `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
+    which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
     """
 
     graph: DependencyGraph
@@ -44,7 +44,7 @@ class Lockstep:
 
     @classmethod
     def of(cls, trace: Trace, graph: DependencyGraph) -> Lockstep | None:
-        """None where the trace does not say who waited inside workers."""
+        """Gather the waits; None if the trace does not record waits inside workers."""
         if WAITED not in trace.ops.columns:
             return None
         ops = trace.ops.filter(
@@ -78,7 +78,7 @@ class Lockstep:
 
     @cached_property
     def computed_s(self) -> Floats:
-        """What each rank computes itself, [workers, ranks, steps]; nan in steps without such ops."""
+        """Seconds that each rank computes itself, [workers, ranks, steps]; nan in steps without such ops."""
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
         total, seen = np.zeros(shape), np.zeros(shape, np.bool_)
         own = self.duration_s[:, None] - self.waited_s
@@ -91,20 +91,20 @@ class Lockstep:
         """When each rank computes longer than its peers, one member per (worker, rank)."""
         own = self.computed_s
         ranks = own.shape[1]
-        # The median: beside a mean that one slow rank is part of, all others would be fast whenever it is slow.
+        # The median, not the mean: the mean includes a slow rank, so all others would look fast whenever it is slow.
         peers = own[:, ::-1] if ranks == 2 else lower_median(own, axis=1)[:, None]
         series = np.log(safe(own)) - np.log(safe(peers))
         return episodes_of(series.reshape(-1, own.shape[2]), ranks)
 
     def slow(self, smallest: float) -> Bools:
-        """Which ranks compute longer than their peers by at least that share, and when, [workers, ranks, steps]."""
+        """Which ranks compute longer than their peers by at least `smallest`, and when, [workers, ranks, steps]."""
         hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
         return np.asarray(hit.reshape(self.computed_s.shape))
 
     def held_up_s(self, slow: Bools) -> Floats:
-        """By how much each op is shorter if these ranks are as fast as the slowest of the others, seconds, [ops].
+        """How much shorter each op is if these ranks are as fast as the slowest of the others, seconds, [ops].
 
-        All others wait for the slow ones at least as long as that one does.
+        All others wait for the slow ranks at least as long as that slowest one does.
         """
         is_slow = slow[self.worker, :, self.step]
         least_of_others = np.where(is_slow, np.inf, self.waited_s).min(axis=1)
@@ -114,7 +114,7 @@ class Lockstep:
         return np.asarray(np.minimum(gained, self.duration_s))
 
     def alike(self, workers: Bools) -> LockstepRepair:
-        """The job in which all ranks of these workers, [workers], compute as long as they do on average."""
+        """The job in which all ranks of these workers, [workers], compute for their average time."""
         gained = np.where(workers[self.worker], self.waited_s.mean(axis=1), 0.0)
         return self._shorter(gained)
 
@@ -123,7 +123,7 @@ class Lockstep:
         return self._shorter(self.held_up_s(slow))
 
     def _shorter(self, gained: Floats) -> LockstepRepair:
-        """The job with ops shorter by so many seconds, [ops]."""
+        """The job with ops that are shorter by `gained` seconds, [ops]."""
         left = np.maximum(1 - gained / safe(self.duration_s), 0.0)
         return LockstepRepair(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
 
@@ -140,7 +140,7 @@ class Lockstep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LockstepRepair:
-    """Ops of workers as long as they are when the slow ranks inside are as fast as the others."""
+    """Makes the ops of workers as long as they are when the slow ranks inside are as fast as the others."""
 
     parts: tuple[Part, ...]
 
@@ -150,13 +150,13 @@ class LockstepRepair:
 
 
 def _key(graph: DependencyGraph, step: Ints, dp_index: Ints, stage: Ints, kind: Ints, seq: Ints) -> Ints:
-    """One number for each op of a job."""
+    """A unique number for each op of a job."""
     lane = (step * len(graph.dp_ranks) + dp_index) * graph.layout.pp + stage
     key: Ints = (lane * len(KINDS) + kind) * _MOST_SEQ + seq
     return key
 
 
-#: Ops of a kind that a worker has in a step at most.
+#: Upper bound of the ops of one kind in a worker's step.
 _MOST_SEQ = 1 << 20
 
 
@@ -169,7 +169,7 @@ def _keys_of(graph: DependencyGraph, block: Block) -> Ints:
 
 
 def _numbers(trace: Trace, workers: tuple[Worker, ...], ranks: int) -> tuple[tuple[int, ...] | None, ...]:
-    """The rank numbers inside each worker, as far as the free metadata says."""
+    """The rank numbers inside each worker, as far as the free metadata gives them."""
     stated = trace.metadata.get("ranks_of_workers")
     stands = trace.worker_ranks()
     known = stated if isinstance(stated, dict) else {}

@@ -1,4 +1,4 @@
-"""The job with a faster network: links and cards as the usual ones, and without single transfers that hang.
+"""The job with a faster network: links and cards as fast as usual, and no transfers that hang.
 
 In: `Traffic`. Out: `Change`s, and `Hiccups`.
 """
@@ -21,32 +21,33 @@ from tracekit.analysis.evidence.transfers import (
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median, nan_mean
 
-#: A card that four workers share makes a transfer four times as long; one half as long again hangs.
+#: A card shared by four workers makes a transfer four times as long; at one and a half times that, it hangs.
 HICCUP_FACTOR = 6.0
-#: Beside transfers that hang, those this much longer than usual in the same step met the same trouble.
+#: Transfers in the same step as one that hangs, and this much longer than usual, have the same problem.
 BESIDE_FACTOR = 2.5
-#: Up to this share of all transfers may hang.
+#: At most this share of all transfers may hang.
 LARGEST_HICCUP_SHARE = 0.3
-#: A link on which this share more of the transfers are long than on other DP ranks is held up by the DP rank's own.
+#: A link is held up by its own DP rank if this much more of its transfers are long than on other DP ranks.
 HELD_UP_SHARE = 0.1
 
 
 def links_as_usual(traffic: Traffic, links: Bools) -> Change:
-    """The transfers of `links` [slots, steps, dp_ranks] as fast as those of the usual link, and no wait behind them."""
+    """The transfers of `links` [slots, steps, dp_ranks] as fast as on the usual link, and no waits behind them."""
     return Scale(traffic.evidence.transfers, _of_links(traffic, links))
 
 
 def _of_links(traffic: Traffic, links: Bools) -> Floats:
-    """The factor of each transfer as in `links_as_usual`."""
+    """The factor of each transfer for `links_as_usual`."""
     where = links[:, None] | _waiting_behind(traffic, links)
     level = np.where(links, traffic.factor * traffic.usual_s, np.inf)[:, None]
     return _to_usual(traffic.seconds, traffic.usual_s, where, level)
 
 
 def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1.0) -> Change:
-    """Collectives over DP ranks times `factor`, [stages, ops, steps], and what waits for them on the same cards.
+    """Multiply data-parallel collectives by `factor`, [stages, ops, steps], and shorten what waits for them on the same
+    cards.
 
-    `transfers`: factors of transfers that another repair brings about.
+    `transfers`: factors of transfers from another repair.
     """
     evidence = traffic.evidence
     rings: Change = Scale(evidence.collectives, factor[..., None])
@@ -61,13 +62,13 @@ def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1
 
 
 def _wait(traffic: Traffic) -> Bools:
-    """Which transfers are so long that they wait, [slots, ops, steps, dp_ranks]."""
+    """Which transfers are so long that they must be waiting, [slots, ops, steps, dp_ranks]."""
     wait: Bools = traffic.seconds > BESIDE_FACTOR * np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     return wait
 
 
 def shared_anyway_s(traffic: Traffic, found: Hiccups) -> Floats:
-    """For how long transfers share cards with collectives that neither hang nor pass a slow card, as `shared_s`."""
+    """How long transfers share cards with collectives that neither hang nor pass a slow card; as `shared_s`."""
     factor = found.rings if found.rare else np.ones(traffic.rings.shape)
     for card in traffic.cards:
         factor = factor * _card_rings(traffic, card)
@@ -77,9 +78,9 @@ def shared_anyway_s(traffic: Traffic, found: Hiccups) -> Floats:
 def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     """Which transfers wait behind those of `links` [slots, steps, dp_ranks], [slots, ops, steps, dp_ranks].
 
-    What shares a card with them waits where they pass one after the other; what goes the other way ends with them
-    where both are one call. What waits holds up others in its turn, all along the pipeline: there a link is held up
-    whose transfers are long more often than those of the same link on other DP ranks.
+    A transfer that shares a card with them waits if the two pass the card one after the other; a transfer in the other
+    direction ends with them if both are one call. A waiting transfer holds up others in turn, all along the pipeline.
+    There, a link is held up if its transfers are long more often than those of the same link on other DP ranks.
     """
     anywhere: Bools = np.any(links, axis=1)
     near = traffic.beside(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
@@ -95,7 +96,7 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
 
 
 def _connected(traffic: Traffic, links: Bools) -> Bools:
-    """Links that some of `links` [slots, dp_ranks] reach over cards that both ends share, those included."""
+    """Links that `links` [slots, dp_ranks] reach over cards that both ends share, including `links`."""
     reached, more = links, traffic.beside(links)
     while (more & ~reached).any():
         reached, more = more, traffic.beside(more)
@@ -103,7 +104,7 @@ def _connected(traffic: Traffic, links: Bools) -> Bools:
 
 
 def card_as_usual(traffic: Traffic, card: SlowCard) -> Change:
-    """All that passes a card as fast as elsewhere: transfers, collectives of its stages, gradients of the embedding."""
+    """Everything that passes a card as fast as elsewhere: transfers, collectives of its stages, embedding gradients."""
     evidence = traffic.evidence
     links = _of_links(traffic, card.flows[:, None, :] & card.steps[:, None])
     rings = _card_rings(traffic, card)
@@ -119,7 +120,7 @@ def card_as_usual(traffic: Traffic, card: SlowCard) -> Change:
 
 
 def _card_rings(traffic: Traffic, card: SlowCard) -> Floats:
-    """The factor that takes the collectives that pass a slow card down to the usual, [stages, ops, steps]."""
+    """The factor that makes the collectives through a slow card as fast as usual, [stages, ops, steps]."""
     through = _through(card, traffic.rings)
     if not through.any():
         return np.ones(traffic.rings.shape)
@@ -127,7 +128,7 @@ def _card_rings(traffic: Traffic, card: SlowCard) -> Floats:
 
 
 def _level(seconds: Floats, card: SlowCard, axis: int) -> Floats:
-    """What collectives take while a card is slow, usually: the median over those steps, `axis`, which stays as 1."""
+    """The usual duration of collectives while a card is slow: the median over these steps, `axis` (kept as 1)."""
     return np.expand_dims(median(np.compress(card.steps, seconds, axis=axis), (axis,)), axis)
 
 
@@ -151,8 +152,8 @@ def _exchanged(traffic: Traffic, card: SlowCard) -> Bools:
 def _usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
     """The usual exchange of embedding gradients, seconds, [ops, 1, 1].
 
-    Where the exchanges of all DP ranks pass the card, none says what is usual: they are as much slower as the fastest
-    transfers over the card are.
+    If the exchanges of all DP ranks pass the card, none of them shows what is usual: they are assumed to be slowed as
+    much as the fastest transfers over the card.
     """
     seconds = median(traffic.exchanges, (1,))
     usual = lower_median(seconds, axis=1)[:, None, None]
@@ -166,7 +167,7 @@ def _usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
 class Hiccups:
     """Transfers and collectives that hang: how many of how many, the longest over its usual, the change without them.
 
-    `lost_s`: seconds beyond the usual, [steps]; `rings`: the factor that takes collectives down to the usual, [stages,
+    `lost_s`: seconds beyond the usual, [steps]; `rings`: the factor that makes collectives as fast as usual, [stages,
     ops, steps].
     """
 
@@ -184,7 +185,9 @@ class Hiccups:
 
 
 def hiccups(traffic: Traffic) -> Hiccups:
-    """What takes many times as long as the same transfer usually does, slow links and cards taken as they are."""
+    """Transfers that take many times as long as the same transfer usually does, with slow links and cards left as they
+    are.
+    """
     evidence = traffic.evidence
     links = traffic.slow_links.copy()
     ring_s = np.broadcast_to(median(traffic.rings, (2,))[:, :, None], traffic.rings.shape).copy()
@@ -196,7 +199,7 @@ def hiccups(traffic: Traffic) -> Hiccups:
         exchange_s[exchanged] = np.fmax(exchange_s, _level(traffic.exchanges, card, 1))[exchanged]
     link_s = np.fmax(traffic.link_s[:, None], np.where(links, traffic.factor * traffic.usual_s, 0.0))
     link_s = np.fmax(link_s, max(traffic.usual_s, LINK_SPREADS / HICCUP_FACTOR * traffic.spread_s))
-    # What the same transfer takes in most steps comes of the schedule, not by chance.
+    # A duration that the same transfer has in most steps is due to the schedule, not to chance.
     transfer_s = np.fmax(link_s[:, None], median(traffic.seconds, (2,))[:, :, None]) + traffic.shared_s
     sent = (
         _Sent(traffic.seconds, transfer_s),
@@ -220,27 +223,27 @@ def hiccups(traffic: Traffic) -> Hiccups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """What some ops took, and usually take, seconds, [slots, ops, steps, dp_ranks or 1]."""
+    """The actual and the usual time of some ops, seconds, [slots, ops, steps, dp_ranks or 1]."""
 
     seconds: Floats
     usual: Floats
 
     @property
     def over(self) -> Floats:
-        """Times the usual."""
+        """Actual over usual time."""
         return self.seconds / np.maximum(self.usual, NO_TIME_S)
 
     @property
     def hangs(self) -> Bools:
-        """Those that hang."""
+        """Which ops hang."""
         return np.greater(self.over, HICCUP_FACTOR)
 
     def _long(self, hit: Bools) -> Bools:
-        """Those that hang, and what met the same trouble beside them, in the steps `hit`."""
+        """The ops that hang, and those in the steps `hit` with the same problem."""
         return np.greater(self.over, BESIDE_FACTOR) & hit[:, None]
 
     def calm(self, hit: Bools) -> Floats:
-        """The factor that takes them down to the usual."""
+        """The factor that makes these ops as fast as usual."""
         return _to_usual(self.seconds, self.usual, self._long(hit))
 
     def lost_s(self, hit: Bools) -> Floats:
@@ -249,9 +252,9 @@ class _Sent:
 
 
 def _to_usual(seconds: Floats, usual: Floats | float, where: Bools, level: Floats | float = np.inf) -> Floats:
-    """The factor that takes `seconds` down to `usual` where that is wanted, 1 elsewhere.
+    """The factor that takes `seconds` down to `usual` at `where`, 1 elsewhere.
 
-    `level`: what is usual as long as the trouble lasts. What hangs beyond it, hangs as long beyond the usual without.
+    `level`: the usual time while the problem lasts. What hangs longer than that keeps its excess.
     """
     hangs = seconds > HICCUP_FACTOR * level
     with np.errstate(invalid="ignore", divide="ignore"):

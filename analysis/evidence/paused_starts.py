@@ -1,10 +1,10 @@
-"""What pauses of processes do outside of computes: ops that start late, optimizers that take longer.
+"""What pauses of processes do outside of computes: ops start late, and optimizers take longer.
 
 In: a `JobReplay` and the `Pauses` of its computes. Out: `PausedStarts`, and a `JobReplay` that keeps these delays.
 
-A process that pauses does so whatever it is about to do. A pause that begins while it waits for a transfer or between
-two ops lengthens no compute: it delays what the process starts next, by what is left of the pause. The replay drops
-the launch delays of communication, because most of them are waiting. These are not: they stay until the pauses go.
+A process can be paused whatever it is about to do. A pause that begins while it waits for a transfer, or between two
+ops, lengthens no compute: it delays the next op by the rest of the pause. The replay drops the launch delays of
+communication, because most of them are waits. These delays are not waits: they stay until the pauses go.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind
 
-#: What is left of a pause is no longer than the longest that was seen, but for noise.
+#: The rest of a pause is no longer than the longest pause seen, apart from noise.
 LONGEST_OF_SEEN = 1.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PausedStarts:
-    """`ops`: every op of the job; `delay_share`: of their launch delays what pauses took, in the shape of its grid.
+    """`ops`: every op of the job; `delay_share`: the share of their launch delays due to pauses, in the shape of its
+    grid.
 
-    `optimizers` and `optimizer_share`: the same for what optimizers took. `delays_left`: launch delays without that,
-    one [rows, lanes] matrix per block.
+    `optimizers` and `optimizer_share`: the same for the durations of optimizers. `delays_left`: launch delays without
+    the pauses, seconds, one [rows, lanes] matrix per block.
     """
 
     ops: OpGrid
@@ -40,7 +41,7 @@ class PausedStarts:
     delays_left: tuple[Floats, ...]
 
     def change(self, workers: Bools) -> Change:
-        """The job without those of `workers`, [stages, dp_ranks]."""
+        """The job without the paused starts of `workers`, [stages, dp_ranks]."""
         here = workers[:, None, None, :]
         changes: list[Change] = [ScaleDelays(self.ops, 1 - self.delay_share * here)]
         if not self.optimizers.empty:
@@ -49,7 +50,7 @@ class PausedStarts:
 
 
 def find_paused_starts(replay: JobReplay, pauses: Pauses | None) -> PausedStarts | None:
-    """What the pauses seen in computes did elsewhere; None where no computes of the job pause."""
+    """What the pauses seen in computes do elsewhere; None if no computes of the job pause."""
     if pauses is None or not (pauses.of_processes or pauses.stopped.any()):
         return None
     ops, optimizers = op_grid(replay.graph, tuple(OpKind)), op_grid(replay.graph, (OpKind.OPTIMIZER,))
@@ -65,7 +66,7 @@ def find_paused_starts(replay: JobReplay, pauses: Pauses | None) -> PausedStarts
 
 
 def with_paused_starts(replay: JobReplay, paused: PausedStarts | None) -> JobReplay:
-    """The job whose replay keeps the launch delays that pauses made, those of communication too."""
+    """The job whose replay keeps the launch delays due to pauses, including those of communication."""
     if paused is None:
         return replay
     kept = []
@@ -75,9 +76,9 @@ def with_paused_starts(replay: JobReplay, paused: PausedStarts | None) -> JobRep
 
 
 def _paused_share(seconds: Floats, pauses: Pauses) -> Floats:
-    """Of what ops of a grid take, or start late by, the share that a pause made; 0 for none.
+    """The share of the time (or late start) of each op of a grid that is due to a pause; 0 for none.
 
-    A worker that is late with an op in most steps is late with it for another reason.
+    A worker that is late with an op in most steps is late for another reason.
     """
     if not seconds.size:
         return np.zeros(seconds.shape)
@@ -86,7 +87,7 @@ def _paused_share(seconds: Floats, pauses: Pauses) -> Floats:
         return share
     lengths = pauses.seconds[pauses.seconds > 0]
     usual_s, longest_s = float(np.median(lengths)), LONGEST_OF_SEEN * float(lengths.max())
-    for stage, taken in enumerate(seconds):  # one by one, to keep what is needed meanwhile small
+    for stage, taken in enumerate(seconds):  # one at a time, to keep temporary arrays small
         beyond = taken - median(taken, (1,))[:, None]
         off = np.abs(beyond)
         spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
@@ -98,7 +99,7 @@ def _paused_share(seconds: Floats, pauses: Pauses) -> Floats:
 
 
 def as_peers(seconds: Floats, workers: Bools) -> Floats:
-    """The factor that takes the ops of `workers` [stages, dp_ranks] down to what their peers usually take.
+    """The factor that makes the ops of `workers` [stages, dp_ranks] as long as those of their peers usually are.
 
     `seconds`: [stages, ops, steps, dp_ranks].
     """

@@ -1,11 +1,11 @@
-"""Pauses: computes that take longer by a time of their own, whatever they compute.
+"""Pauses: computes prolonged by a fixed time, whatever they compute.
 
-In: a `ComputeTable`. Out: `Pauses`, the seconds by which single computes exceed what their place, microbatch, worker
+In: a `ComputeTable`. Out: `Pauses`: the seconds by which single computes exceed what their place, microbatch, worker
 and step explain, and the workers whose processes are stopped again and again.
 
-What slows a compute down (a hot GPU, a long sequence, noise) does so in proportion. What stops its process (the
-operating system, a garbage collector, a debugger) takes a time that knows nothing of the compute: as long in a forward
-as in a backward twice its length. That difference, not a threshold, is the evidence.
+Whatever slows down a compute (a hot GPU, a long sequence, noise) does so in proportion to it. Whatever stops its
+process (the operating system, a garbage collector, a debugger) takes a time that does not depend on the compute: as
+long in a forward as in a backward of twice its length. That difference, not a threshold, is the evidence.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from tracekit.analysis.evidence.significance import needed_nats
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median, safe, sampled
 
-#: So many computes are looked at before all are.
+#: Look at a sample of this many computes before looking at all.
 LARGEST_SAMPLE = 200_000
-#: Beyond so many spreads, and this share of the compute, it is no noise.
+#: An excess of this many spreads, and this share of the compute, is not noise.
 PAUSE_SPREADS = 8.0
 SMALLEST_PAUSE_SHARE = 0.05
 FEWEST_PAUSES = 3
 #: Pauses of one origin differ in length by less than the inverse of this.
 SMALLEST_OF_USUAL = 0.25
-#: Pauses of a process grow with the computes that they hit by less than this share of what they would in proportion,
-#: and by so many standard errors less (in one of a thousand jobs by chance).
+#: The length of process pauses depends on the computes that they hit by less than this share of proportional growth,
+#: and is this many standard errors away from it (in one of a thousand jobs by chance).
 OWN_LENGTH_SHARE, PROPORTION_ERRORS = 0.5, 3.0
-#: ... of the length below which half of the lost time lies, over those of a mean (for lengths that scatter by a factor
-#: of e: sqrt(p (1 - p)) / density at p = 0.84); and no sample of a few pauses shows how little they scatter.
+#: Standard error of the length below which half of the lost time lies, over that of a mean (for lengths that scatter by
+#: a factor of e: sqrt(p (1 - p)) / density at p = 0.84); and the least spread to assume from a few pauses.
 MEDIAN_ERROR, SMALLEST_LENGTH_SPREAD = 1.51, 0.05
-#: Large and small computes tell if the largest is so many times the smallest.
+#: Large and small computes can be compared if the largest is this many times the smallest.
 SMALLEST_CONTRAST = 1.2
-#: With a chance below this, pauses that hit every compute alike would have spared so many backwards.
+#: Pauses spare backwards if pauses that hit all computes alike would miss this many backwards with a chance below this.
 SPARED_CHANCE = 0.05
-#: So many pauses, all but a tenth of them on one worker, are that worker's: one in a hundred jobs of two workers has
-#: them by chance.
+#: This many pauses, with all but a tenth of them on one worker, belong to that worker: by chance in one of a hundred
+#: jobs with two workers.
 FEWEST_OF_ONE, NEARLY_ALL_SHARE = 8, 0.9
-#: Most of the time that a stopped process loses goes in stops of at least so many times the range in which eight of ten
-#: computes of its usual peer lie, and of this share of a compute. They are about as long as one another, where noise
-#: comes in all lengths: at most half as many computes lose between a quarter and two thirds of a stop as lose more.
-#: The fastest of its computes are as fast as its peers'.
+#: A stopped process loses most of its time in stops of at least this many times the range that holds eight of ten
+#: computes of its usual peer, and of this share of a compute. Such stops are about equally long, whereas noise has all
+#: lengths: at most half as many computes lose between a quarter and two thirds of a stop as lose more. The fastest
+#: computes of the process are as fast as its peers'.
 STOP_RANGES = 2.5
 SMALLEST_STOP = 0.08
 PART_OF_STOP, WHOLE_STOP, MOST_PARTS = 0.25, 0.67, 0.5
-#: Of all computes of the workers compared, as many are taken for long ones as are this share of one worker's.
+#: Count as long the longest computes of all compared workers, as many as this share of one worker's computes.
 LONG_SHARE = 0.25
 AS_FAST = 0.04
 
@@ -59,11 +59,11 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pauses:
-    """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; nothing for `stopped` workers.
+    """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; all 0 for `stopped` workers.
 
-    `stopped`: whose processes are stopped again and again, [stages, dp_ranks]; `usual_s`: computes as their peers run
-    them, like the table. `own_length`: whether pauses are of a length of their own, not in proportion to computes;
-    `backward_share`: of the computes' time.
+    `stopped`: workers whose processes are stopped again and again, [stages, dp_ranks]; `usual_s`: computes as their
+    peers run them, like the table. `own_length`: whether pauses have a length of their own, not one in proportion to
+    computes; `backward_share`: share of backwards in the time of computes.
     """
 
     seconds: Floats
@@ -74,27 +74,27 @@ class Pauses:
 
     @property
     def forwards(self) -> int:
-        """How many forwards were paused."""
+        """The number of paused forwards."""
         return int((self.seconds[FORWARD] > 0).sum())
 
     @property
     def backwards(self) -> int:
-        """How many backwards were paused."""
+        """The number of paused backwards."""
         return int((self.seconds[BACKWARD] > 0).sum())
 
     @property
     def of_processes(self) -> bool:
-        """Whether single computes pause as processes do, with no regard to what they compute."""
+        """Whether single computes pause as processes do, regardless of what they compute."""
         return self.forwards + self.backwards >= FEWEST_PAUSES and self.own_length and not self.spare_backwards
 
     @property
     def spare_backwards(self) -> bool:
-        """Whether pauses hit forwards only, and often enough that this is no chance.
+        """Whether pauses hit forwards only, and often enough to rule out chance.
 
-        What stops a process does so in proportion to the time spent.
+        Whatever stops a process hits each kind in proportion to the time spent in it.
         """
         forwards, backwards = self.forwards, self.backwards
-        count = min(forwards + backwards, 1000)  # beyond that chance is none
+        count = min(forwards + backwards, 1000)  # chance is ruled out long before
         few = round(backwards * count / max(forwards + backwards, 1))
         hit, spared = self.backward_share, 1 - self.backward_share
         chance = sum(comb(count, at) * hit**at * spared ** (count - at) for at in range(few + 1))
@@ -104,8 +104,8 @@ class Pauses:
 def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
     """The pauses in a job's computes. The table must not be empty.
 
-    `suspects`: workers that stand out, [stages, dp_ranks].
-    On large jobs a sample of the DP ranks, with all suspects, says whether there are any.
+    `suspects`: workers that stand out, [stages, dp_ranks]. On large jobs, a sample of the DP ranks, with all suspects,
+    decides whether there are any pauses.
     """
     grid = table.grid
     every = max(1, grid.size // LARGEST_SAMPLE)
@@ -124,7 +124,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     base = median(grid, (3, 4))  # [kinds, stages, chunks, dp_ranks]
     relative = grid / safe(base)[:, :, :, None, None, :]
     cells = relative.reshape(-1, *grid.shape[3:])
-    shared = lower_median(cells, axis=0)  # of microbatch, step, DP rank: a pause raises one compute of it
+    shared = lower_median(cells, axis=0)  # of microbatch, step, DP rank: a pause affects only one of its computes
     relative = relative / safe(shared)
     level = median(relative, (0, 2, 3))  # of a worker in a step: [stages, steps, dp_ranks]
     relative = relative / safe(level)[None, :, None, None]
@@ -146,10 +146,10 @@ def _pauses_in(grid: Floats) -> Pauses:
 
 
 def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
-    """The same without what is much shorter, measured in `of`, than the pauses in which most of the time is lost.
+    """`seconds` without what is much shorter, measured in `of`, than the pauses in which most of the time is lost.
 
-    Noise has a tail: a few computes stand out by a little. Beside pauses they cost next to nothing, but scattered over
-    forwards and backwards they would pass for them.
+    Noise has a tail: a few computes stand out by a little. They cost next to nothing, but scattered over forwards and
+    backwards they would look like process pauses.
     """
     measured = seconds / of
     lengths = measured[measured > 0]
@@ -163,18 +163,18 @@ def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
 
 
 def _where_nearly_all_are(seconds: Floats) -> Bools:
-    """The one worker that nearly all pauses hit, if there are so many that this is no chance, [stages, dp_ranks]."""
+    """The one worker that nearly all pauses hit, if there are enough of them to rule out chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
     hit: Bools = (count >= FEWEST_OF_ONE) & (count >= NEARLY_ALL_SHARE * count.sum()) & (count.size > 1)
     return hit
 
 
 def _own_length(beyond: Floats, base: Floats) -> bool:
-    """Whether pauses are as long in large computes as in small ones, not in proportion to what they hit.
+    """Whether pauses are as long in large computes as in small ones, and not in proportion to what they hit.
 
-    `beyond`: seconds beyond the usual, of the computes that stand out, 0 elsewhere; `base`: the usual compute. What
-    chance alone could make of pauses in proportion proves nothing: that hypothesis is tested, on all computes that
-    stand out by the same share, by the median pause of large computes over that of small ones.
+    `beyond`: seconds beyond the usual, for computes that stand out, 0 elsewhere; `base`: the usual compute. A
+    difference that chance could produce from proportional pauses proves nothing. So that hypothesis is tested on all
+    computes that stand out by the same share, by the median pause of large computes over that of small ones.
     """
     usual = safe(base)[:, :, :, None, None, :]
     seconds = _without_noise(beyond, usual)
@@ -186,7 +186,7 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     if large.all() or np.ptp(of) < np.log(SMALLEST_CONTRAST):
         return False
     sides = [length[large], length[~large]]
-    # Those in which most of the time is lost: a pause that began before the compute has only its rest in it.
+    # Use the pauses in which most of the time is lost: a pause that began before the compute shows only its rest.
     centres = [_usual(np.exp(side)) for side in sides]
     off = np.concatenate([np.abs(side - np.log(centre)) for side, centre in zip(sides, centres, strict=True)])
     spread = max(MAD_TO_SIGMA * float(np.median(off)), SMALLEST_LENGTH_SPREAD)
@@ -197,14 +197,14 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
 
 
 def _usual(lengths: Floats) -> float:
-    """The length of which half of the time of pauses is made up by those as short."""
+    """The length below which half of the total time of the pauses lies."""
     ordered = np.sort(lengths)
     lost = np.cumsum(ordered)
     return float(ordered[np.searchsorted(lost, lost[-1] / 2)])
 
 
 def _student(normal: float, freedom: int) -> float:
-    """The quantile of Student's distribution that is as rare as `normal` is of a normal one (Cornish-Fisher)."""
+    """The quantile of Student's distribution that is as rare as `normal` is for a normal one (Cornish-Fisher)."""
     if freedom < 1:
         return float("inf")
     first = (normal**3 + normal) / (4 * freedom)
@@ -214,7 +214,7 @@ def _student(normal: float, freedom: int) -> float:
 def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]:
     """Workers whose processes are stopped again and again, and computes as their peers run them.
 
-    A worker that is slow in some steps is as steady as any within each of them: what counts is the scatter there.
+    A worker that is slow in some steps is steady within each of them, so the scatter within steps decides.
     """
     peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
     even = _spread(sampled(shared)) <= AS_FAST
@@ -235,7 +235,7 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     both = stops.all(axis=0) & (nats.sum(axis=0) >= needed)
     fastest = _between(grid / safe(peers), 0.1)[FORWARD]
     fast = fastest < (1 + AS_FAST) * lower_median(fastest, axis=-1)[:, None]
-    # A backward as long as the time between two stops is hit each time, by as much: slow, and as steady as ever.
+    # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady.
     each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
     stopped = (both | each_time) & fast
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
@@ -247,14 +247,14 @@ def _by_worker(values: Floats) -> Floats:
 
 
 def _stops(within: Floats, least: Floats) -> Bools:
-    """Whose computes lose time in stops alike, of `least` beyond 1 or more, [kinds, stages, dp_ranks].
+    """Which workers' computes lose time in similar stops, of at least `least` above 1, [kinds, stages, dp_ranks].
 
     `within`: [kinds, stages, dp_ranks, computes].
     """
     beyond = -np.sort(-np.fmax(within - 1, 0.0), axis=-1)
     lost = np.cumsum(beyond, axis=-1)
     half = (lost < lost[..., -1:] / 2).sum(axis=-1, keepdims=True)
-    usual = np.take_along_axis(beyond, half, axis=-1)  # half of the time is lost in stops as long
+    usual = np.take_along_axis(beyond, half, axis=-1)  # half of the lost time is in stops up to this long
     whole = (beyond >= WHOLE_STOP * usual).sum(axis=-1)
     parts = (beyond >= PART_OF_STOP * usual).sum(axis=-1) - whole
     alike = parts.sum(axis=0) <= MOST_PARTS * whole.sum(axis=0)
@@ -262,10 +262,10 @@ def _stops(within: Floats, least: Floats) -> Bools:
 
 
 def _nats_of_long(within: Floats) -> Floats:
-    """By how much a worker's share of the long computes of its stage is beyond chance, [kinds, stages, dp_ranks].
+    """How far a worker's share of the long computes of its stage is beyond chance, [kinds, stages, dp_ranks].
 
-    `within`: [kinds, stages, dp_ranks, computes]. Were all alike, each worker would have its share of the longest
-    computes (Chernoff's bound of the binomial distribution).
+    `within`: [kinds, stages, dp_ranks, computes]. If all workers were alike, each would have its share of the longest
+    computes (Chernoff bound of the binomial distribution).
     """
     there = np.isfinite(within)
     computes = there.sum(axis=-1)

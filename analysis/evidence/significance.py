@@ -1,12 +1,13 @@
-"""What a run's own noise can do, and which steps of a series stand out of it.
+"""What the noise of a run can do, and which steps of a series stand out from it.
 
 In: series over the steps, one per worker or DP rank: logarithms of how much slower it is than its peers, [series,
-steps]. Out: the `Noise` of the run and, per series, an `Episode`: in which steps it is slow, by how much, how sure.
+steps]. Out: the `Noise` of the run and, per series, the `Episodes`: in which steps it is slow, by how much, how
+certain.
 
-The error of a level is that of a bootstrap over the steps that keeps their memory: an autoregressive (sieve) one, whose
-variance has a closed form, so that nothing is drawn and the answer is the same each time. Neighbouring steps of a
-worker that wanders are no independent witnesses; a z-score that counts each of them is sure of what a second trace
-would not show. The memory counts one standard error longer than it looks: short traces hide it.
+The error of a level is that of a bootstrap over the steps that keeps their autocorrelation: an autoregressive (sieve)
+bootstrap, whose variance has a closed form, so that nothing is drawn and the result is always the same. Neighbouring
+steps of a worker whose speed wanders are not independent; a z-score that counts each of them claims what a second trace
+would not show. The memory is taken to be one standard error longer than it looks, because short traces hide it.
 """
 
 from __future__ import annotations
@@ -23,46 +24,46 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 
-#: How often noise alone may name somebody, per job: one healthy job in a thousand.
+#: Noise alone may name somebody in this share of jobs: one healthy job in a thousand.
 FALSE_ALARMS = 1e-3
-#: Fewer series than that say nothing about how much healthy members differ for good.
+#: Fewer series than this do not show how much healthy members differ permanently.
 FEWEST_MEMBERS = 6
-#: Steps slow in turn must have been slow at least so many times; longer periods are looked for up to this length.
+#: A periodic slowdown must have happened this many times; periods are searched up to this length.
 FEWEST_TURNS = 3
 LONGEST_PERIOD = 32
-#: No step of a GPU repeats more closely than this; rounding of recorded times is of this size.
+#: No GPU repeats a step more precisely than this; rounding of recorded times is of this size.
 SMALLEST_SIGMA = 1e-4
-#: Far from what is usual: so many standard deviations, and so much.
+#: A value this many standard deviations, and this much, from the usual is far from it.
 OUTSTANDING = 6.0
 SMALLEST_OUTSTANDING = 0.02
-#: The shortest range with half of n normal values: so many standard deviations, less a share of 1 / sqrt(n) that is
-#: larger where n is even (fitted to simulated normal values, 3 to 400 of them).
+#: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
+#: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).
 HALF_WIDTH = 1.35
 HALF_WIDTH_LOST = (1.6, 1.25)
-#: The same of a third of at least so many values (fitted to 24 to 400): with a few outliers, neither of two levels has
-#: half of the steps.
+#: The same for a third of at least this many values (fitted to 24 to 400): with a few outliers, neither of two levels
+#: has half of the steps.
 FEWEST_FOR_THIRD = 24
 THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
-#: The longest memory that is told from a level.
+#: The longest memory that can be distinguished from a level.
 LONGEST_MEMORY = 0.95
-#: A memory shows where it is this many standard errors long: by chance in one job of forty.
+#: A memory shows if it is this many standard errors long: by chance in one job of forty.
 SHOWS_ERRORS = 2.0
-#: Fewer steps hide any memory.
+#: Fewer steps than this hide any memory.
 FEWEST_TO_SHOW = 6
-#: A level takes at most that much of the variance with it.
+#: At least this share of the variance remains when levels are removed.
 LEAST_VARIANCE_LEFT = 0.1
-#: Into so many stretches a trace is cut to see what its noise does over longer times than a step: more are shorter and
-#: see less, fewer are too few witnesses for what they see.
+#: Cut a trace into this many stretches to measure its noise over longer times than a step. More stretches are shorter
+#: and see less; fewer are too few samples.
 STRETCHES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Noise:
-    """What a run does by itself.
+    """The noise of a run.
 
-    `variance`: of one step, [series]. `freedom`: how many independent deviations it was estimated from. `spread`: by
-    how much healthy members differ for good, a standard deviation. `memory`: how much of a deviation is still there a
-    step later.
+    `variance`: of one step, [series]. `freedom`: number of independent deviations behind the estimate. `spread`:
+    standard deviation of the permanent differences between healthy members. `memory`: share of a deviation that remains
+    a step later.
     """
 
     variance: Floats
@@ -71,17 +72,17 @@ class Noise:
     memory: float
 
     def variance_over(self, steps: Ints | int) -> Floats:
-        """Variance of the mean over so many steps in a row, [series]."""
+        """Variance of the mean over `steps` consecutive steps, [series]."""
         return np.asarray(self.variance * _share_left(self.memory, np.maximum(steps, 1)))
 
     def error(self, steps: Ints | int) -> Floats:
-        """Standard error of a level over so many steps, [series]."""
+        """Standard error of a level over `steps` steps, [series]."""
         return np.asarray(np.sqrt(self.variance_over(steps) + self.spread**2))
 
     def nats(self, level: Floats, steps: Ints | int) -> Floats:
-        """How unlikely `level` is by chance: minus the logarithm of the probability, from Student's likelihood ratio.
+        """How unlikely `level` is by chance: minus the log of the probability, from Student's likelihood ratio.
 
-        Few steps make a large ratio worth little. The tail beyond a ratio r weighs exp(-r) / sqrt(4 pi r).
+        With few steps, a large ratio means little. The tail beyond a ratio r has the weight exp(-r) / sqrt(4 pi r).
         """
         ratio = (self.freedom + 1) / 2 * np.log1p((level / self.error(steps)) ** 2 / self.freedom)
         tail = ratio + np.log(np.maximum(4 * np.pi * ratio, 1.0)) / 2
@@ -89,7 +90,7 @@ class Noise:
 
 
 def needed_nats(tests: int) -> float:
-    """How unlikely something must be to happen in `FALSE_ALARMS` of all jobs with so many tests at most, as `nats`."""
+    """The value of `nats` that at most `FALSE_ALARMS` of all jobs reach by chance with this many tests."""
     return math.log(max(tests, 1) / FALSE_ALARMS)
 
 
@@ -97,8 +98,8 @@ def needed_nats(tests: int) -> float:
 class Episodes:
     """When each series is slow.
 
-    `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of
-    the level. All [series]. `period`, `since`, `until`: how the steps are described, 0 where they are not so: every
+    `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of the
+    level. All [series]. `period`, `since`, `until`: the description of the steps, 0 if it does not apply: every
     `period`-th step, from position `since` on, before position `until`.
     """
 
@@ -113,15 +114,16 @@ class Episodes:
     noise: Noise
 
     def significant(self, smallest: float) -> Bools:
-        """Where a series is slow by at least `smallest` (a factor less 1), and chance does not explain it."""
+        """Which series are slow by at least `smallest` (a factor less 1), unexplained by chance."""
         hit: Bools = (np.expm1(self.level) >= smallest) & (self.nats >= self.needed)
         return hit
 
 
 def most_telling(candidates: Sequence[Episodes]) -> Episodes:
-    """Of several views of the same members, for each that which is least likely by chance; the first where none is.
+    """Of several views of the same members, the one least likely by chance for each member; the first if none is
+    unlikely.
 
-    Each is a test more: `needed` grows with their number.
+    Each view is another test: `needed` grows with their number.
     """
     first = candidates[0]
     best = np.stack([one.nats for one in candidates]).argmax(axis=0)
@@ -137,10 +139,10 @@ def most_telling(candidates: Sequence[Episodes]) -> Episodes:
 
 
 def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
-    """The noise of members, each compared with `peers` of them; nan where a step says nothing.
+    """The noise of members, each compared with `peers` of them; nan where a step gives no value.
 
-    Steps that are far above the others of their member have a level of their own, so that a worker that is slow at
-    times is no noise. `remembers`: whether what moves slowly is noise, too.
+    Steps far above the others of their member have a level of their own, so that a worker that is slow at times does
+    not count as noise. `remembers`: whether slow drifts are noise too.
     """
     members, steps = series.shape
     known, (above, below) = np.isfinite(series), _far_steps(series, peers)
@@ -152,12 +154,12 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     )
     independent = members * (1 - 1 / peers)
     seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
-    # Each level hides what moves like it.
+    # Each level hides changes that move like it.
     levels: Ints = np.sum([part.any(axis=1) for part in parts], axis=0, dtype=np.int64)
     left = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
     own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
-    # A member that is more restless than its peers is so in its own error; its few steps know that only roughly.
+    # A member more restless than its peers has a larger error; its few steps determine that only roughly.
     variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
     spread = 0.0
     if members >= FEWEST_MEMBERS and quiet.any():
@@ -165,7 +167,7 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
         spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
     if remembers and steps >= 2 * STRETCHES:
-        # Neighbours on a host and on a link come and go over many steps: no memory of one step foretells that.
+        # Neighbours on a host or a link come and go over many steps; the memory of single steps does not predict that.
         foretold = max(usual, SMALLEST_SIGMA**2) * float(_share_left(longest, steps))
         variance = variance * max(_over_stretches(deviation, levels) / foretold, 1.0)
         freedom = min(freedom, independent * (STRETCHES - float(levels.mean())))
@@ -183,21 +185,21 @@ def _over_stretches(deviation: Floats, levels: Ints) -> float:
 
 
 def _memory(deviation: Floats, independent: float) -> tuple[float, float]:
-    """The correlation of a step with the one before, as it shows and one standard error more, 0 to LONGEST_MEMORY."""
+    """The correlation of a step with the one before: as measured, and one standard error more; 0 to LONGEST_MEMORY."""
     steps, total = deviation.shape[1], float((deviation**2).sum())
     if steps < 2 or total <= 0:
         return 0.0, 0.0
     shows = float((deviation[:, 1:] * deviation[:, :-1]).sum()) / total
-    # A level that was taken out of a short series hides some of its memory (Kendall, 1954).
+    # Removing a level from a short series hides some of its memory (Kendall, 1954).
     memory = min(max((shows * steps + 1) / (steps - 3), 0.0), LONGEST_MEMORY) if steps > 3 else 0.0
     error = math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
-    # One that clearly shows may be longer than it looks; of a few steps none can show.
+    # A memory that clearly shows may be longer than it looks; a few steps cannot show one.
     longer = memory > SHOWS_ERRORS * error or steps < FEWEST_TO_SHOW
     return memory, min(memory + error, LONGEST_MEMORY) if longer else memory
 
 
 def _share_left(memory: float, steps: Ints | int) -> Floats:
-    """Variance of the mean of `steps` neighbouring steps over that of one, each remembering the one before."""
+    """Variance of the mean of `steps` consecutive steps over that of one, if each remembers the one before."""
     count = np.asarray(steps, np.float64)
     together = count * (1 - memory**2) - 2 * memory * (1 - memory**count)
     return np.asarray(together / (count * (1 - memory)) ** 2)
@@ -211,13 +213,13 @@ def episodes_of(
     fewest: int = FEWEST_TURNS,
     remembers: bool = True,
 ) -> Episodes:
-    """In which steps each member is slow beside its `peers` (itself one of them), [series, steps] of log factors.
+    """In which steps each member is slow compared with its `peers` (including itself), [series, steps] of log factors.
 
-    A description of the steps must pay for itself: always costs nothing, every n-th step the logarithm of how many such
-    patterns there are, "since a step" and "up to a step" twice that of how many steps there are, as does each run.
-    Of those the one that explains most is taken. Nothing is slow in the steps outside it. `fewest`: steps that what
-    comes and goes must have been seen in; the tails of noise make single steps of single workers long.
-    `least_variance`: of one step, where it is known to be no less. `remembers`: as of `noise_of`.
+    A description of the steps must pay for itself. "Always" costs nothing, every n-th step the log of the number of
+    such patterns, "since a step" and "up to a step" twice the log of the number of steps, and so does each run. The
+    description that explains most wins; the steps outside it count as not slow. `fewest`: the least number of steps for
+    a transient pattern, because tails of noise lengthen single steps of single workers. `least_variance`: lower bound
+    of the variance of one step, if known. `remembers`: as in `noise_of`.
     """
     members, steps = series.shape
     noise = noise_of(series, peers, remembers=remembers)
@@ -244,7 +246,7 @@ def episodes_of(
 
 
 def _without_outliers(values: Floats, fewest: int) -> Floats:
-    """Nothing beyond what `fewest` steps reach, above or below: fewer are the tails of noise."""
+    """Clip values to what `fewest` steps reach, above and below: fewer are the tails of noise."""
     if fewest < 2:
         return values
     ordered = np.partition(values, (fewest - 1, values.shape[1] - fewest), axis=1)
@@ -252,9 +254,9 @@ def _without_outliers(values: Floats, fewest: int) -> Floats:
 
 
 def _far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
-    """Steps in which a member is far above what is usual for all, and far below; its levels there are others.
+    """Steps in which a member is far above what is usual for all, and far below; there it has another level.
 
-    Of two peers one is as fast as the other is slow; of more, nobody is far below.
+    Of two peers, one is as fast as the other is slow; of more, nobody is far below.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]
@@ -266,10 +268,10 @@ def _far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
 
 
 def _usual_sigma(values: Floats, *, by_third: bool) -> Floats:
-    """The standard deviation of the values of each row, three at least, at one of two levels that they may have.
+    """The standard deviation of the values of each row (three at least) at one of the two levels that they may have.
 
-    From the shortest range with half of them: one of two levels has that many, and with a third of them even beside
-    outliers.
+    Uses the shortest range with half of them: one of two levels has that many. A third of them suffices even if there
+    are outliers.
     """
     count = values.shape[1]
     beyond = count // 3 if by_third else (count - 1) // 2
@@ -298,12 +300,12 @@ class _Masks:
         self.until = np.full(members, steps, np.int64)
 
     def _gain(self, total: Floats, count: Ints) -> Floats:
-        """Log-likelihood that a slow level in `count` steps, which add up to `total`, explains."""
+        """Log-likelihood gained by a slow level in `count` steps that add up to `total`."""
         mean = np.maximum(total, 0.0) / np.maximum(count, 1)
         return np.asarray(mean**2 / self.noise.variance_over(count) / 2)
 
     def _take(self, gain: Floats, cost: Floats, on: Bools, **words: Ints) -> None:
-        # By more than rounding: of two equal descriptions the first is the simpler one.
+        # By more than rounding: of two equal descriptions, the first is simpler.
         better = (gain - cost > (self.gain - self.cost) * (1 + 1e-9)) & (on.sum(axis=1) >= self.fewest)
         self.on[better], self.gain[better], self.cost[better] = on[better], gain[better], cost[better]
         steps = self.values.shape[1]
@@ -311,11 +313,11 @@ class _Masks:
             getattr(self, name)[better] = words[name][better] if name in words else default
 
     def try_runs(self) -> None:
-        """From a step on, or up to one."""
+        """Try "from a step on" and "up to a step"."""
         members, steps = self.values.shape
         before = np.cumsum(self.values, axis=1)[:, :-1]
         at = np.arange(1, steps)
-        # A place for a change costs twice what a choice among as many patterns does (Zhang and Siegmund, 2007).
+        # A change point costs twice as much as a choice among as many patterns (Zhang and Siegmund, 2007).
         price, number = np.full(members, 2 * math.log(steps)), np.arange(steps)
         for first in (False, True):
             total = before if first else before[:, -1:] + self.values[:, -1:] - before
@@ -332,7 +334,7 @@ class _Masks:
         return np.asarray(mean**2 / self.noise.variance[:, None] / share / 2)
 
     def try_periods(self) -> None:
-        """Every n-th step."""
+        """Try every n-th step."""
         members, steps = self.values.shape
         periods = range(2, min(steps // FEWEST_TURNS, LONGEST_PERIOD) + 1)
         price = np.full(members, math.log(max(sum(periods), 1)))
@@ -343,7 +345,7 @@ class _Masks:
                 self._take(gain, price, np.broadcast_to(on, self.values.shape), period=np.full(members, period))
 
     def try_bursts(self) -> None:
-        """Any steps above half of the level of the highest ones."""
+        """Try all steps above half of the level of the highest ones."""
         high = self.values > self.values.max(axis=1, keepdims=True) / 2
         for _ in range(2):
             level = (self.values * high).sum(axis=1) / np.maximum(high.sum(axis=1), 1)

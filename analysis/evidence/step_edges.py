@@ -1,10 +1,10 @@
-"""How steps hang together: time in which no rank does anything, and ranks that come late from the step before.
+"""How steps are connected: time in which no rank does anything, and ranks that are late from the step before.
 
-In: a trace and its `JobReplay`. Out: a `JobReplay` whose launch delays are those of its own step.
+In: a trace and its `JobReplay`. Out: a `JobReplay` with only the launch delays that belong to each step.
 
-A recorded step begins when the first rank begins it. Two things at its beginning are nobody's launch delay. A rank that
-ended the step before late begins this one late: what made it late was counted there. And where all ranks stand still
-for a while, in the step before anybody begins or between two steps, no op of the graph is late: the job stalls.
+A recorded step begins when the first rank begins it. Two delays at its beginning are nobody's launch delay. A rank that
+ended the step before late begins this one late; the cause was counted there. And if all ranks are idle for a while,
+before anybody begins a step or between two steps, no op of the graph is late: the job stalls.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
 from tracekit.analysis.replay.engine import JobReplay
 
-#: Standing still for this share of the usual step, beyond what is usual between steps, is a stall.
+#: Idle time of this share of the usual step, beyond the usual time between steps, is a stall.
 SMALLEST_STALL_SHARE = 0.1
-#: ... and for so many of the spreads of what is usual.
+#: ... if it also exceeds the usual by this many spreads.
 STALL_SPREADS = 8.0
-#: Steps that overlap by less than this share on average are one after the other.
+#: Steps that overlap by less than this share on average run one after the other.
 SMALLEST_OVERLAP_SHARE = 0.005
-#: Clocks and rounding let a worker's steps overlap by less than this share of one.
+#: Clocks and rounding make a worker's steps overlap by less than this share of a step.
 LARGEST_OVERLAP_SHARE = 0.01
-#: What is in more than this share of the steps is how the job works, no stall.
+#: Idle time in more than this share of the steps is how the job works, not a stall.
 MOST_STEPS_SHARE = 0.5
 
 
 def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> JobReplay:
-    """The job without stalls and late beginnings in its launch delays; what it stalled is in `JobReplay.stalled_s`.
+    """The job without stalls and late beginnings in its launch delays; its stalls are in `JobReplay.stalled_s`.
 
-    `step_starts`: absolute starts of steps, seconds, where known.
+    `step_starts`: absolute starts of steps, seconds, if known.
     """
     graph = replay.graph
     begins, ends = _of_workers(replay)
@@ -67,11 +67,11 @@ def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> Job
 
 
 def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, ends: Floats) -> Floats:
-    """Seconds from the start of the step before, nan where that was not traced, [steps].
+    """Seconds from the start of the step before, nan if that was not traced, [steps].
 
-    Where starts are relative to their step, the least distance that lets every worker end one step before it begins
-    the next: nearly always some worker goes on at once, and how late the others begin shows how late they ended. A step
-    starts when somebody has ended the one before: from then on he may wait for its data.
+    If starts are relative to their step, uses the least distance that lets every worker end one step before it begins
+    the next: nearly always, some worker goes on at once, and how late the others begin shows how late they ended. A
+    step starts when the first worker has ended the one before, since from then on it may wait for data.
     """
     following = np.diff(steps) == 1
     starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
@@ -86,9 +86,10 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
 
 
 def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
-    """Whether some step begins, on all workers, before the one before it has ended: such starts were not measured.
+    """Whether a step begins, on all workers, before the one before it has ended: such starts were not measured.
 
-    A worker runs its ops of a step before those of the next; one alone may have a collective under way for longer.
+    A worker runs its ops of a step before those of the next; only a single worker may still have a collective under
+    way.
     """
     overlap = ends[:, :-1] - since[None, 1:, None] - begins[:, 1:]
     known = np.isfinite(overlap)
@@ -98,10 +99,10 @@ def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
 
 
 def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s: Floats) -> JobReplay:
-    """The job with `JobReplay.overlap_s`: by how much replayed steps, `replayed_s` [steps], exceed their distance.
+    """The job with `JobReplay.overlap_s`: how much replayed steps, `replayed_s` [steps], exceed their distance.
 
-    A worker that ends late may begin the next step late without harm, while the pipeline fills. So what one worker
-    alone does at the end of a step costs less than the step is longer for it.
+    A worker that ends late may begin the next step late without harm, while the pipeline fills. So work that one worker
+    alone does at the end of a step costs less than it lengthens the step.
     """
     since = _distances(replay.graph.steps, step_starts, *_of_workers(replay))
     apart = np.r_[since[1:], np.nan]
@@ -113,7 +114,7 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
 
 
 def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
-    """When each worker begins its first op of a step and ends its last, [stages, steps, dp_ranks]; nan: no op."""
+    """When each worker begins and ends its ops of a step, seconds, [stages, steps, dp_ranks] each; nan: no op."""
     graph = replay.graph
     shape = (graph.layout.pp, len(graph.steps), len(graph.dp_ranks))
     begins, ends = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -130,9 +131,9 @@ def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
 
 
 def _stalls(idle: Floats, step_s: float) -> Floats:
-    """Of the seconds in which nobody does anything, those that are stalls; 0 elsewhere, [steps].
+    """The part of the idle seconds that is stalls; 0 elsewhere, [steps].
 
-    `step_s`: how long a step usually is.
+    `step_s`: usual length of a step.
     """
     known = np.isfinite(idle)
     if known.sum() < 2:
@@ -148,7 +149,7 @@ def _stalls(idle: Floats, step_s: float) -> Floats:
 def _late(begins: Floats, ends: Floats, since: Floats) -> Floats:
     """How late each worker begins because it ended the step before late, seconds, [stages, steps, dp_ranks].
 
-    Where the step before was not traced, as late as usual.
+    If the step before was not traced: the usual lateness.
     """
     before = np.concatenate([np.full_like(ends[:, :1], np.nan), ends[:, :-1]], axis=1)
     overlap = before - since[None, :, None]  # seconds into this step

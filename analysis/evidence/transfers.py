@@ -1,11 +1,11 @@
-"""What the network does: which links and network cards are slow, and in which steps.
+"""The network: which links and network cards are slow, and in which steps.
 
 In: `Evidence`. Out: `Traffic`.
 
 A transfer between stages passes two network cards and the wire between them; a collective passes the cards of all its
-members. So a slow wire shows in the transfers of one link, a slow card in all that it sends (or receives): transfers to
-both neighbours and the collectives of its stage. A ring is as slow as its slowest card, on all members alike: it tells
-the stage, and the transfers tell the DP rank.
+members. So a slow wire shows in the transfers of one link. A slow card shows in everything that it sends (or receives):
+transfers to both neighbours and the collectives of its stage. A ring is as slow as its slowest card, for all members
+alike: it identifies the stage, and the transfers identify the DP rank.
 """
 
 from __future__ import annotations
@@ -27,50 +27,49 @@ if TYPE_CHECKING:
 
 Bools = npt.NDArray[np.bool_]
 
-#: Transfers scatter, and up to a few share a card; a link this many times slower than the usual one is slow.
+#: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a card.
 SMALLEST_LINK_FACTOR = 3.0
-#: ... and slower by so many of the spreads between links: where clocks are not known to the length of a transfer,
-#: links differ by that, too.
+#: ... and slower by this many spreads between links: if clock errors are as large as a transfer, they spread links too.
 LINK_SPREADS = 6.0
-#: Of fewer DP ranks none says what is usual.
+#: With fewer DP ranks, none of them shows what is usual.
 FEWEST_PEERS = 3
-#: In a step in which a link is slow most of its transfers are: all but this share of them.
+#: In a step in which a link is slow, all of its transfers but this share are slow.
 FASTER_SHARE = 0.25
-#: All transfers of a slow link are slow, but for those that are recorded short. One that now and then has its way only
-#: waits behind another.
+#: All transfers of a slow link are slow, except for some that are recorded too short. A link with some fast transfers
+#: only waits behind another one.
 FASTEST_SHARE = 0.1
-#: A ring this many times slower than those of the other stages holds a slow card; and by this share of what the card's
-#: transfers are, or the stage only has more parameters.
+#: A ring this many times slower than those of the other stages contains a slow card, if it is slowed by at least this
+#: share of what the card's transfers are; otherwise the stage just has more parameters.
 SMALLEST_RING_FACTOR = 1.5
 RING_SHARE = 0.3
-#: Of the cards that a slow ring passes, the slow one's transfers take this many times as long as the usual one's.
+#: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.
 CARD_MARGIN = 1.5
-#: The side of a card is slow whose fastest transfers take at least this share of the other side's.
+#: A side of a card is slow if its fastest transfers take at least this share of the other side's.
 SIDE_SHARE = 0.5
-#: Where more of the links than that are slow at once, it is the network.
+#: If more than this share of the links is slow at once, the whole network is slow.
 WHOLE_NETWORK_SHARE = 0.7
-#: A link or card is slow in at least so many steps, and this share of them; fewer are hiccups.
+#: A link or card is slow in at least this many steps, and in this share of them; fewer are hiccups.
 FEWEST_SLOW_STEPS = 2
 SMALLEST_STEP_SHARE = 0.1
-#: A card is slow in this share of the steps in which any of its links is, or it is the link.
+#: A card is slow in at least this share of the steps in which any of its links is slow; otherwise the link is.
 WITH_ITS_LINKS_SHARE = 0.9
-#: Gradients in full precision are twice the bytes of parameters in half; a reduction longer than that waits.
+#: Gradients in full precision are twice the bytes of parameters in half precision; a longer reduction is waiting.
 SMALLEST_WAIT_FACTOR = 2.5
 SENDING, RECEIVING = "sending", "receiving"
-#: A transfer recorded this many times as long as it took, and so many seconds, waited for others of its call: less
-#: than that are clocks.
+#: A transfer recorded as this many times its cost, and this many seconds, waited for others of the same call; less than
+#: that is clock error.
 WAITED_FACTOR, WAITED_S = 1.5, 300e-6
-#: Seconds; no transfer is quicker.
+#: Seconds; no transfer is faster.
 NO_TIME_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowCard:
-    """A network card: the number of its host, the host's workers, the sides that are slow.
+    """A slow network card: the number of its host, the host's workers, the sides that are slow.
 
-    `factor`: times the usual transfer in each step, [steps], and that of the fastest transfers; `ring_factor`: times
-    the usual collective.
-    `flows`: what passes its slow sides, [slots, dp_ranks]; `stages`: whose rings do; `steps`: when it is slow, [steps].
+    `factor`: transfer time over the usual in each step, [steps]; `fastest_factor`: that of the fastest transfers;
+    `ring_factor`: collective time over the usual. `flows`: transfers through its slow sides, [slots, dp_ranks];
+    `stages`: stages whose rings pass it; `steps`: when it is slow, [steps].
     """
 
     host: int
@@ -88,9 +87,9 @@ class SlowCard:
 class Traffic:
     """The transfers and collectives of a job. Slot of a transfer: 2 x link + direction, as in `TransferGrid`.
 
-    All members end together, and who begins last waits for nobody: the shortest recorded duration is the transfer, on
-    whatever clock. `seconds`: of each transfer, [slots, ops, steps, dp_ranks]; `rings`: of each collective over DP
-    ranks, [stages, ops, steps]; `exchanges`: of the embedding's gradients, [ops, steps, dp_ranks].
+    All members end together, and the last to begin waits for nobody: so the shortest recorded duration is the transfer
+    time, on any clock. `seconds`: of each transfer, [slots, ops, steps, dp_ranks]; `rings`: of each collective over DP
+    ranks, seconds, [stages, ops, steps]; `exchanges`: of the embedding's gradients, seconds, [ops, steps, dp_ranks].
     """
 
     evidence: Evidence
@@ -105,7 +104,7 @@ class Traffic:
         return cls(
             evidence,
             _transfers(evidence, recorded),
-            # A member whose own end of a ring is slow ends after the others: those know how long the ring took.
+            # A member whose own end of a ring is slow ends after the others; these show how long the ring took.
             np.fmin(
                 _shortest(evidence.collectives.gather(recorded), 3),
                 _shortest(evidence.collectives.gather(evidence.replay.durations.cost), 3),
@@ -115,21 +114,24 @@ class Traffic:
 
     @cached_property
     def link_s(self) -> Floats:
-        """The usual transfer of each link and direction, seconds, nan where it has none, [slots, dp_ranks]."""
+        """The usual transfer of each link and direction, seconds, nan if it has none, [slots, dp_ranks]."""
         if not self.seconds.size:
             return np.full((len(self.seconds), self.seconds.shape[3]), np.nan)
         return median(self.seconds, (1, 2))
 
     @cached_property
     def usual_s(self) -> float:
-        """The transfer of the usual link, seconds; of two middle ones the faster: half of the links may be slow."""
+        """The transfer of the usual link, seconds; the faster of two middle ones, because half of the links may be
+        slow.
+        """
         return float(np.fmax(lower_median(self.link_s.ravel(), 0), NO_TIME_S))
 
     @cached_property
     def spread_s(self) -> float:
-        """How far links lie from the usual one, seconds: clocks, routes, who shares a card.
+        """Spread of the links around the usual one, seconds: clocks, routes, shared cards.
 
-        Links between other stages can carry more at a time: the usual one is that of other DP ranks, if there are.
+        Links between other stages can transfer more data, so the usual link is that of other DP ranks, if there are
+        any.
         """
         peers = self.link_s.shape[1] >= FEWEST_PEERS
         usual = lower_median(self.link_s, axis=1)[:, None] if peers else self.usual_s
@@ -137,19 +139,19 @@ class Traffic:
 
     @cached_property
     def limit_s(self) -> float:
-        """The transfer from which on a link is slow, seconds."""
+        """A link is slow if its transfers take longer than this, seconds."""
         return max(SMALLEST_LINK_FACTOR * self.usual_s, self.usual_s + LINK_SPREADS * self.spread_s)
 
     @cached_property
     def shared_s(self) -> Floats:
-        """For how long of each transfer a collective of one of its ends ran, seconds, [slots, ops, steps, dp_ranks].
+        """How long a collective of one of its ends ran during each transfer, seconds, [slots, ops, steps, dp_ranks].
 
-        Both pass the same cards, so that what a transfer takes meanwhile comes of the schedule.
+        Both pass the same cards, so the schedule causes what a transfer takes meanwhile.
         """
         return self._overlap(np.ones(self.rings.shape))
 
     def shared_with(self, share: Floats) -> Floats:
-        """As `shared_s`, where of each collective only `share`, [stages, ops, steps], counts."""
+        """As `shared_s`, with only the `share`, [stages, ops, steps], of each collective."""
         if not share.any() or not self.shared_s.any():
             return np.zeros(self.seconds.shape)
         return self._overlap(share)
@@ -190,7 +192,7 @@ class Traffic:
 
     @cached_property
     def factor(self) -> Floats:
-        """Times the usual transfer in each step, [slots, steps, dp_ranks]; 1 where there is none."""
+        """Transfer time over the usual in each step, [slots, steps, dp_ranks]; 1 if there is no transfer."""
         if not self.seconds.size:
             return np.ones((len(self.seconds), *self.seconds.shape[2:]))
         factor = median(self.seconds, (1,)) / self.usual_s
@@ -204,16 +206,18 @@ class Traffic:
 
     @cached_property
     def ring_factor(self) -> Floats:
-        """Times the usual collective in each step, [stages, steps]; 1 where there is none."""
+        """Collective time over the usual in each step, [stages, steps]; 1 if there is no collective."""
         factor = median(self.rings / np.maximum(self.usual_ring_s, NO_TIME_S)[:, :, None], (1,))
         return np.where(np.isfinite(factor), factor, 1.0)
 
     @cached_property
     def unseen_wait_s(self) -> Floats:
-        """What collectives wait for workers that were not recorded, seconds, [stages, ops, steps]; 0 where all were.
+        """How long collectives wait for workers that were not recorded, seconds, [stages, ops, steps]; 0 if all were
+        recorded.
 
-        A worker whose start nobody recorded makes its rings look long. Parameters are gathered at the beginning of a
-        step, when nobody is late yet, and are as many as the gradients: what reducing those takes longer is waiting.
+        A worker whose start was not recorded makes its rings look long. Parameters are gathered at the beginning of a
+        step, when nobody is late yet, and have as many bytes as the gradients: whatever reducing gradients takes longer
+        is waiting.
         """
         waits = np.zeros(self.rings.shape)
         gathers, reductions = self._bytes_alike
@@ -226,7 +230,7 @@ class Traffic:
 
     @cached_property
     def _bytes_alike(self) -> tuple[Bools, Bools]:
-        """Which of the rings gather parameters, and which reduce as many gradients, [stages, ops] each."""
+        """Which rings gather parameters, and which reduce gradients of the same size, [stages, ops] each."""
         shape = self.rings.shape[:2]
         gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for place in self.evidence.collectives.places:
@@ -237,14 +241,14 @@ class Traffic:
 
     @cached_property
     def transfer_share(self) -> Floats:
-        """The share of each collective that is transfer and no waiting for unrecorded workers, [stages, ops, steps]."""
+        """The share of each collective that is transfer, not waiting for unrecorded workers, [stages, ops, steps]."""
         with np.errstate(invalid="ignore", divide="ignore"):
             share = 1 - self.unseen_wait_s / self.rings
         return np.where(np.isfinite(share), share, 1.0)
 
     @cached_property
     def cards(self) -> tuple[SlowCard, ...]:
-        """The cards that are slow, those that explain most first."""
+        """The slow cards, those that explain most first."""
         if not self.seconds.size:
             return ()
         found: dict[int, SlowCard] = {}
@@ -275,13 +279,13 @@ class Traffic:
         return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * int(self.seconds.shape[2])))
 
     def _beside(self, slot: int, at: int) -> Bools:
-        """Links that share a card with this one, itself included, [slots, dp_ranks]."""
+        """Links that share a card with this one, including itself, [slots, dp_ranks]."""
         links = np.zeros(self.link_s.shape, np.bool_)
         links[slot, at] = True
         return self.beside(links)
 
     def beside(self, links: Bools) -> Bools:
-        """Links that share a card with some of `links` [slots, dp_ranks], those included."""
+        """Links that share a card with any of `links` [slots, dp_ranks], including these."""
         together = links.copy()
         for side in (SENDING, RECEIVING):
             host = self._hosts_of_flows(side)
@@ -290,7 +294,7 @@ class Traffic:
 
     @cached_property
     def _host_number(self) -> Ints:
-        """A number per host, [stages, dp_ranks]; where hosts are not known every worker has its own."""
+        """A number per host, [stages, dp_ranks]; if hosts are unknown, every worker has its own."""
         evidence = self.evidence
         cells = [(stage, at) for stage in range(evidence.stages) for at in range(len(evidence.dp_ranks))]
         names = [evidence.hosts.get(evidence.worker(stage, at)) for stage, at in cells]
@@ -306,9 +310,11 @@ class Traffic:
         return self._host_number[stage]
 
     def _passing(self, side: str) -> tuple[Ints, Bools]:
-        """The host whose card each link's transfers pass on this side, and which pass one, [slots, dp_ranks] each."""
+        """The host whose card each link's transfers pass on this side, and which of them pass a card, [slots, dp_ranks]
+        each.
+        """
         host, peer = self._hosts_of_flows(side), self._hosts_of_flows(RECEIVING if side == SENDING else SENDING)
-        return host, np.isfinite(self.link_s) & (host != peer)  # within a host nothing passes a card
+        return host, np.isfinite(self.link_s) & (host != peer)  # transfers within a host pass no card
 
     def _ring_stages(self, host: int) -> tuple[int, ...]:
         """The stages of a host's workers whose rings leave the host."""
@@ -316,7 +322,7 @@ class Traffic:
         return tuple(int(stage) for stage in mine if len(np.unique(self._host_number[stage])) > 1 and self.rings.size)
 
     def _cards_of_slow_rings(self, side: str) -> Iterator[tuple[int, SlowCard]]:
-        """Of the cards that a slow ring passes, the one whose transfers are slow beside those of the others."""
+        """For each slow ring, the card whose transfers are slow compared with those of its other cards."""
         if not self.rings.size:
             return
         host, passes = self._passing(side)
@@ -329,18 +335,18 @@ class Traffic:
             level = np.array([self._level(of_card, steps) for of_card in flows])
             ring = float(median(self.ring_factor[stage, steps], (0,)))
             slow = level > CARD_MARGIN * lower_median(level, 0)
-            # Of several the one that slows its transfers as it slows the ring; others have a slow link.
+            # Of several, take the one whose transfers are as slow as the ring; the others have a slow link.
             best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
             if slow[best] and ring > RING_SHARE * level[best]:
                 yield int(cards[best]), self._card(int(cards[best]), side, flows[best], steps, ring)
 
     def _level(self, flows: Bools, steps: Bools) -> float:
-        """Times the usual transfer in these steps on the fastest of these links; 1 where there are none."""
+        """Transfer time over the usual in these steps on the fastest of these links; 1 if there are none."""
         factor = self.factor.transpose(1, 0, 2)[steps][:, flows]
         return max(float(factor.mean(axis=0).min()), NO_TIME_S) if factor.size else 1.0
 
     def _cards_without_rings(self, side: str) -> Iterator[tuple[int, SlowCard]]:
-        """Cards that no ring passes and on which all links are slow at once, to several hosts."""
+        """Cards outside of any ring whose links to several hosts are all slow at the same time."""
         host, passes = self._passing(side)
         peer = self._hosts_of_flows(RECEIVING if side == SENDING else SENDING)
         for card in np.unique(host[self.slow.any(axis=1) & passes]):
@@ -360,7 +366,9 @@ class Traffic:
         return SlowCard(host, workers, (side,), flows, self._ring_stages(host), steps, factor, fastest, ring_factor)
 
     def _with_slow_sides(self, card: SlowCard) -> SlowCard:
-        """Only the sides that are slow themselves: what is sent and received in one call is recorded as slow alike."""
+        """The card with only the sides that are slow themselves; a send and a receive in one call are recorded as
+        equally slow.
+        """
         if len(card.sides) == 1:
             return card
         fastest = {}
@@ -373,7 +381,7 @@ class Traffic:
 
 
 def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
-    """Seconds of transfers; where they are calls with others, without what the calls waited for those."""
+    """Seconds of transfers; for transfers in one call with others, without the wait for those."""
     seconds = evidence.transfers.gather(recorded)
     blocks = evidence.replay.graph.blocks
     if not any(block.structure.call is not None for block in blocks):
@@ -384,13 +392,13 @@ def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
 
 
 def _shortest(seconds: Floats, axis: int) -> Floats:
-    """The least over `axis`, nan where there is nothing."""
+    """The least value over `axis`, nan if there is none."""
     least = np.where(np.isfinite(seconds), seconds, np.inf).min(axis=axis, initial=np.inf)
     return np.where(np.isfinite(least), least, np.nan)
 
 
 def _merged(one: SlowCard | None, other: SlowCard) -> SlowCard:
-    """Both sides of a card."""
+    """Both sides of a card as one."""
     if one is None:
         return other
     return SlowCard(

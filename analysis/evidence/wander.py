@@ -1,7 +1,7 @@
-"""Workers whose speed wanders: how much, and the job in which they do not.
+"""Workers whose speed wanders: by how much, and the job in which they do not.
 
-In: `Evidence`. Out: a `Wander`. A worker that wanders is like itself a moment ago: neighbouring microbatches (without a
-pipeline) or the steps of a worker differ less from each other than from the rest of its trace.
+In: `Evidence`. Out: a `Wander`. A worker whose speed wanders resembles its own recent past: neighbouring microbatches
+(without a pipeline) or steps of a worker differ less from each other than from the rest of its trace.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tracekit.analysis.evidence.workload import autocorrelation
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import nan_mean, safe
 
-#: Neighbouring microbatches that correlate by this much and this many standard errors remember each other: sequence
-#: lengths correlate by none, a walk that forgets within a microbatch or more by exp(-1) = 0.37 at least.
+#: Neighbouring microbatches are related if they correlate by this much and this many standard errors. Sequence lengths
+#: do not correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least.
 SMALLEST_MEMORY = 0.18
 MEMORY_ERRORS = 4.0
-#: A median of n values scatters by this much x their spread / sqrt(n).
+#: The median of n values scatters by this factor x their spread / sqrt(n).
 MEDIAN_ERROR = 1.2533
-#: Steps of a worker vary this many times as much as its ops' own scatter explains.
+#: Steps of a worker vary this many times as much as the scatter of its ops explains.
 VARIANCE_RATIO = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Wander:
     """`spread`: standard deviation of workers from step to step, relative. `even`: factor on computes that makes each
-    worker's steps alike, broadcasts to the table. `in_workload`: it shows as microbatches that differ.
+    worker's steps alike, broadcasts to the table. `in_workload`: whether it shows as differing microbatches.
     """
 
     spread: float
@@ -39,7 +39,7 @@ class Wander:
 
 
 def wander_of(evidence: Evidence) -> Wander:
-    """How the workers of a job wander."""
+    """How much the workers of a job wander."""
     profile = evidence.profile
     if profile is None or len(evidence.dp_ranks) < 2:
         return Wander(0.0, False, False, np.ones((1,) * 6))

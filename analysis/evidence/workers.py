@@ -1,7 +1,7 @@
-"""Which workers are slow, when, by how much, and the job without it.
+"""Which workers are slow, when and by how much, and the job without that.
 
 In: `Evidence`. Out: factors over the peers, which cells of the grid stand out, whether a DP rank has slow machines or
-more data, and `Change`s that make workers as fast as their peers. Rules name them; fixes plan with them.
+more data, and `Change`s that make workers as fast as their peers. Rules name the workers; fixes plan with them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
 from tracekit.model import Worker
 
-#: Stages differ by design; this much more than the usual stage is imbalance.
+#: Stages differ by design; this much more than the usual stage is an imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
-#: A slow worker's optimizer exceeds the usual one by this share of what its computes do.
+#: A slow worker's optimizer exceeds the usual one by this share of the excess of its computes.
 OPTIMIZER_SHARE = 0.6
-#: Beside a worker that is slow by some excess, others are named from this share of it on.
+#: Next to a worker that is slow by some excess, name others only from this share of the excess on.
 WORTH_NAMING_SHARE = 0.1
-#: A DP rank has more data where it does so in at least this share of the steps.
+#: A DP rank has more data if it has more in at least this share of the steps.
 LASTING_SHARE = 0.5
-#: To tell noise from an effect: at least so many steps; and no more than so many times those of the trace are named.
+#: To separate noise from an effect, suggest at least this many steps, and at most this many times those of the trace.
 FEWEST_STEPS_TO_TELL = 10
 MOST_TIMES = 100.0
 SMALLEST_NATS = 1e-3
-#: A worker that waits for a processor in so much of its excess over its peers is slow for that.
+#: A worker is slow for lack of a core if waiting for one makes up this share of its excess over its peers.
 MOST_OF_EXCESS = 0.5
-#: DP ranks share one factor where theirs differ by less than this share of what they are slow by.
+#: DP ranks share one factor if theirs differ by less than this share of their excess.
 ONE_FACTOR_SHARE = 0.25
 
 
@@ -59,14 +59,14 @@ def as_fast_as_peers(evidence: Evidence, workers: Sequence[Worker]) -> Change:
 
 
 def beyond_peers_s(evidence: Evidence, worker: Worker) -> float:
-    """Seconds of each forward and backward that a worker takes beyond its peers."""
+    """Seconds of each forward and backward by which a worker exceeds its peers."""
     assert evidence.profile is not None
     beyond = (worker_factor(evidence) - 1) * evidence.profile.stage_s.sum(axis=1)[:, None]
     return float(beyond[evidence.cells_of([worker])].sum())
 
 
 def slow_by_one_rank(evidence: Evidence) -> set[Worker]:
-    """Workers that are no slower than their peers once their own slow ranks are as fast as the other ranks inside."""
+    """Workers that are no slower than their peers once their own slow ranks are as fast as their other ranks."""
     lockstep, profile = evidence.lockstep, evidence.profile
     if lockstep is None or profile is None:
         return set()
@@ -88,7 +88,7 @@ def slow_by_one_rank(evidence: Evidence) -> set[Worker]:
 
 
 def slow_factor(evidence: Evidence) -> Floats:
-    """How slow workers are beside their peers, 1 where they are not, [kinds, stages, steps, dp_ranks]."""
+    """How much slower workers are than their peers, 1 if they are not, [kinds, stages, steps, dp_ranks]."""
     profile = evidence.profile
     assert profile is not None
     if evidence.stages == 1:
@@ -99,7 +99,7 @@ def slow_factor(evidence: Evidence) -> Floats:
 def worker_factor(evidence: Evidence) -> Floats:
     """Computes of each worker over those of its peers (with one DP rank: of the usual stage), [stages, dp_ranks].
 
-    The mean over the steps in which it is slow; forwards and backwards as they weigh on its stage.
+    The mean over the steps in which it is slow; forwards and backwards weighted by their time on its stage.
     """
     profile = evidence.profile
     assert profile is not None
@@ -112,7 +112,7 @@ def worker_factor(evidence: Evidence) -> Floats:
 
 
 def _factor_by_step(evidence: Evidence) -> Floats:
-    """Computes of each worker over those of its peers, 1 where it is not slow, [stages, steps, dp_ranks].
+    """Computes of each worker over those of its peers, 1 if it is not slow, [stages, steps, dp_ranks].
 
     With one DP rank: over those of the usual stage, the same in each step.
     """
@@ -126,7 +126,7 @@ def _factor_by_step(evidence: Evidence) -> Floats:
 
 
 def optimizer_factor(evidence: Evidence) -> Floats:
-    """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; 1 where it was not recorded."""
+    """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; 1 if it was not recorded."""
     shape = (evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks))
     if evidence.optimizers.empty:
         return np.ones(shape)
@@ -137,18 +137,18 @@ def optimizer_factor(evidence: Evidence) -> Floats:
 
 
 def slow_machines(evidence: Evidence) -> Bools:
-    """Slow DP ranks whose machines are slow, whatever data they have: [dp_ranks].
+    """Slow DP ranks whose machines are slow, whatever data they have, [dp_ranks].
 
-    The optimizer tells them apart: it knows no tokens, and a slow GPU is slow there, too. Where it does not (it was
-    not recorded, or is as fast as ever), several DP ranks that are slow by one factor have one kind of machine, for
-    data comes in any amount. A DP rank with more data whose optimizer is as slow as theirs is one of them, too.
+    The optimizer decides: it does not depend on tokens, and a slow GPU slows it down too. If it does not help (it was
+    not recorded, or is as fast as ever), several DP ranks that are slow by one factor have one kind of machine, because
+    amounts of data vary. A DP rank with more data whose optimizer is as slow as theirs also counts as one of them.
     """
     profile = evidence.profile
     if profile is None or evidence.stages < 2 or not profile.slow_ranks.any():
         return np.zeros(len(evidence.dp_ranks), np.bool_)
     hit, level = profile.slow_ranks, np.expm1(profile.ranks.level)
     optimizer = median(optimizer_factor(evidence), (1,)).min(axis=0) - 1
-    # A bad worker among healthy ones has a slow optimizer, too: all stages must have one.
+    # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
     machines = hit & (optimizer > OPTIMIZER_SHARE * level)
     if machines.any():
         return np.asarray(machines | (hit & (optimizer > OPTIMIZER_SHARE * np.median(level[machines]))))
@@ -157,7 +157,7 @@ def slow_machines(evidence: Evidence) -> Bools:
 
 
 def _machine_factor(evidence: Evidence, rank: Floats) -> Floats:
-    """What of the factors `rank` [steps, dp_ranks] is the machines', the rest being data; same shape."""
+    """The part of the factors `rank` [steps, dp_ranks] that is due to machines; the rest is data; same shape."""
     machines, level = slow_machines(evidence), np.exp(evidence.profile.ranks.level) if evidence.profile else None
     if level is None or not machines.any():
         return np.ones_like(rank)
@@ -168,7 +168,9 @@ def _machine_factor(evidence: Evidence, rank: Floats) -> Floats:
 
 
 def ranks_with_more_data(evidence: Evidence) -> Bools:
-    """DP ranks whose computes take longer on all stages in proportion, though their machines do not: [dp_ranks]."""
+    """DP ranks whose computes take longer on all stages in proportion, although their machines are not slow,
+    [dp_ranks].
+    """
     profile = evidence.profile
     if profile is None or evidence.stages < 2:
         return np.zeros(len(evidence.dp_ranks), np.bool_)
@@ -178,14 +180,14 @@ def ranks_with_more_data(evidence: Evidence) -> Bools:
 
 
 def data_factor(evidence: Evidence) -> Floats:
-    """How much more data the DP ranks have that have more, 1 for the others, [steps, dp_ranks]."""
+    """How many times as much data as the others each DP rank has, 1 if it has no more, [steps, dp_ranks]."""
     profile = evidence.profile
     assert profile is not None
     return np.asarray(profile.slow_rank / _machine_factor(evidence, profile.slow_rank))
 
 
 def microbatch_cost(evidence: Evidence) -> Floats:
-    """What each microbatch costs wherever it runs, 1 = the mean one, [microbatches, steps, dp_ranks]."""
+    """Relative cost of each microbatch on any rank, 1 = the mean one, [microbatches, steps, dp_ranks]."""
     profile = evidence.profile
     assert profile is not None
     more = np.where(ranks_with_more_data(evidence), data_factor(evidence), 1.0)
@@ -194,7 +196,7 @@ def microbatch_cost(evidence: Evidence) -> Floats:
 
 
 def slow_workers(evidence: Evidence) -> Bools:
-    """Workers whose computes take longer than those of their peers, [stages, dp_ranks] of bool."""
+    """Workers whose computes take longer than those of their peers, bool [stages, dp_ranks]."""
     profile = evidence.profile
     if profile is None:
         return np.zeros((evidence.stages, len(evidence.dp_ranks)), np.bool_)
@@ -207,7 +209,7 @@ def slow_workers(evidence: Evidence) -> Bools:
 
 
 def busy_s(evidence: Evidence) -> Floats:
-    """Seconds of a mean step in which each worker does something itself, with launch delays, [stages, dp_ranks]."""
+    """Seconds per mean step in which each worker does something itself, with launch delays, [stages, dp_ranks]."""
     grid = evidence.computing
     busy = np.nan_to_num(grid.gather(evidence.replay.durations.cost)) + np.maximum(
         np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0
@@ -218,8 +220,8 @@ def busy_s(evidence: Evidence) -> Floats:
 def waits_for_a_core(evidence: Evidence) -> Bools:
     """Workers that compute longer than their peers because they wait for a processor meanwhile, [stages, dp_ranks].
 
-    What the kernel counted falls on all that a worker does in proportion. On a rank beside one that collects garbage on
-    all cores, most of it falls on computes.
+    The waiting time that the kernel counted is spread over everything a worker does, in proportion. On a rank next to
+    one that collects garbage on all cores, most of it is in the computes.
     """
     if not evidence.run_queue_s.any():
         return np.zeros(evidence.run_queue_s.shape, np.bool_)
@@ -230,7 +232,7 @@ def waits_for_a_core(evidence: Evidence) -> Bools:
 
 
 def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:
-    """With one DP rank a slow worker looks like a stage with more work; its optimizer, just as slow, gives it away."""
+    """With one DP rank, a slow worker looks like a stage with more work; its equally slow optimizer identifies it."""
     excess = stage_excess(profile).min(axis=1)
     if evidence.stages < 2 or evidence.optimizers.empty:
         return np.zeros((evidence.stages, 1), np.bool_)
@@ -252,7 +254,7 @@ def stage_excess(profile: ComputeProfile) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A worker that looks slow by `excess`, where noise alone makes `noise`; about `steps` steps would tell."""
+    """A worker that looks slow by `excess`, when noise alone could cause `noise`; about `steps` steps would decide."""
 
     worker: Worker
     excess: float
@@ -261,9 +263,9 @@ class Undecided:
 
 
 def undecided(evidence: Evidence) -> Undecided | None:
-    """The worker that looks slowest throughout the trace, but no more so than chance explains; None where none does.
+    """The worker that looks slowest throughout the trace, but no slower than chance explains; None if there is none.
 
-    A level over more steps has an error that falls with their root, so the evidence grows in proportion to them.
+    The error of a level falls with the square root of the number of steps, so the evidence grows in proportion to them.
     """
     profile = evidence.profile
     if profile is None or len(evidence.dp_ranks) < 2:

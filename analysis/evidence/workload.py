@@ -1,8 +1,8 @@
-"""What a microbatch costs on every stage of its DP rank, how far each stage follows it, and its place in the step.
+"""What a microbatch costs on every stage of its DP rank, how strongly each stage follows it, and its place in the step.
 
 In: computes relative to the usual one of their kind, stage and chunk, [kinds, stages, chunks, microbatches, steps,
-dp_ranks], nan where none was recorded. Out: workloads [microbatches, steps, dp_ranks], elasticities [kinds, stages,
-chunks], position factors [kinds, microbatches].
+dp_ranks], nan if not recorded. Out: workloads [microbatches, steps, dp_ranks], elasticities [kinds, stages, chunks],
+position factors [kinds, microbatches].
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from tracekit.analysis.evidence.significance import episodes_of
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import SAMPLE, lower_median, median, nan_mean, safe
 
-#: Workloads that differ by less than this say nothing about how a stage follows them.
+#: Workloads that differ by less than this do not show how strongly a stage follows them.
 SMALLEST_WORKLOAD_SPREAD = 0.04
-#: A stage follows the workload wholly unless its slope differs by this much.
+#: A stage follows the workload fully unless its slope differs by this much.
 SMALLEST_INELASTICITY = 0.05
-#: Computes further from the workload than that were paused.
+#: Computes further from the workload than this were paused.
 LARGEST_DEVIATION = 0.5
-#: A place in the step is slow from here on.
+#: A place in the step that is slower by at least this is slow.
 SMALLEST_POSITION = 0.04
-#: Places are compared with others, so there must be some.
+#: Places are compared with each other, so there must be at least this many.
 FEWEST_PLACES = 3
 LARGEST_SLOW_SHARE = 0.5
 
 
 def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floats:
-    """What all stages of a DP rank share, microbatch by microbatch, 1 = the usual one.
+    """The workload that all stages of a DP rank share, per microbatch, 1 = the usual one.
 
-    Backwards only, for what stops Python does not reach them. `slowness`: how much slower each worker is,
-    [stages, steps,
-    dp_ranks]; `elastic`: of backwards, [stages, chunks], None: 1.
+    From backwards only, because pauses of Python do not reach them. `slowness`: how much slower each worker is,
+    [stages, steps, dp_ranks]; `elastic`: of backwards, [stages, chunks], None: 1.
     """
     cells = backward / safe(slowness)[:, None, None]
     if elastic is not None:
@@ -40,10 +39,10 @@ def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floa
 
 
 def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
-    """By how much each stage's cost follows the workload: 0.6 where four tenths of it are the same for all.
+    """How strongly each stage's cost follows the workload: 0.6 if four tenths of it are the same for all microbatches.
 
     The loss costs the same for each token, whatever attention costs. Slopes come from the costliest and the cheapest
-    quarter of the microbatches, and are relative to the stages' upper median, as most stages have nothing but layers.
+    quarter of the microbatches, and are relative to the stages' upper median, because most stages contain only layers.
     """
     shape = relative.shape
     lanes = _few(shape[4] * shape[5], shape[3] * shape[0] * shape[1] * shape[2])
@@ -58,7 +57,7 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
     if high - low < SMALLEST_WORKLOAD_SPREAD:
         return np.ones(shape[:3])
     apart = float(work[dear].mean() - work[cheap].mean())
-    # A pause is no work.
+    # A pause is not work.
     cells = np.where(np.abs(cells / safe(work) - 1) < LARGEST_DEVIATION, cells, np.nan)
     bottom, top = nan_mean(cells[..., cheap], (3,)), nan_mean(cells[..., dear], (3,))
     slope = (top - bottom) / apart
@@ -72,7 +71,7 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
 def position_factor(relative: Floats) -> Floats:
     """How much longer the microbatches at one place of each step take, on all ranks, [kinds, microbatches].
 
-    1 where a place does not stand out: by 4 %, in all steps, and by more than chance explains.
+    1 if a place does not stand out: by 4 %, in all steps, and by more than chance explains.
     """
     kinds, _, _, places, steps, _ = relative.shape
     factor = np.ones((kinds, places))
@@ -80,7 +79,7 @@ def position_factor(relative: Floats) -> Floats:
         return factor
     few = relative[..., :: max(1, relative.size // (4 * SAMPLE))]
     beside = few / safe(median(few, (2, 3)))[:, :, None, None]
-    # Of two ranks the faster: what only one of them does is not the place's.
+    # Of two ranks, take the faster: what only one of them does is not due to the place.
     of_step = lower_median(np.moveaxis(beside, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
@@ -91,9 +90,9 @@ def position_factor(relative: Floats) -> Floats:
 
 
 def autocorrelation(work: Floats) -> float:
-    """How much a microbatch's cost is like that of the one before it, on the same DP rank, -1 to 1.
+    """Correlation of a microbatch's cost with that of the one before it, on the same DP rank, -1 to 1.
 
-    Sequence lengths are drawn anew for each microbatch, so theirs is 0; a worker that wanders remembers.
+    Sequence lengths are drawn anew for each microbatch, so theirs is 0; the speed of a wandering worker has a memory.
     """
     series = np.log(safe(work)).transpose(2, 1, 0).reshape(work.shape[2], -1)
     deviation = series - nan_mean(series, (1,))[:, None]
@@ -104,5 +103,5 @@ def autocorrelation(work: Floats) -> float:
 
 
 def _few(lanes: int, each: int) -> slice:
-    """Evenly spaced lanes, as many as make about SAMPLE cells of `each`."""
+    """Evenly spaced lanes that make about SAMPLE cells of `each`."""
     return slice(None, None, max(1, lanes * each // (4 * SAMPLE)) | 1)
