@@ -1,1 +1,1 @@
-"""A trace as a dependency graph: lanes, the rules that join their ops, templates, and views by stage and worker."""
+"""A trace as a dependency graph: lanes, the rules that connect their ops, templates, and views by stage and worker."""

@@ -1,8 +1,8 @@
 """Graphs laid out for replay.
 
-In: `Wiring`s, the dependencies among some ops and who starts together. Out: `CompiledGraph`s: the same in an order in
-which it can be replayed, cut into rounds between which it meets the lanes of other graphs, with a buffer for each op's
-end time. Nothing here knows what the ops are.
+In: `Wiring`s: the dependencies among some ops, and which ops start together. Out: `CompiledGraph`s: the same in replay
+order, cut into rounds between which a graph meets the lanes of other graphs, with a buffer for each op's end time. This
+module does not know what the ops are.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class Wiring:
     """Dependencies among ops, which are rows.
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
-    [rows]. `rendezvous_key`: rows that also wait for the same op in other lanes of their step share a number that is
-    the same in every wiring of the job, -1 elsewhere, [rows]. `synchronises`: whether a row ends a cost after the
-    latest start of its group, not after its own start, [rows]. `describe`: what a message calls a row.
+    [rows]. `rendezvous_key`: rows that also wait for the same op in other lanes of their step share a number, which is
+    the same in every wiring of the job; -1 for other rows, [rows]. `synchronises`: whether a row ends its cost after
+    the latest start of its group rather than after its own start, [rows]. `describe`: returns the name of a row for
+    messages.
     """
 
     before: Ints
@@ -42,14 +43,15 @@ class Wiring:
 class CompiledGraph:
     """A graph of ops, laid out for replay.
 
-    Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: it waits for its
-    group, too, [rows]. Rows that start their transfer together form a group;
-    `order[first_of_group[g]:first_of_group[g + 1]]` are the rows of the g-th group, groups in replay order.
-    `rendezvous[g]`: number of the collective in which the group meets all other lanes of its step, -1 for none. Groups
-    come in rounds: those of round r are `first_of_round[r]:first_of_round[r + 1]`, those that meet other lanes last;
-    a rendezvous of round r depends on those of earlier rounds only, and the same collective has the same round in every
-    graph compiled with it.
-    `buffer`: where a row's end time is kept while later rows need it; `buffer_count` of them suffice.
+    Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: whether it also
+    waits for its group, [rows]. Rows that start their transfer together form a group;
+    `order[first_of_group[g]:first_of_group[g + 1]]` are the rows of group g, and groups are in replay order.
+    `rendezvous[g]`: number of the collective in which the group meets all other lanes of its step, -1 if it does not.
+
+    Groups come in rounds: those of round r are `first_of_round[r]:first_of_round[r + 1]`, with those that meet other
+    lanes at the end. A rendezvous of round r depends on earlier rounds only, and the same collective has the same round
+    in every graph compiled with it. `buffer`: which of `buffer_count` buffers keeps a row's end time while later rows
+    need it.
     """
 
     is_communication: npt.NDArray[np.bool_]
@@ -64,13 +66,13 @@ class CompiledGraph:
 
     @property
     def rows(self) -> int:
-        """How many ops the graph has."""
+        """The number of ops in the graph."""
         return len(self.buffer)
 
     def in_replay_order(self) -> CompiledGraph:
-        """The same graph whose rows are numbered as they are replayed: row i is what was row `order[i]`.
+        """The same graph with rows numbered in replay order: row i is the former row `order[i]`.
 
-        A large graph is walked much faster so, for its costs are then read from front to back.
+        Walking a large graph is much faster this way, because its costs are read from front to back.
         """
         place = np.empty(self.rows, np.int64)
         place[self.order] = np.arange(self.rows)
@@ -88,14 +90,14 @@ class CompiledGraph:
 
 
 def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]:
-    """Lay out graphs in which the lanes of a step meet: `keys` are the rendezvous keys in use, ascending.
+    """Lay out graphs in which the lanes of a step meet. `keys`: the rendezvous keys in use, ascending.
 
-    Raises GraphError where dependencies form a cycle.
+    Raises GraphError if dependencies form a cycle.
     """
     drafts = [_Draft(wiring, keys) for wiring in wirings]
     rounds = np.zeros(len(keys), np.int64)
     for _ in range(len(keys) + 1):
-        # A collective takes place in the latest round that any graph gives it; that may push others back.
+        # A collective runs in the latest round that any graph gives it, which may move others to later rounds.
         latest = rounds.copy()
         for draft in drafts:
             number = draft.rounds(rounds)
@@ -111,19 +113,19 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
 def compile_graph(wiring: Wiring) -> CompiledGraph:
     """Lay out one graph that meets no other; ops with a rendezvous key meet within it.
 
-    Raises GraphError where dependencies form a cycle.
+    Raises GraphError if dependencies form a cycle.
     """
     return _Draft(wiring, NO_RENDEZVOUS).compiled(NO_RENDEZVOUS)
 
 
 class _Draft:
-    """Ops grouped and in an order in which they can be replayed."""
+    """Ops in groups, in an order that can be replayed."""
 
     def __init__(self, wiring: Wiring, keys: Ints) -> None:
         self.wiring = wiring
         group, rows = wiring.group.copy(), len(wiring.group)
         meeting = np.flatnonzero(wiring.rendezvous_key >= 0)
-        if len(meeting):  # a collective is one group over all members: name it after its first row
+        if len(meeting):  # a collective is one group over all members, named after its first row
             _, first, inverse = np.unique(wiring.rendezvous_key[meeting], return_index=True, return_inverse=True)
             group[meeting] = meeting[first[inverse]]
         _, self.group = np.unique(group, return_inverse=True)
@@ -143,7 +145,7 @@ class _Draft:
         self.ordered = ordered
 
     def rounds(self, of_rendezvous: Ints) -> Ints:
-        """The round of each group, [groups], where no rendezvous comes before its round in `of_rendezvous`, [keys]."""
+        """The round of each group, [groups], with no rendezvous before its round in `of_rendezvous`, [keys]."""
         number = np.zeros(len(self.ordered), np.int64)
         native.rounds(
             self.ordered, self.by_group, self.first_of_group, self.first_wait, self.waits_for, self.group,
@@ -155,7 +157,7 @@ class _Draft:
         """The finished graph."""
         number = self.rounds(of_rendezvous)
         meets = self.rendezvous >= 0
-        place = np.lexsort((meets[self.ordered], number[self.ordered]))  # stable: within, the order stays
+        place = np.lexsort((meets[self.ordered], number[self.ordered]))  # stable: keeps the order within a round
         ordered = self.ordered[place]
         lengths = np.diff(self.first_of_group)[ordered]
         first_of_group = np.concatenate([[0], np.cumsum(lengths)])
@@ -192,7 +194,7 @@ def adjacency(sources: Ints, targets: Ints, rows: int) -> tuple[Ints, Ints]:
 
 
 def _units(number: Ints, meets: npt.NDArray[np.bool_]) -> Ints:
-    """Groups that may run at the same time share a number: all that meet in a round, every other group alone."""
+    """Groups that may run at the same time share a number: all that meet in a round; every other group has its own."""
     fresh = np.ones(len(number), np.bool_)
     fresh[1:] = ~(meets[1:] & meets[:-1] & (number[1:] == number[:-1]))
     return np.cumsum(fresh) - 1

@@ -1,8 +1,8 @@
 """Forwards and backwards of one worker in order of chunk and microbatch.
 
-In: a block of lanes. Out: `ComputeRows`: which rows they are, and what each takes. A compute that waited for a
-collective in its middle is recorded in parts, which share their microbatch; here it is one compute again, since what
-makes a compute long (its sequences, its worker) makes all of it long.
+In: a block of lanes. Out: `ComputeRows`: which rows they are, and how long each compute takes. A compute that waited
+for a collective in its middle is recorded in parts that share their microbatch. Here it is one compute again, because
+whatever makes a compute long (its sequences, its worker) affects all its parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.model import OpKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeRows:
-    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] where lanes differ."""
+    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] if lanes differ."""
 
     rows: Ints
     parts: int
@@ -27,14 +27,14 @@ class ComputeRows:
         return len(self.rows) // self.parts
 
     def seconds(self, cost: Floats) -> Floats:
-        """What each compute takes, seconds, [computes, lanes]; `cost`: costs of the block, [rows, lanes]."""
+        """Duration of each compute, seconds, [computes, lanes]; `cost`: costs of the block, [rows, lanes]."""
         alike = self.rows.shape[1] == 1
         seconds: Floats = cost[self.rows[:, 0]] if alike else np.take_along_axis(cost, self.rows, axis=0)
         return seconds if self.parts == 1 else seconds.reshape(len(self), self.parts, -1).sum(axis=1)
 
 
 def compute_rows(block: Block, stage: int, kind: OpKind) -> ComputeRows:
-    """The computes of that kind on that stage. Where microbatches were not recorded they are in order of seq."""
+    """The computes of that kind on that stage; in order of seq if microbatches were not recorded."""
     template = block.template
     rows = np.flatnonzero((template.pp_rank == stage) & (template.kind == kind.code))
     microbatch = block.microbatch[rows].astype(np.int64)
@@ -45,7 +45,7 @@ def compute_rows(block: Block, stage: int, kind: OpKind) -> ComputeRows:
 
 
 def _parts(labels: Ints, microbatch: Ints) -> int:
-    """In how many parts each compute was recorded; 1 where they differ in that. `labels` in order, [rows, lanes]."""
+    """The number of parts in which each compute was recorded; 1 if it varies. `labels` in order, [rows, lanes]."""
     if not len(labels) or (microbatch < 0).any():
         return 1
     parts = int((labels[:, 0] == labels[0, 0]).sum())

@@ -1,9 +1,9 @@
-"""The dependency graph of a job: templates, and the lanes each template holds for.
+"""The dependency graph of a job: templates, and the lanes that each template covers.
 
-In: a `Trace`. Out: a `DependencyGraph`. Almost every job repeats one structure on every DP rank and step, so a
-template is the graph of one lane and a block carries [rows, lanes] matrices of recorded times. A job whose lanes differ
-has a block per structure; lanes of one step join across blocks. Ops that only some lanes have make no structure of
-their own: a block says which ops are present.
+In: a `Trace`. Out: a `DependencyGraph`. Almost every job repeats one structure on every DP rank and step. So a template
+is the graph of one lane, and a block holds [rows, lanes] matrices of recorded times. A job with different lanes has a
+block for each structure; lanes of one step join across blocks. Ops that only some lanes have do not make a separate
+structure: a block records which ops are present.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Node = tuple[int, int, OpKind, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A template and the lanes it holds for, ordered by (step, dp_rank).
+    """A template and the lanes that it covers, ordered by (step, dp_rank).
 
     `step`: index into `DependencyGraph.steps`, `dp_rank`: both [lanes]. `first_lane`: where the lanes of each step
     begin, [steps here + 1]. `start`, `duration`: recorded seconds, [rows, lanes]. `microbatch` (-1 for none), `seq`:
-    [rows, 1] or [rows, lanes]. `present`: which ops there are, [rows, lanes], None for all; one that is absent takes no
-    time and begins when what it follows ends.
+    [rows, 1] or [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all; an absent op takes no time and
+    begins when the op before it ends.
     """
 
     template: Template
@@ -64,30 +64,30 @@ class Block:
 
     @property
     def lanes(self) -> int:
-        """How many lanes the block has."""
+        """The number of lanes in the block."""
         return int(self.start.shape[1])
 
     @property
     def ops(self) -> int:
-        """How many ops the block has."""
+        """The number of ops in the block."""
         return self.start.size if self.present is None else int(self.present.sum())
 
     @property
     def occasional_rows(self) -> Mask:
-        """Which rows some lanes do without, [rows]."""
+        """Rows that are absent from some lanes, [rows]."""
         if self.present is None:
             return np.zeros(len(self.start), np.bool_)
         return np.logical_not(self.present.all(axis=1))
 
     def begins(self) -> Mask:
-        """Which ops wait for no other, [rows, 1] where all lanes agree, else [rows, lanes]."""
+        """Ops that wait for no other, [rows, 1] if all lanes agree, else [rows, lanes]."""
         template = self.template
         first: Mask = np.equal(np.diff(template.first_wait), 0).reshape(-1, 1)
         if self.present is None or self.present[first[:, 0]].all():
             return first
         first = np.repeat(first, self.lanes, axis=1)
         nobody = first & ~self.present
-        for row in template.order:  # an op behind absent ones alone waits for nobody either
+        for row in template.order:  # an op that follows only absent ones waits for nobody either
             waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
             if len(waits) and nobody[waits].any():
                 first[row] = nobody[waits].all(axis=0)
@@ -95,7 +95,7 @@ class Block:
         return first & self.present
 
     def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
-        """The block with only these lanes, whose steps are renumbered to `step`."""
+        """The block with only these lanes, with steps renumbered to `step`."""
         return replace(
             self,
             step=step,
@@ -113,10 +113,10 @@ class Block:
 class DependencyGraph:
     """All ops of a job and what each waits for.
 
-    `steps`: step numbers that can be replayed, [steps]. `rendezvous_count`: how many data-parallel collectives a step
-    has. `dropped_lanes`: (step, dp_rank) that lack a whole stage. `gaps`: members of collectives that were not
-    recorded; `reconstructed`: whether they were put in. `posting`: when receives are posted. `trace`: where it came
-    from, in outline; it knows ranks and hosts.
+    `steps`: numbers of the steps that can be replayed, [steps]. `rendezvous_count`: data-parallel collectives per step.
+    `dropped_lanes`: (step, dp_rank) of lanes from which a whole stage is missing. `gaps`: members of collectives that
+    were not recorded; `reconstructed`: whether they were added. `posting`: when receives are posted. `trace`: a summary
+    of the trace, with its ranks and hosts.
     """
 
     layout: Layout
@@ -133,10 +133,10 @@ class DependencyGraph:
     def from_trace(
         cls, trace: Trace, *, reconstruct: bool = False, posting: PostingRule | None = PUBLISHED
     ) -> DependencyGraph:
-        """Build the graph. Raises GraphError for unpaired sends, cycles and the like.
+        """Build the graph. Raises GraphError for unpaired sends, cycles and other contradictions.
 
-        `reconstruct`: put in members of collectives that their peers recorded and they did not, as soon as all that
-        they wait for had ended. `posting`: when receives are posted; None: as the recording says.
+        `reconstruct`: add members of collectives that only their peers recorded; each begins as soon as everything that
+        it waits for has ended. `posting`: when receives are posted; None: infer it from the recording.
         """
         lanes = place_lanes(trace)
         missing = lanes.missing
@@ -151,7 +151,7 @@ class DependencyGraph:
         if posting is None:
             try:
                 return cls._built(trace, *_posted(lanes))
-            except GraphError:  # what was recorded in turn contradicts the other rules: those stand
+            except GraphError:  # if the recorded order contradicts the other rules, keep the rules
                 pass
         return cls._built(trace, lanes, PUBLISHED)
 
@@ -181,7 +181,7 @@ class DependencyGraph:
         return (*_LABELS, *self._worker_labels)
 
     def label(self, number: int, name: str) -> Label:
-        """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
+        """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""
         block = self.blocks[number]
         template = block.template
         match _SYNONYMS.get(name, name):
@@ -205,7 +205,7 @@ class DependencyGraph:
 
     @cached_property
     def _worker_labels(self) -> dict[str, Label]:
-        """What is known of each worker, codes as [dp_ranks, stages]."""
+        """Labels of each worker, codes as [dp_ranks, stages]."""
         codes = np.full((len(self.dp_ranks), self.layout.pp), UNLABELLED, np.int32)
         if self.trace is None:
             return {}
@@ -222,13 +222,13 @@ class DependencyGraph:
 
     @cached_property
     def blocks_meet(self) -> bool:
-        """True where some step has lanes of several structures, so that blocks replay together."""
+        """True if a step has lanes of several structures, so that blocks must replay together."""
         blocks_of_step = sum(np.bincount(np.unique(block.step), minlength=len(self.steps)) for block in self.blocks)
         return bool(np.max(blocks_of_step) > 1)
 
     @cached_property
     def ops(self) -> int:
-        """How many ops are in the graph."""
+        """The number of ops in the graph."""
         return sum(block.ops for block in self.blocks)
 
     @cached_property
@@ -248,10 +248,10 @@ class DependencyGraph:
         return tuple(Worker(dp_rank, pp_rank) for dp_rank in self.dp_ranks for pp_rank in range(self.layout.pp))
 
     def to_networkx(self, step: int | None = None) -> networkx.DiGraph[Node]:
-        """One step (by default the first) as a networkx graph, for people who explore.
+        """One step (by default the first) as a networkx graph, for exploration.
 
         A node is (dp_rank, pp_rank, kind, seq), with `start` and `duration` (recorded seconds), `chunk`, `microbatch`
-        and `group`: nodes of equal group transfer together. An edge leads from an op to one that waits for its end.
+        and `group`: nodes of equal group transfer together. An edge leads from an op to an op that waits for its end.
         Raises KeyError for a step that is not in the graph.
         """
         import networkx
@@ -268,7 +268,7 @@ class DependencyGraph:
 
 
 def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
-    """The lanes with receives posted and parameters gathered as the recording says, and how receives are posted."""
+    """The lanes with receives posted and parameters gathered as recorded, and the rule by which receives are posted."""
     recorded = [
         RecordedLanes.sampled(group.structure, group.start, group.duration, group.present) for group in lanes.groups
     ]
@@ -302,14 +302,14 @@ def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:
 
 
 def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> DependencyGraph:
-    """The graph in which each missing op begins when all it waits for has ended, and ends as it did."""
+    """The graph in which each missing op begins when everything it waits for has ended; its end stays."""
     step_index = np.searchsorted(graph.steps, missing.step)
     blocks = []
     for block in graph.blocks:
         template = block.template
         start, duration = block.start.copy(), block.duration.copy()
         kinds = np.unique(missing.kind)
-        # In replay order: a missing op may wait for another one.
+        # In replay order, because a missing op may wait for another one.
         for row in template.order[np.isin(template.kind[template.order], kinds)]:
             same = (
                 (missing.kind == template.kind[row])
@@ -329,14 +329,14 @@ def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> Dependency
 
 
 def _lanes_at(block: Block, step: Ints, dp_rank: Int32s) -> Ints:
-    """The lanes of a block at these (step index, dp_rank), as far as they are in the block."""
+    """The lanes of a block at these (step index, dp_rank), as far as the block has them."""
     width = int(max(block.dp_rank.max(), dp_rank.max(initial=0))) + 1
     here: Ints = np.flatnonzero(np.isin(block.step * width + block.dp_rank, step * width + dp_rank))
     return here
 
 
 def first_lanes(step: Int32s) -> Ints:
-    """Where the lanes of each step begin, [steps + 1], from the ascending step of each lane."""
+    """Where the lanes of each step begin, [steps + 1], given the ascending step of each lane."""
     return np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
 
 

@@ -1,7 +1,7 @@
 """Folding: equal steps of an op graph become lanes of one template.
 
-In: an `OpGraph`. Out: a `FoldedGraph`, which replays and answers questions as any other graph does. Where no two steps
-are alike, each is a template with one lane; nothing but speed depends on it.
+In: an `OpGraph`. Out: a `FoldedGraph`, which replays and answers questions like any other graph. If no two steps are
+alike, each is a template with one lane; only speed depends on folding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldedSteps:
-    """Steps whose ops and dependencies are the same: a row per op in the order of replay, a lane per step.
+    """Steps with the same ops and dependencies: a row per op in replay order, a lane per step.
 
     `op`: the op in each cell, [rows, lanes]. The other fields: as in `labels.LabelledBlock`.
     """
@@ -50,7 +50,7 @@ class FoldedGraph:
         return tuple(dict.fromkeys(("step", "rank", "peer", *self.ops.labels)))
 
     def label(self, number: int, name: str) -> Label:
-        """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
+        """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""
         block, ops = self.blocks[number], self.ops
         if name == "step":
             return Label(self.steps[block.step].reshape(1, -1))
@@ -66,7 +66,7 @@ class FoldedGraph:
 
 
 def fold(graph: OpGraph) -> FoldedGraph:
-    """Lay `graph` out for replay. Raises GraphError where dependencies form a cycle."""
+    """Lay out `graph` for replay. Raises GraphError if dependencies form a cycle."""
     alike: dict[bytes, list[_Step]] = {}
     for step in _steps(graph):
         alike.setdefault(step.signature(graph), []).append(step)
@@ -76,7 +76,7 @@ def fold(graph: OpGraph) -> FoldedGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """One step: its position, its ops, and its dependencies among them, from 0."""
+    """One step: its index, its ops, and the dependencies among them, numbered from 0."""
 
     number: int
     first: int
@@ -86,7 +86,7 @@ class _Step:
     group: Ints
 
     def signature(self, graph: OpGraph) -> bytes:
-        """Equal for steps that fold: whose ops are on the same ranks, comparable, and wait alike."""
+        """Equal for steps that fold: the same ranks, comparable ops, the same waits."""
         here = slice(self.first, self.last)
         parts = (graph.rank[here], graph.peer[here], self.group, graph.rendezvous[here] >= 0, self.before, self.after)
         digest = hashlib.blake2b(digest_size=16)

@@ -1,9 +1,9 @@
 """Members of collectives that must have run but were not recorded.
 
-In: how many ops of each kind every worker has in every step. Out: `Gap`s, and the trace with the missing ops put in.
-A collective waits for all of its members, so one without a late member reads as if nobody had been late. A member that
-its peers recorded must have been there: it is put in where the peers' op ended, and the graph sets when it began (see
-`DependencyGraph.from_trace`).
+In: the number of ops of each kind that every worker has in every step. Out: `Gap`s, and the trace with the missing ops
+added. A collective waits for all of its members, so without a late member it looks as if nobody had been late. A member
+that its peers recorded must have taken part: it is added with the end of the peers' op, and the graph computes its
+start (see `DependencyGraph.from_trace`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
 from tracekit.schema import KIND_TYPE, SCHEMA
 from tracekit.trace import Trace
 
-#: Collectives that a worker takes part in wherever its peers on the other DP ranks do.
+#: A worker takes part in these collectives whenever its peers on other DP ranks do.
 SHARED = (
     *(kind for kind in KINDS if kind in DP_COLLECTIVES),
     OpKind.EMBEDDING_GRADS_ALL_REDUCE,
@@ -29,7 +29,7 @@ SHARED = (
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Ops of one kind that a worker lacks although its peers recorded them.
+    """Ops of one kind that are missing from a worker although its peers recorded them.
 
     `steps`: the step numbers, ascending, one for each missing op.
     """
@@ -40,13 +40,13 @@ class Gap:
 
     @property
     def ops(self) -> int:
-        """How many ops are missing."""
+        """The number of missing ops."""
         return len(self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MissingOps:
-    """Ops to put in, [ops] each: step number, worker, kind code and seq."""
+    """Ops to add, [ops] each: step number, worker, kind code and seq."""
 
     step: npt.NDArray[np.int32]
     dp_rank: npt.NDArray[np.int32]
@@ -58,7 +58,7 @@ class MissingOps:
         return len(self.step)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """The same, by worker and kind."""
+        """The missing ops by worker and kind."""
         steps: dict[tuple[int, int, int], list[int]] = {}
         for kind, dp_rank, pp_rank, step in zip(self.kind, self.dp_rank, self.pp_rank, self.step, strict=True):
             steps.setdefault((int(kind), int(dp_rank), int(pp_rank)), []).append(int(step))
@@ -75,9 +75,9 @@ def missing_ops(
     dp_ranks: npt.NDArray[np.int32],
     stages: int,
 ) -> MissingOps:
-    """What `lanes` lack. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds].
+    """The ops missing from `lanes`. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds].
 
-    `steps`, `dp_ranks`: the numbers of the steps and DP ranks that `counts` goes over.
+    `steps`, `dp_ranks`: the numbers of the steps and DP ranks in `counts`.
     """
     by_lane = counts.reshape(len(steps), len(dp_ranks), stages, len(KINDS))
     here = np.zeros(len(counts), np.bool_)
@@ -109,14 +109,14 @@ def missing_ops(
 
 
 def _joined_stages(kind: OpKind, stages: int) -> list[int]:
-    """The stages that a collective joins: one of which nobody recorded it took part all the same."""
+    """The stages that a collective joins; a stage without a recording took part too."""
     if kind is OpKind.OPTIMIZER_CLIP_MAIN_GRAD:
         return list(range(stages))
     return [0, stages - 1] if kind is OpKind.EMBEDDING_GRADS_ALL_REDUCE else [0]
 
 
 def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
-    """The trace with `missing` put in, beginning and ending as the same op of the peers did in the median."""
+    """The trace with `missing` added; each op begins and ends at the median times of the same op on its peers."""
     rank_of = trace.worker_ranks()
     workers = [Worker(int(dp), int(pp)) for dp, pp in zip(missing.dp_rank, missing.pp_rank, strict=True)]
     wanted = pl.DataFrame(
@@ -134,7 +134,7 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
     one = ["step", "kind", "seq"]
     of_stage = shared.group_by(*one, "pp_rank").agg(*times, pl.col("chunk").first())
     of_all = shared.group_by(one).agg(*times)
-    # The embedding's gradients are summed over the first and the last stage of one DP rank, not over DP ranks.
+    # Embedding gradients are summed over the first and the last stage of one DP rank, not over DP ranks.
     of_lane = shared.filter(pl.col("kind") == OpKind.EMBEDDING_GRADS_ALL_REDUCE).group_by(*one, "dp_rank").agg(*times)
     filled = (
         wanted.join(of_stage, on=[*one, "pp_rank"], how="left")
@@ -149,7 +149,7 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
 
 
 def gaps_text(gaps: Sequence[Gap], *, most: int = 3) -> str:
-    """The gaps in a phrase: which ops of whom, how many, in how many steps."""
+    """The gaps as a phrase: which ops of which workers, how many, in how many steps."""
     by_kind: dict[OpKind, list[Gap]] = {}
     for gap in gaps:
         by_kind.setdefault(gap.kind, []).append(gap)

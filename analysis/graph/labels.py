@@ -1,6 +1,6 @@
-"""Labels: what is known of each op, by name, whatever front end made the graph.
+"""Labels: what is known about each op, by name, whichever front end built the graph.
 
-In: codes per op, row or lane. Out: `Label`s, by which selections choose, attribution groups and reports name.
+In: codes per op, row or lane. Out: `Label`s, which selections choose by, attribution groups by, and reports print.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.errors import SelectionError
 
 Mask = npt.NDArray[np.bool_]
-#: What a label says of an op: a number or a name.
+#: The value of a label: a number or a name.
 Value = int | str
-#: An op that the label says nothing of.
+#: The code of an op without the label.
 UNLABELLED = -1
 _MOST_SHOWN = 20
 
@@ -28,36 +28,37 @@ _MOST_SHOWN = 20
 class Label:
     """One label of the ops of a block.
 
-    `codes` broadcasts to [rows, lanes]: the number itself, or a position in `names`; UNLABELLED where there is none.
+    `codes` broadcasts to [rows, lanes]: the number itself, or an index into `names`; UNLABELLED for ops without the
+    label.
     """
 
     codes: npt.NDArray[Any]
     names: tuple[str, ...] | None = None
 
     def where(self, values: Collection[Value]) -> Mask:
-        """Which ops have one of these values; broadcasts to [rows, lanes]."""
+        """Mask of the ops with one of these values; broadcasts to [rows, lanes]."""
         if self.names is not None:
-            table = np.array([name in values for name in self.names] + [False])  # the last for UNLABELLED, -1
+            table = np.array([name in values for name in self.names] + [False])  # the last entry is for UNLABELLED, -1
             chosen: Mask = table[self.codes]
             return chosen
         numbers = [value for value in values if isinstance(value, int) and value != UNLABELLED]
         return np.isin(self.codes, numbers) if len(numbers) != 1 else self.codes == numbers[0]
 
     def between(self, first: int, last: int) -> Mask:
-        """Which ops have a value from `first` to `last`, both included; broadcasts to [rows, lanes]."""
+        """Mask of the ops with a value from `first` to `last`, both included; broadcasts to [rows, lanes]."""
         return (self.codes >= first) & (self.codes <= last)
 
     def value(self, code: int) -> Value:
-        """What a code stands for."""
+        """The value of a code."""
         return int(code) if self.names is None else self.names[code]
 
 
 class LabelledBlock(Protocol):
-    """A compiled graph and the lanes it holds for, ordered by step.
+    """A compiled graph and the lanes that it covers, ordered by step.
 
-    `step`: index into the steps of its graph, [lanes]; `first_lane`: where the lanes of each step begin,
-    [steps here + 1]; `start`, `duration`: recorded seconds, [rows, lanes]. `present`: which ops there are,
-    [rows, lanes], None for all; one that is absent costs nothing in any replay.
+    `step`: index into the steps of its graph, [lanes]; `first_lane`: where the lanes of each step begin, [steps here +
+    1]; `start`, `duration`: recorded seconds, [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all;
+    an absent op costs nothing in any replay.
     """
 
     @property
@@ -75,9 +76,9 @@ class LabelledBlock(Protocol):
 
 
 class LabelledGraph(Protocol):
-    """All ops of a job, what each waits for, and what is known of it: all that replay and what-if need of a graph.
+    """All ops of a job with their dependencies and labels: everything that replay and what-if need from a graph.
 
-    `steps`: step numbers, [steps]. `rendezvous_count`: in how many collectives of a step lanes meet.
+    `steps`: step numbers, [steps]. `rendezvous_count`: number of collectives per step in which lanes meet.
     """
 
     @property
@@ -94,12 +95,12 @@ class LabelledGraph(Protocol):
         ...
 
     def label(self, number: int, name: str) -> Label:
-        """A label of the ops of block `number`. Raises SelectionError that lists the labels there are."""
+        """A label of the ops of block `number`. Raises SelectionError, with the labels that exist, if there is none."""
         ...
 
 
 def count_ops(block: LabelledBlock, mask: Mask) -> int:
-    """How many ops of a block are in `mask`, which broadcasts to [rows, lanes]."""
+    """The number of a block's ops in `mask`, which broadcasts to [rows, lanes]."""
     if block.present is not None:
         return int((mask & block.present).sum())
     return int(mask.sum()) * (block.start.size // mask.size)

@@ -1,8 +1,8 @@
-"""From rows to matrices: each op of a trace placed into its [row, lane] cell.
+"""From table rows to matrices: place each op of a trace into its [row, lane] cell.
 
 In: a `Trace`. Out: `LaneGroup`s, one per distinct structure, with recorded starts and durations as [rows, lanes]
-matrices. A lane is one model-parallel group (one dp_rank, all its stages) in one step. Every op finds its cell by
-integer arithmetic, so nothing is sorted and nothing loops over ops in Python. Ops that only some lanes have are put in
+matrices. A lane is one model-parallel group (one dp_rank, all its stages) in one step. Integer arithmetic gives the
+cell of every op, so nothing is sorted and Python never loops over ops. Ops that only some lanes have are added
 afterwards (`occasional`).
 """
 
@@ -27,9 +27,9 @@ from tracekit.schema import distinct_steps, step_positions
 from tracekit.text import short
 from tracekit.trace import Trace
 
-#: Stands for "no chunk" and "no microbatch" in integer columns.
+#: Represents "no chunk" and "no microbatch" in integer columns.
 NONE = -1
-#: DP ranks, and stages, that a message names.
+#: The largest number of DP ranks, or stages, that a message names.
 _MOST_SHOWN = 4
 
 
@@ -38,8 +38,8 @@ class LaneGroup:
     """All lanes of one structure. Lanes are ordered by (step, dp_rank).
 
     `step`: index into `Lanes.steps`, `dp_rank`: both [lanes]. `start`, `duration`: recorded seconds, [rows, lanes].
-    `microbatch`, `seq`: [rows, 1] where all lanes agree, else [rows, lanes]. `present`: which ops each lane has,
-    [rows, lanes], None for all; an absent op takes no time and comes between its neighbours.
+    `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: which ops each lane has, [rows,
+    lanes], None for all; an absent op takes no time, between its neighbours.
     """
 
     structure: Structure
@@ -54,9 +54,10 @@ class LaneGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that lack a stage, so cannot replay.
+    """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that cannot replay because a stage is
+    missing.
 
-    `missing`: ops that a lane lacks although its peers recorded them.
+    `missing`: ops that are missing from a lane although its peers recorded them.
     """
 
     steps: Int32s
@@ -66,7 +67,7 @@ class Lanes:
 
 
 def place_lanes(trace: Trace) -> Lanes:
-    """Place every op of `trace`. Raises GraphError where a lane's ops do not fit together, or none is complete."""
+    """Place every op of `trace`. Raises GraphError if a lane's ops contradict each other, or no lane is complete."""
     layout = trace.layout
     ops = _Ops(trace)
     counts = ops.counts()
@@ -81,7 +82,9 @@ def place_lanes(trace: Trace) -> Lanes:
 
 
 def _united(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes] | None:
-    """The lanes by structure, where ops that others do without make no structure; None where none are."""
+    """The lanes by structure, if ops that only some lanes have do not count for the structure; None if no lane has such
+    ops.
+    """
     kinds = varying_kinds(counts[lanes])
     parts = _alike(ops, _without(counts, kinds), lanes)
     optional = optional_kinds(counts[lanes])
@@ -107,7 +110,7 @@ def _united(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[Pla
 
 
 def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
-    """The counts without some kinds; `counts` itself where there is nothing to leave out."""
+    """The counts without some kinds; `counts` itself if there is nothing to leave out."""
     if not kinds:
         return counts
     some = counts.copy()
@@ -116,7 +119,7 @@ def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
 
 
 def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes]:
-    """The counted ops of `lanes`, placed, by structure."""
+    """The counted ops of `lanes`, placed and grouped by structure."""
     found = []
     for placed in ops.placed(counts, lanes):
         for same in by_structure(placed, ops.chunks):
@@ -126,21 +129,22 @@ def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[Plac
 
 
 class _Ops:
-    """The columns of a trace, with steps and DP ranks by position."""
+    """The columns of a trace, with steps and DP ranks as indices."""
 
     def __init__(self, trace: Trace) -> None:
         names = ("step", "dp_rank", "pp_rank", "seq", "start", "duration")
         columns = {name: trace.ops[name].to_numpy() for name in names}
         self.trace, self.stages, self.chunks = trace, trace.layout.pp, trace.layout.vpp
         self.steps = trace.steps
-        self.dp_ranks = distinct_steps(columns["dp_rank"])  # few of many may be traced: lanes are counted over those
+        # maybe only a few of many are traced: count lanes over those
+        self.dp_ranks = distinct_steps(columns["dp_rank"])
         self.step = step_positions(columns["step"], self.steps)
         self.dp_rank = step_positions(columns["dp_rank"], self.dp_ranks)
         self.pp_rank, self.seq, self.kind = columns["pp_rank"], columns["seq"], trace.kind_codes()
         self.start, self.duration = columns["start"], columns["duration"]
 
     def counts(self) -> Int32s:
-        """How many ops each lane has of each kind and stage, [steps x dp_ranks, stages x kinds]."""
+        """The number of ops of each kind and stage in each lane, [steps x dp_ranks, stages x kinds]."""
         counts = np.zeros((len(self.steps) * len(self.dp_ranks), self.stages * len(KINDS)), np.int32)
         native.count_ops(self.step, self.dp_rank, self.pp_rank, self.kind, len(self.dp_ranks), len(KINDS), counts)
         return counts
@@ -151,7 +155,7 @@ class _Ops:
         return values
 
     def lane_of(self, part: PlacedLanes) -> npt.NDArray[np.int64]:
-        """Where the lanes are in `counts`."""
+        """The indices of the lanes in `counts`."""
         return part.step.astype(np.int64) * len(self.dp_ranks) + np.searchsorted(self.dp_ranks, part.dp_rank)
 
     def occasional(self, kinds: tuple[OpKind, ...]) -> OccasionalOps:
@@ -169,7 +173,7 @@ class _Ops:
         )
 
     def placed(self, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes]:
-        """The ops that are counted, of `lanes`: a part for each distinct count."""
+        """The counted ops of `lanes`: one part for each distinct count."""
         dp_ranks = len(self.dp_ranks)
         group_of_lane = np.full(len(counts), -1, np.int32)
         column_of_lane = np.zeros(len(counts), np.int64)
@@ -194,7 +198,7 @@ class _Ops:
         native.place_times(*address, self.start, self.duration, start, duration)
 
         def labels(name: str) -> list[Int32s]:
-            """An integer column per group: [rows, 1] where its lanes agree, else [rows, lanes]."""
+            """An integer column per group: [rows, 1] if its lanes agree, else [rows, lanes]."""
             values = self.label(name)
             uniform = np.full(int(rows_in_group.sum()), NONE - 1, np.int32)
             varies = np.zeros(len(members), np.bool_)
@@ -230,14 +234,14 @@ class _Ops:
 
 
 def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
-    """The position of each row among those of its stage and kind, [rows]."""
+    """The index of each row among those of its stage and kind, [rows]."""
     begin = np.cumsum(counts) - counts
     positions: npt.NDArray[np.int64] = np.arange(int(counts.sum())) - np.repeat(begin, counts)
     return positions
 
 
 def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
-    """The lanes of one structure. Raises GraphError where their ops do not fit together."""
+    """The lanes of one structure. Raises GraphError if their ops contradict each other."""
     cell = np.repeat(np.arange(len(placed.counts)), placed.counts)
     start = np.ascontiguousarray(placed.start[:, 0])
     structure = build_structure(
@@ -269,7 +273,7 @@ def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
 def _complete_lanes(
     counts: Int32s, steps: Int32s, dp_ranks: Int32s, stages: int, name: str
 ) -> tuple[npt.NDArray[np.int64], tuple[tuple[int, int], ...]]:
-    """Lanes in which every stage has ops, and those (step number, dp_rank) in which some but not all have."""
+    """Lanes in which every stage has ops, and (step number, dp_rank) of those in which only some stages have."""
     staged: npt.NDArray[np.bool_] = np.any(counts.reshape(len(counts), stages, -1) > 0, axis=2)
     complete = np.flatnonzero(staged.all(axis=1))
     if not len(complete):
@@ -279,8 +283,8 @@ def _complete_lanes(
 
 
 def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32s, name: str) -> str:
-    """What is missing where no DP rank is complete. `staged`: which stages have ops, [steps, dp_ranks, stages]."""
-    best = staged.sum(axis=2).max(axis=0)  # each DP rank in its best step
+    """What is missing if no DP rank is complete. `staged`: which stages have ops, [steps, dp_ranks, stages]."""
+    best = staged.sum(axis=2).max(axis=0)  # each DP rank in its most complete step
     lacks = []
     for at in np.argsort(-best, kind="stable")[:_MOST_SHOWN]:
         step = int(staged[:, at].sum(axis=1).argmax())

@@ -1,8 +1,8 @@
-"""Ops that some lanes have and others do without: lanes that differ in nothing else share one structure.
+"""Ops that only some lanes have: lanes that differ in nothing else share one structure.
 
-In: lanes placed without these ops, and the ops. Out: the same lanes with a row for every place between two computes
-where some lane has such an op, and which of these ops each lane has. An absent op takes no time: what follows it waits
-for what comes before it. So a garbage collection in a random place does not make a structure of its own.
+In: lanes placed without these ops, and the ops. Out: the same lanes with a row for every place between two computes at
+which some lane has such an op, and which of these ops each lane has. An absent op takes no time: the op after it waits
+for the op before it. So a garbage collection at a random place does not need a structure of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tracekit.analysis.graph.rules.megatron import COMPUTE_STREAM, merged_order
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import KINDS, OpKind
 
-#: Kinds that only follow one another in a worker's compute stream: a lane without one is complete.
+#: Kinds that only follow each other in a worker's compute stream: a lane without one is complete.
 OPTIONAL = COMPUTE_STREAM[2:]
-#: Lanes share a structure while it has at most so many times as many cells as they have ops.
+#: Lanes share a structure as long as it has at most this many times as many cells as they have ops.
 MOST_CELLS_PER_OP = 3
 _PLACE_IN_STREAM = np.array([COMPUTE_STREAM.index(kind) if kind in COMPUTE_STREAM else -1 for kind in KINDS])
 _Mask = npt.NDArray[np.bool_]
@@ -28,7 +28,7 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OccasionalOps:
-    """Ops of some placed lanes, [ops] each. `lane`: position among those; `chunk`, `microbatch`: -1 for none."""
+    """Ops of some placed lanes, [ops] each. `lane`: index among those lanes; `chunk`, `microbatch`: -1 for none."""
 
     lane: Ints
     stage: Ints
@@ -40,12 +40,12 @@ class OccasionalOps:
     microbatch: Int32s
 
     def only(self, ops: Ints | _Mask) -> OccasionalOps:
-        """These ops alone, in that order."""
+        """Only these ops, in that order."""
         return OccasionalOps(*(getattr(self, field.name)[ops] for field in fields(self)))
 
 
 def varying_kinds(counts: Int32s) -> tuple[OpKind, ...]:
-    """Optional kinds of which some lanes have more than others. `counts`: [lanes, stages x kinds]."""
+    """Optional kinds whose number of ops varies between lanes. `counts`: [lanes, stages x kinds]."""
     differs = (counts.max(axis=0) - counts.min(axis=0)).reshape(-1, len(KINDS)).any(axis=0)
     return tuple(kind for kind in OPTIONAL if differs[kind.code])
 
@@ -57,7 +57,7 @@ def optional_kinds(counts: Int32s) -> tuple[OpKind, ...]:
 
 
 def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | None:
-    """The lanes, all of one structure, with the ops put in; None where they have too little in common."""
+    """The lanes, all of one structure, with the ops added; None if they have too little in common."""
     if not len(ops.lane):
         return placed
     cells = _Cells.of(placed, ops)
@@ -68,7 +68,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         return None
     is_cell = np.isin(np.repeat(np.arange(counts.size), counts.ravel()), cells.stage * len(KINDS) + cells.kind)
     kept, cell_row = np.flatnonzero(~is_cell), np.empty(len(cells.kind), np.int64)
-    cell_row[np.lexsort((cells.kind, cells.stage))] = np.flatnonzero(is_cell)  # stable: within, the order stays
+    cell_row[np.lexsort((cells.kind, cells.stage))] = np.flatnonzero(is_cell)  # stable: keeps the order within a kind
     op_row = cell_row[cells.cell_of_op]
     present = np.ones((rows, lanes), np.bool_)
     present[cell_row] = False
@@ -81,7 +81,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         return new
 
     def labels(old: Int32s, values: Int32s) -> Int32s:
-        """[rows, 1] where all lanes that have the op agree."""
+        """[rows, 1] if all lanes with the op agree."""
         some = np.empty(len(cell_row), np.int32)
         some[cells.cell_of_op] = values
         wide = old.shape[1] > 1 or bool((some[cells.cell_of_op] != values).any())
@@ -129,8 +129,8 @@ class _Cells:
     def of(cls, placed: PlacedLanes, ops: OccasionalOps) -> _Cells:
         """Ops between the same two computes share a cell if they are of one kind and chunk.
 
-        Where a lane has several there, they take cells from first to last: as long as kinds come in the order of
-        `COMPUTE_STREAM`, those of one layer, otherwise of the next.
+        If a lane has several ops there, they take cells from first to last: cells of one layer as long as kinds come in
+        the order of `COMPUTE_STREAM`, otherwise of the next layer.
         """
         begun = _latest_so_far(ops)
         gap = _computes_before(placed, ops, begun)
@@ -151,7 +151,7 @@ class _Cells:
 
 
 def _latest_so_far(ops: OccasionalOps) -> Floats:
-    """When each op began, or a later start of an earlier one of its kind, worker and step, seconds, [ops]."""
+    """When each op began, or a later start of an earlier op of its kind, worker and step, seconds, [ops]."""
     order = np.lexsort((ops.seq, ops.kind, ops.stage, ops.lane))
     run = np.ravel_multi_index(
         (ops.lane, ops.stage, ops.kind), (int(ops.lane.max()) + 1, int(ops.stage.max()) + 1, 256)
@@ -165,7 +165,7 @@ def _latest_so_far(ops: OccasionalOps) -> Floats:
 
 
 def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begun: Floats) -> Ints:
-    """How many of the placed ops of its compute stream come before each op, as `merged_order` has it, [ops]."""
+    """The number of placed ops of its compute stream before each op, in the order of `merged_order`, [ops]."""
     before = np.zeros(len(ops.lane), np.int64)
     for stage, kind, rows in _stream_rows(placed.by_stage):
         here = np.flatnonzero(ops.stage == stage)
@@ -184,7 +184,7 @@ def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begun: Floats) -> 
 
 
 def _order_of_placed(placed: PlacedLanes) -> Floats:
-    """`PlacedLanes.stream_order` of lanes without occasional ops, so that there is room between two computes."""
+    """`PlacedLanes.stream_order` of lanes without occasional ops, with room between two computes."""
     start = placed.start[:, 0]
     order = start.copy()
     for ranges in _streams(placed.by_stage):
@@ -211,9 +211,9 @@ def _streams(by_stage: Int32s) -> list[list[Ints]]:
 
 
 def _fill_absent(chain: Ints, stage: Ints, start: Floats, duration: Floats, present: _Mask) -> None:
-    """Absent ops of a stream (`chain`, its rows in order) take no time and begin when what they follow ends.
+    """Absent ops of a stream (`chain`, its rows in order) take no time and begin when the op before them ends.
 
-    Those that follow nothing begin with the first op of the `stage`, its rows: nobody waits for them.
+    Absent ops at the beginning begin with the first op of `stage` (its rows): nobody waits for them.
     """
     following = np.zeros(present.shape[1], np.bool_)
     for place, row in enumerate(chain):

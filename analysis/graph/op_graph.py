@@ -1,8 +1,8 @@
 """The op graph: any job as ops, process groups and dependencies, stated rather than derived.
 
-In: a frame of ops (one row per op) and one of edges. Out: an `OpGraph`, checked once. It knows no pipeline and no data
-parallelism: ops have labels, ranks have coordinates on named axes, and a collective is one *rendezvous* of the ranks of
-one process group.
+In: a frame of ops (one row per op) and a frame of edges. Out: an `OpGraph`, validated once. It does not depend on
+pipeline or data parallelism: ops have labels, ranks have coordinates on named axes, and a collective is one
+*rendezvous* of the ranks of one process group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Columns with a meaning of their own; every other column is a label.
 OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous", "comparable")
-#: A label with more values than that says nothing that people could read, and is an identifier.
+#: A label with more values than this is an identifier, and nobody could read a report by it.
 MOST_VALUES = 100_000
 
 
@@ -39,12 +39,12 @@ class Why(IntEnum):
     STREAM = 1  #: the stream runs one op after the other
     LAUNCH = 2  #: the host launches it
     EVENT = 3  #: an event, or a synchronisation of host and device
-    INFERRED = 4  #: an event that nobody recorded, concluded from the order of calls
+    INFERRED = 4  #: an event that was not recorded, inferred from the order of calls
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mesh:
-    """Where each rank is: `axes`, such as dp_rank and pp_rank, with their sizes; `coordinates`, [ranks, axes].
+    """The position of each rank: `axes`, such as dp_rank and pp_rank, with their sizes; `coordinates`, [ranks, axes].
 
     `ranks`: the recorded ranks, ascending, [ranks].
     """
@@ -56,7 +56,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class MissingMembers:
-    """A rendezvous that lacks members its group has: what it is called, and who was not recorded."""
+    """A rendezvous with missing members: its name, and the ranks that were not recorded."""
 
     rendezvous: int
     group: str
@@ -67,11 +67,11 @@ class MissingMembers:
 class OpGraph:
     """Ops in the order of step, then of the frame, [ops] each, and what each waits for.
 
-    `step`, `rank`: numbers. `start`, `duration`: seconds, starts from the step's. `peer`: ops of equal class are
-    comparable, position in `peer_names`; an op whose `comparable` is false has no peers, and its ideal is its own cost.
-    `rendezvous`: ops that start together share a number, their cost counts from when the last of them is there; -1 for
-    an op that waits for nobody else. `labels`: codes are [ops]. `before`, `after`, `why`: edges, [edges], an op starts
-    when all it waits for has ended.
+    `step`, `rank`: numbers. `start`, `duration`: seconds; starts count from the step's start. `peer`: index into
+    `peer_names`; ops of equal class are comparable. An op whose `comparable` is false has no peers; its ideal is its
+    own cost. `rendezvous`: ops that start together share a number, and their cost counts from the arrival of the last
+    of them; -1 for an op that waits for nobody else. `labels`: codes are [ops]. `before`, `after`, `why`: edges,
+    [edges]; an op starts when everything that it waits for has ended.
     """
 
     step: Int32s
@@ -98,15 +98,15 @@ class OpGraph:
         axes: Sequence[str] = (),
         groups: Sequence[ProcessGroup] = (),
     ) -> OpGraph:
-        """Check two frames and put them together.
+        """Validate two frames and build the graph.
 
-        `ops`: `rank`, `start`, `duration`, and as far as there are any `step` (default 0), `stream`, `peer` (default:
-        `kind`, else `name`), `comparable` (default true), `rendezvous` (null for none), `group` (name of the process
-        group of a rendezvous) and labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default
-        rule). `axes`: labels that are coordinates of ranks. `groups`: who takes part in a rendezvous of that name;
-        members that were not recorded become `gaps`.
+        `ops`: `rank`, `start`, `duration`; optional: `step` (default 0), `stream`, `peer` (default: `kind`, else
+        `name`), `comparable` (default true), `rendezvous` (null for none), `group` (name of the process group of a
+        rendezvous) and labels. `edges`: `before` and `after`, row numbers of `ops`, and `why` (default: rule). `axes`:
+        labels that are coordinates of ranks. `groups`: the members of each named process group; members that were not
+        recorded become `gaps`.
 
-        Raises TraceError for a value that cannot be, GraphError where ops contradict each other; both name the ops.
+        Raises TraceError for an invalid value, GraphError if ops contradict each other; both name the ops.
         """
         return _Reader(ops, edges).graph(axes, groups)
 
@@ -116,7 +116,7 @@ class OpGraph:
         return np.unique(self.step)
 
     def describe(self, op: int) -> str:
-        """What messages call an op."""
+        """The name of an op in messages."""
         named = next((name for name in ("name", "kind") if name in self.labels), None)
         what = self.peer_names[self.peer[op]]
         if named is not None and self.labels[named].codes[op] != UNLABELLED:
@@ -124,7 +124,7 @@ class OpGraph:
         return f"{what} of rank {self.rank[op]} at {self.start[op]:.6g} s of step {self.step[op]}"
 
     def to_networkx(self) -> networkx.DiGraph[int]:
-        """The graph as networkx has it, for people who explore: a node per op with all labels, edges with `why`."""
+        """The graph in networkx, for exploration: a node per op with all labels, edges with `why`."""
         import networkx
 
         graph: networkx.DiGraph[int] = networkx.DiGraph()
@@ -164,7 +164,7 @@ class OpGraph:
 
 
 class _Reader:
-    """Checks the frames of an op graph."""
+    """Validates the frames of an op graph."""
 
     def __init__(self, ops: pl.DataFrame, edges: pl.DataFrame) -> None:
         for frame, names, what in ((ops, ("rank", "start", "duration"), "ops"), (edges, ("before", "after"), "edges")):
@@ -211,7 +211,7 @@ class _Reader:
         return replace(graph, gaps=_check_rendezvous(graph, groups))
 
     def integers(self, name: str) -> Int32s:
-        """A column of numbers from 0."""
+        """A column of non-negative integers."""
         column = self.ops[name]
         if not column.dtype.is_integer():
             raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected an integer; convert the column")
@@ -222,7 +222,7 @@ class _Reader:
         return column.cast(pl.Int32).to_numpy()
 
     def seconds(self, name: str) -> Floats:
-        """A column of finite seconds, durations from 0."""
+        """A column of finite seconds; durations must not be negative."""
         column = self.ops[name]
         if not column.dtype.is_numeric():
             raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected seconds; convert the column")
@@ -235,7 +235,7 @@ class _Reader:
         return np.ascontiguousarray(values)
 
     def label(self, name: str) -> Label:
-        """A column as a label: numbers as they are, anything else by name."""
+        """A column as a label: integers as they are, anything else by name."""
         column = self.ops[name]
         if column.dtype.is_integer():
             bad = (column < 0) | (column > np.iinfo(np.int32).max)
@@ -252,7 +252,7 @@ class _Reader:
         return Label(codes, names)
 
     def rendezvous(self) -> Ints:
-        """Ops that start together, by number; -1 for none."""
+        """The number of the rendezvous of each op; ops that start together share one; -1 for none."""
         if "rendezvous" not in self.ops.columns:
             return np.full(self.ops.height, -1, np.int64)
         column = self.ops["rendezvous"]
@@ -262,7 +262,7 @@ class _Reader:
         return codes.astype(np.int64)
 
     def comparable(self) -> npt.NDArray[np.bool_] | None:
-        """Which ops have peers; None where all have."""
+        """Which ops have peers; None if all have."""
         if "comparable" not in self.ops.columns:
             return None
         column = self.ops["comparable"]
@@ -303,7 +303,7 @@ class _Reader:
         return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.Int64).to_numpy()
 
     def mesh(self, rank: Int32s, axes: Sequence[str]) -> Mesh:
-        """The coordinates of each rank. Raises TraceError where a rank has two."""
+        """The coordinates of each rank. Raises TraceError if a rank has two different ones."""
         ranks, first, inverse = np.unique(rank, return_index=True, return_inverse=True)
         coordinates = np.zeros((len(ranks), len(axes)), np.int32)
         for number, axis in enumerate(axes):
@@ -326,7 +326,7 @@ def _numbered(column: pl.Series) -> tuple[Int32s, tuple[str, ...]]:
     """Codes of the values, UNLABELLED for null, and the values in order of first appearance."""
     number = numbered(column)
     first = np.full(int(number.max(initial=-1)) + 1, len(number))
-    first[number[::-1]] = np.arange(len(number))[::-1]  # of places written twice, the last one stays
+    first[number[::-1]] = np.arange(len(number))[::-1]  # with repeated indices, the last assignment wins
     null = column.is_null().to_numpy()[first] if column.null_count() else np.zeros(len(first), np.bool_)
     order = np.argsort(np.where(null, len(number), first), kind="stable")
     code = np.empty(len(first), np.int32)
@@ -336,7 +336,7 @@ def _numbered(column: pl.Series) -> tuple[Int32s, tuple[str, ...]]:
 
 
 def _check_edges(graph: OpGraph) -> None:
-    """Raise GraphError for an edge between steps, each of which is replayed from its own start."""
+    """Raise GraphError for an edge between steps: each step is replayed from its own start."""
     crosses = graph.step[graph.before] != graph.step[graph.after]
     if crosses.any():
         at = int(crosses.argmax())
@@ -347,7 +347,9 @@ def _check_edges(graph: OpGraph) -> None:
 
 
 def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[MissingMembers, ...]:
-    """Members that were not recorded. Raises GraphError where ops claim one place, or steps or groups are mixed."""
+    """Members that were not recorded. Raises GraphError if ops claim the same place, or a rendezvous mixes steps or
+    groups.
+    """
     members = np.flatnonzero(graph.rendezvous >= 0)
     members = members[np.lexsort((graph.rank[members], graph.rendezvous[members]))]
     number, rank = graph.rendezvous[members], graph.rank[members]
@@ -364,9 +366,9 @@ def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[M
 
 
 def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], members: Ints) -> tuple[MissingMembers, ...]:
-    """Who of each rendezvous' group has no op in it. `members`: ops by rendezvous, then rank.
+    """The ranks of each rendezvous' group that have no op in it. `members`: ops by rendezvous, then rank.
 
-    Raises TraceError where no group is named, GraphError for one that is not known and for ranks outside it.
+    Raises TraceError if no group is named, GraphError for an unknown group and for ranks outside it.
     """
     if "group" not in graph.labels:
         raise TraceError("ops: process groups are given, but no column 'group' says whose each rendezvous is")

@@ -1,7 +1,7 @@
 """Ops of some kinds as a grid [slots, ops, steps, dp_ranks], and back.
 
-In: a `DependencyGraph`. Out: `OpGrid`s: where ops sit in the cost matrices, a slot being a stage or a link between
-stages.
+In: a `DependencyGraph`. Out: `OpGrid`s, which know where ops are in the cost matrices. A slot is a stage, or a link
+between stages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tracekit.model import OpKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Rows of one slot in one block, and the grid positions of its lanes.
+    """Rows of one slot in one block, and the grid indices of its lanes.
 
-    `rows`: [ops], or [ops, lanes] where lanes differ; then `there`, [ops, lanes], says where a lane has that many.
+    `rows`: [ops], or [ops, lanes] if lanes differ; then `there`, [ops, lanes], is true where a lane has that op.
     """
 
     block: int
@@ -35,7 +35,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Some ops of one block and a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] where lanes differ."""
+    """Some ops of one block with a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] if lanes differ."""
 
     block: int
     rows: Ints
@@ -44,14 +44,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpGrid:
-    """Where the ops of a grid [slots, ops, steps, dp_ranks] sit. Cells without an op are nan."""
+    """Where the ops of a grid [slots, ops, steps, dp_ranks] are in the blocks. Cells without an op are nan."""
 
     shape: tuple[int, int, int, int]
     places: tuple[_Place, ...]
 
     @property
     def empty(self) -> bool:
-        """True where the job has none of the ops."""
+        """True if the job has none of the ops."""
         return not self.places
 
     def gather(self, matrices: Sequence[Floats]) -> Floats:
@@ -66,7 +66,7 @@ class OpGrid:
         return grid
 
     def parts(self, values: Floats) -> Iterator[Part]:
-        """`values`, which broadcast to the grid's shape, as they belong to the rows of the blocks."""
+        """`values`, which broadcast to the grid's shape, as parts of the blocks."""
         wide = np.broadcast_to(values, self.shape)
         for place in self.places:
             here = wide[place.slot, : len(place.rows), place.step, place.dp_index].T
@@ -75,18 +75,18 @@ class OpGrid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferGrid:
-    """Transfers between stages: slot 2 x link + direction, link s being stages s and s + 1 (the last wraps to 0)."""
+    """Transfers between stages: slot 2 x link + direction; link s joins stages s and s + 1 (the last wraps to 0)."""
 
     sends: OpGrid
     recvs: OpGrid
 
     @property
     def empty(self) -> bool:
-        """True where the job has no transfers between stages."""
+        """True if the job has no transfers between stages."""
         return self.sends.empty
 
     def gather(self, costs: Sequence[Floats]) -> Floats:
-        """Seconds per transfer: the shorter of what its two sides measured, so that no clock can lengthen it."""
+        """Seconds per transfer: the shorter time of its two sides, so that no clock can lengthen it."""
         return np.fmin(self.sends.gather(costs), self.recvs.gather(costs))
 
     def parts(self, values: Floats) -> Iterator[Part]:
@@ -147,7 +147,7 @@ def _paired_rows(template: Template) -> tuple[Ints, Ints]:
 
 
 def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints, most: int | None) -> _Place:
-    """At most the first `most` of the rows; of each lane, where some of them are absent."""
+    """The place of at most the first `most` of the rows; counted per lane if some ops are absent."""
     block = graph.blocks[number]
     dp_index = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
     if block.present is None or block.present[rows].all():

@@ -1,7 +1,7 @@
 """Ops in their cells, and which lanes have the same structure.
 
-In: matrices of recorded times. Out: `PlacedLanes`, and a signature per lane: lanes of equal signature obey the rules of
-`rules.megatron` in the same way.
+In: matrices of recorded times. Out: `PlacedLanes`, and a signature per lane. The rules of `rules.megatron` apply in the
+same way to lanes of equal signature.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class PlacedLanes:
     """Lanes with the same rows, which are ordered by (pp_rank, kind, seq).
 
     `counts`: rows of each kind and stage, [stages x kinds]. `step`: index into the steps, `dp_rank`: both [lanes].
-    `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] where all lanes agree,
-    else [rows, lanes]. `present`: which ops there are, [rows, lanes], None for all; an absent one takes no time and
-    begins when what it follows ends. `stream_order`: what orders the rows of a stream, [rows], None for the starts of
-    any lane.
+    `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] if all lanes agree,
+    else [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all; an absent op takes no time and begins
+    when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of any lane.
     """
 
     counts: Int32s
@@ -55,7 +54,7 @@ class PlacedLanes:
         return self.counts.reshape(-1, len(KINDS))
 
     def only(self, lanes: npt.NDArray[np.int64]) -> PlacedLanes:
-        """These lanes alone; no copy where that is all of them."""
+        """Only these lanes; no copy if that is all of them."""
         return PlacedLanes(
             counts=self.counts,
             step=self.step[lanes],
@@ -69,7 +68,7 @@ class PlacedLanes:
 
 
 def by_structure(placed: PlacedLanes, chunks: int) -> list[npt.NDArray[np.int64]]:
-    """Positions of lanes by chunk assignment, order within streams and sends or recvs that never ran."""
+    """Indices of lanes by chunk assignment, order within streams, and sends or recvs that never ran."""
     signature = np.zeros(len(placed.step), np.uint64)
     if placed.chunk.shape[1] > 1:
         signature = row_hash(placed.chunk.T)
@@ -82,7 +81,7 @@ def by_structure(placed: PlacedLanes, chunks: int) -> list[npt.NDArray[np.int64]
 
 def row_hash(values: Int32s) -> npt.NDArray[np.uint64]:
     """A 64-bit hash per row, [rows]."""
-    # Weights of splitmix64: numpy.random takes longer to import than all rows to hash.
+    # Weights of splitmix64: importing numpy.random takes longer than hashing all rows.
     weights = np.arange(1, values.shape[1] + 1, dtype=np.uint64) * np.uint64(_MIX)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         weights = (weights ^ (weights >> np.uint64(shift))) * np.uint64(factor)
@@ -96,7 +95,7 @@ def by_value(keys: npt.NDArray[np.uint64], items: npt.NDArray[np.int64]) -> list
 
 
 def _of_lanes(matrix: npt.NDArray[Any], lanes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The columns of `lanes`; no copy where that is all of them or all lanes share one column."""
+    """The columns of `lanes`; no copy if that is all of them, or if all lanes share one column."""
     return matrix if matrix.shape[1] in (1, len(lanes)) else np.ascontiguousarray(matrix[:, lanes])
 
 
@@ -114,7 +113,7 @@ def _stream_ranges(by_stage: Int32s) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 
 def _hash_no_ops(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> None:
-    """Fold into each lane's signature which recvs start too late, and which sends end too early, to have run."""
+    """Add to each lane's signature the recvs that start too late, and the sends that end too early, to have run."""
     by_stage = placed.by_stage
     end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
 
@@ -141,7 +140,7 @@ def _mark(row: int) -> np.uint64:
 
 
 def _hash_held_sends(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> None:
-    """Fold into each lane's signature whether a stage's last backward-send waited for its gradient reduction."""
+    """Add to each lane's signature whether a stage's last backward-send waited for its gradient reduction."""
     by_stage = placed.by_stage
     end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
     for stage in range(len(by_stage)):

@@ -1,6 +1,6 @@
-"""What dependency rules take and give: the ops of one lane, and the edges and groups among them.
+"""Input and output of dependency rules: the ops of one lane, and the edges and groups among them.
 
-In: nothing. Out: `LaneOps`, which `lanes` makes of a trace, and `Structure`, which the rules make of those.
+In: nothing. Out: `LaneOps`, which `lanes` extracts from a trace, and `Structure`, which the rules build from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 class LaneOps:
     """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
 
-    `stream_order`: what orders the ops of a stream, their starts or numbers in the same order.
+    `stream_order`: orders the ops of a stream; their starts, or numbers in the same order.
     """
 
     pp_rank: npt.NDArray[np.int16]
@@ -37,9 +37,9 @@ class Structure:
     """Dependencies among the rows of a lane.
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
-    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number that is the same in
-    every structure of the job, -1 elsewhere, [rows]. `call`: sends and receives of one stage that were posted in one
-    call share a number, -1 elsewhere, [rows]; None where every transfer is a call of its own.
+    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number, which is the same in
+    every structure of the job; -1 for other rows, [rows]. `call`: sends and receives of one stage posted in one call
+    share a number; -1 for other rows, [rows]; None if every transfer is a call of its own.
     """
 
     pp_rank: npt.NDArray[np.int16]

@@ -21,7 +21,7 @@ _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template(CompiledGraph):
-    """A compiled graph and what its rows are, [rows] columns.
+    """A compiled graph and the identity of its rows, [rows] columns.
 
     `member`: which of its structures a row comes from; `pp_rank`, `kind`, `seq`, `chunk`.
     """
@@ -40,9 +40,9 @@ def rendezvous_keys(structures: Sequence[Structure]) -> Ints:
 
 
 def build_templates(structures: Sequence[Structure], keys: Ints) -> list[Template]:
-    """A template per structure; their data-parallel collectives (`keys`) join the lanes of a step across them.
+    """A template per structure; data-parallel collectives (`keys`) join the lanes of a step across templates.
 
-    Raises GraphError where the dependencies form a cycle.
+    Raises GraphError if dependencies form a cycle.
     """
     compiled = compile_graphs([_wiring([structure]) for structure in structures], keys)
     return [_template(graph, [structure]) for graph, structure in zip(compiled, structures, strict=True)]
@@ -51,13 +51,13 @@ def build_templates(structures: Sequence[Structure], keys: Ints) -> list[Templat
 def build_coupled_template(structures: Sequence[Structure]) -> Template:
     """One graph of several lanes of a step, whose data-parallel collectives join within it.
 
-    Raises GraphError where the dependencies form a cycle.
+    Raises GraphError if dependencies form a cycle.
     """
     return _template(compile_graph(_wiring(structures)), structures)
 
 
 def _wiring(structures: Sequence[Structure]) -> Wiring:
-    """The dependencies of lanes laid end to end."""
+    """The dependencies of several lanes, concatenated."""
     sizes = np.array([len(structure.kind) for structure in structures])
     offsets = np.cumsum(sizes) - sizes
     parts = list(zip(structures, offsets, strict=True))

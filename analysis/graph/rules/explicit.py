@@ -1,6 +1,6 @@
 """Dependencies that the trace states itself.
 
-In: the ops of an op trace, each of which lists those it waits for. Out: edges.
+In: the ops of an op trace, each with a list of the ops that it waits for. Out: edges.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NO_EDGES = pl.DataFrame(schema={"before": pl.Int64, "after": pl.Int64, "why": pl
 
 
 def explicit_edges(ops: pl.DataFrame) -> pl.DataFrame:
-    """An edge for each entry of `waits_for`, with the entry of `why` beside it. Raises TraceError where they differ."""
+    """An edge for each entry of `waits_for`, with its entry of `why`. Raises TraceError if their lengths differ."""
     if "waits_for" not in ops.columns:
         return NO_EDGES
     lists = [name for name in ("waits_for", "why") if name in ops.columns]

@@ -1,11 +1,11 @@
 """When parameters are gathered: each chunk's before its first forward, or those of all chunks before the first compute.
 
 In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: whether the
-job gathers first, and structures with its edges. The published method has a chunk's gathering precede the chunk's first
-forward. An optimizer that does not overlap gathering with the forwards waits for all of it: with virtual stages a slow
-gathering of a later chunk then holds up the first forward, which is no launch delay.
+job gathers first, and structures with the matching edges. In the published method, gathering a chunk precedes the
+chunk's first forward. An optimizer that does not overlap gathering with the forwards waits for all of it. With virtual
+stages, a slow gathering of a later chunk then holds up the first forward, which is not a launch delay.
 
-As for posted receives (`posting`), the ops that tell vote: those that could have begun before all was gathered.
+As for posted receives (`posting`), the decisive ops vote: those that could have begun before all was gathered.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
 
 
 def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Structure:
-    """The structure with gatherings and host work (loading data, a checkpoint) in the order that its lanes did them in.
+    """The structure with gatherings and host work (data loading, a checkpoint) in the order in which its lanes did
+    them.
 
-    The thread that does the work is the one that asks for the parameters, so each gathering begins behind the work
-    before it. Work begins behind a gathering where the thread waited for that. `lanes`: of this structure, recorded.
+    The thread that does the work also requests the parameters, so each gathering begins after the work before it. Work
+    begins after a gathering if the thread waited for that. `lanes`: of this structure, as recorded.
     """
     before, after = [], []
     for works, gathers in _leading_work(lanes.structure):
-        done, work_before = 0, []  # how much of the work comes before each gathering
+        done, work_before = 0, []  # the amount of work before each gathering
         for gather in gathers:
             behind = [number for number, work in enumerate(works, 1) if lanes.is_behind(work, gather)]
             if max(behind, default=0) > done:
@@ -70,7 +71,7 @@ def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Str
 
 
 def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]:
-    """The host work before the first compute of each stage, in its order, and the gatherings there in theirs."""
+    """The host work before the first compute of each stage, and the gatherings there, each in order."""
     kind, before, after = structure.kind, structure.before, structure.after
     work = np.isin(kind, [host.code for host in HOST_KINDS])
     computes = np.isin(kind, (FORWARD.compute.code, BACKWARD.compute.code))
@@ -91,7 +92,7 @@ def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]
 
 
 def _chain(first: int, following: Mapping[int, int], among: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """`first` and what follows it, as long as that is `among` them."""
+    """`first` and the rows after it, as long as they are `among` them."""
     at: int | None = first
     while at is not None and among[at]:
         yield at
@@ -99,7 +100,7 @@ def _chain(first: int, following: Mapping[int, int], among: npt.NDArray[np.bool_
 
 
 def with_gathers_first(structure: Structure) -> Structure:
-    """The structure with the first compute of each stage behind the gathering of all its parameters."""
+    """The structure with the first compute of each stage after the gathering of all its parameters."""
     found = list(_stages(structure))
     before = np.concatenate([structure.before, *(gathers for _, gathers in found)])
     after = np.concatenate([structure.after, *(np.full(len(gathers), first) for first, gathers in found)])
@@ -107,7 +108,7 @@ def with_gathers_first(structure: Structure) -> Structure:
 
 
 def _stages(structure: Structure) -> Iterator[tuple[int, Ints]]:
-    """The first compute of each stage that waits for one gathering of several, and the others it does not wait for."""
+    """The first compute of each stage that waits for only some gatherings, and the other gatherings."""
     computes = np.isin(structure.kind, (FORWARD.compute.code, BACKWARD.compute.code))
     gathering = structure.kind == OpKind.PARAMS_ALL_GATHER.code
     of_computes = computes[structure.before] & computes[structure.after]

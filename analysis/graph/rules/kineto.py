@@ -1,19 +1,19 @@
-"""The dependency rules of GPU recordings: who waits for whom on streams, host threads and between them.
+"""The dependency rules of GPU recordings: which op waits for which, on streams and host threads and between them.
 
-In: the ops of a GPU recording (`analysis/gpu/op_trace.py`). Out: edges. Sure are the order of a stream and of a host
-thread, and that what is launched waits for its launch. Events between streams are recorded only where the profiler was
-asked to; elsewhere they are inferred from what frameworks do, and their edges say so:
+In: the ops of a GPU recording (`analysis/gpu/op_trace.py`). Out: edges. Three dependencies are certain: the order of a
+stream, the order of a host thread, and that a launched op waits for its launch. Events between streams are recorded
+only if the profiler was asked to. Otherwise they are inferred from what frameworks do, and their edges say so:
 
-- a collective, and what else runs on a stream that mostly communicates, waits for the last op that its thread launched
-  on another stream before it; in a CUDA graph, whose ops share one launch, for the last op that had ended before it at
-  its place of the graph in every step and on every rank;
-- where a stream is made to wait outside a collective's call, the thread's next op waits for the latest collective that
-  had ended by then;
-- a call that synchronises waits for what was launched before it;
-- a GPU op that starts long after all of this, and right behind the end of an op on another stream, waits for that one
-  where steps and ranks agree on it too often for chance.
+- A collective, or another op on a stream that mostly communicates, waits for the last op that its thread launched on
+  another stream before it. In a CUDA graph, whose ops share one launch, it waits for the last op that had ended before
+  it, at its place in the graph, in every step and on every rank.
+- If a stream is made to wait outside a collective's call, the thread's next op waits for the latest collective that had
+  ended by then.
+- A call that synchronises waits for what was launched before it.
+- A GPU op that starts long after all of this, and just after the end of an op on another stream, waits for that op if
+  steps and ranks agree on it too often for chance.
 
-An inferred edge that the recorded times contradict is left out.
+An inferred edge that contradicts the recorded times is left out.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import dense, numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 
-#: Columns that only this rule reads; none is a label.
+#: Columns that only this rule reads; none of them is a label.
 COLUMNS = (
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at",
 )  # fmt: skip
-#: A GPU op that starts so long after all that it is known to wait for waited for something else (seconds). Within a
-#: CUDA graph, where no host comes in between, any gap beyond noise counts.
+#: A GPU op that starts this long, seconds, after everything that it is known to wait for waited for something else.
+#: Within a CUDA graph, where the host does not intervene, any gap beyond noise counts.
 _LATE_S, _LATE_IN_GRAPH_S = 100e-6, 10e-6
-#: How much earlier than its cause's end an op may be recorded, by noise of the clocks (seconds).
+#: How much earlier than the end of its cause an op may be recorded because of clock noise, seconds.
 SLACK_S = 10e-6
 
 
@@ -69,7 +69,7 @@ _ROLES = ("gpu", "stream-wait", "synchronise", "window")
 
 
 class _Rules:
-    """The ops as arrays, and each rule as a method that gives rows before and rows after."""
+    """The ops as arrays, and each rule as a method that returns rows before and rows after."""
 
     def __init__(self, ops: pl.DataFrame) -> None:
         self.ops = ops
@@ -83,12 +83,12 @@ class _Rules:
         self.gpu = np.flatnonzero(self.role["gpu"])
         self.launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
         self.aside = self._aside()
-        # When, and by which thread, each GPU op was launched.
+        # The time and thread of each GPU op's launch.
         self.launched_at = np.append(self.end, np.nan)[self.launcher]
         self.thread = np.append(self.stream, -1)[self.launcher]
 
     def _aside(self) -> npt.NDArray[np.bool_]:
-        """Communication, and what else runs on streams that mostly communicate, such as the packing of messages."""
+        """Communication, and other ops on streams that mostly communicate, such as packing of messages."""
         communicates = self.ops["communicates"].fill_null(value=False).to_numpy()
         place = dense(self.rank * (1 + self.stream.max(initial=0)) + self.stream)
         duration = np.where(self.role["gpu"], self.end - self.start, 0.0)
@@ -104,7 +104,7 @@ class _Rules:
         )
 
     def inferred(self, edges: tuple[Ints, Ints]) -> pl.DataFrame:
-        """Edges that nobody recorded, without those that the times contradict."""
+        """Edges that were not recorded, without those that contradict the recorded times."""
         before, after = edges
         possible = self.end[before] <= self.start[after] + SLACK_S
         return _frame(before[possible], after[possible], "inferred")
@@ -117,10 +117,10 @@ class _Rules:
         return np.concatenate([launched[0], before]), np.concatenate([launched[1], after])
 
     def _ended_before_in_graph(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
-        """The last of `among` of the same launch that had ended before each of `wanted`, at its place of the graph.
+        """The last of `among` of the same launch that had ended before each of `wanted`, at its place in the graph.
 
-        A collective can also start late because the one before it ended late: what it waits for had ended before it in
-        every run of the graph, so that of all runs the one counts in which the fewest ops had.
+        A collective can also start late because the one before it ended late. What it waits for had ended before it in
+        every run of the graph, so the run in which the fewest ops had ended decides.
         """
         wanted = wanted[self.launcher[wanted] >= 0]
         among = self._in_every_run(wanted, among)
@@ -139,9 +139,10 @@ class _Rules:
         return among[order[(first + place - 1)[place > 0]]], wanted[place > 0]
 
     def _in_every_run(self, wanted: Ints, among: Ints) -> Ints:
-        """Those of `among` whose like is in every launch of their graph; graphs are told apart by their first `wanted`.
+        """Those of `among` that have a counterpart in every launch of their graph; the first `wanted` identifies a
+        graph.
 
-        So ops have the same number on all ranks, though one of them runs more.
+        So ops have the same number on all ranks, even if one rank runs more.
         """
         order = wanted[np.lexsort((self.start[wanted], self.launcher[wanted]))]
         launches, first = np.unique(self.launcher[order], return_index=True)
@@ -171,7 +172,7 @@ class _Rules:
         return found[known], wanted[known]
 
     def _by_thread(self, rows: Ints) -> _Ordered:
-        """GPU ops with a launch, by rank, thread and time of their launch."""
+        """GPU ops with a launch, by rank, thread and launch time."""
         rows = rows[self.launcher[rows] >= 0]
         scale = _scale(self.end)
         keys = _keys(self.rank[rows], self.thread[rows], self.launched_at[rows], scale)
@@ -179,7 +180,7 @@ class _Rules:
         return _Ordered(rows[order], keys[order], scale)
 
     def recorded_events(self) -> pl.DataFrame:
-        """Streams that wait for an event, where the profiler recorded which."""
+        """Streams that wait for an event, if the profiler recorded which."""
         waits = self.ops.with_row_index("row").filter(
             (pl.col("role") == "stream-wait")
             & pl.col("waits_for_stream").is_not_null()
@@ -199,7 +200,7 @@ class _Rules:
         return _frame(np.array(before, np.int64), np.array(after, np.int64), "event")
 
     def consumers(self) -> tuple[Ints, Ints]:
-        """The latest collective that had ended when the op behind a wait of its thread began."""
+        """The latest collective that had ended when the op after a wait of its thread began."""
         recorded = self.ops["waits_for_stream"].is_not_null().to_numpy()
         inside = self.ops["in_collective"].fill_null(value=False).to_numpy()
         waits = np.flatnonzero(self.role["stream-wait"] & ~recorded & ~inside)
@@ -213,7 +214,7 @@ class _Rules:
         return collective[collective >= 0], following[collective >= 0]
 
     def late_starts(self, edges: pl.DataFrame) -> tuple[Ints, Ints]:
-        """The op whose end GPU ops waited for that start later than `edges` explain."""
+        """For GPU ops that start later than `edges` explain, the op whose end they waited for."""
         ready = np.full(len(self.start), -np.inf)
         np.maximum.at(ready, edges["after"].to_numpy(), self.end[edges["before"].to_numpy()])
         gap = self.start - ready
@@ -231,7 +232,7 @@ class _Rules:
         return found[waits], late[waits]
 
     def _follows_in_graph(self) -> npt.NDArray[np.bool_]:
-        """Which ops are behind another one of the same launch, [ops]."""
+        """Which ops come after another op of the same launch, [ops]."""
         launched = self.gpu[self.launcher[self.gpu] >= 0]
         order = launched[np.lexsort((self.start[launched], self.launcher[launched]))]
         follows = np.zeros(len(self.start), np.bool_)
@@ -239,7 +240,7 @@ class _Rules:
         return follows
 
     def _ended_between(self, begin: Floats, end: Floats, rank: Ints) -> Ints:
-        """How many GPU ops of the rank ended between two times."""
+        """The number of GPU ops of the rank that ended between two times."""
         counts = np.zeros(len(rank), np.int64)
         for one in np.unique(rank):
             mine, ends = rank == one, np.sort(self.end[self.gpu[self.rank[self.gpu] == one]])
@@ -248,7 +249,7 @@ class _Rules:
         return counts
 
     def _latest_ended(self, among: Ints, rows: Ints, slack: float = SLACK_S) -> Ints:
-        """Of `among`, what ended last on the same rank before each of `rows` began; -1 for none."""
+        """The op among `among` that ended last on the same rank before each of `rows` began; -1 for none."""
         scale = _scale(self.end)
         keys = _keys(self.rank[among], np.zeros(len(among), np.int64), self.end[among], scale)
         order = np.argsort(keys, kind="stable")
@@ -260,7 +261,7 @@ class _Rules:
         return np.where((at >= 0) & (self.rank[found] == self.rank[rows]), found, -1)
 
     def synchronised(self) -> tuple[Ints, Ints]:
-        """What each synchronising call waits for: its own copy, the last op of its thread, or of every stream."""
+        """What each synchronising call waits for: its own copy, the last op of its thread, or that of every stream."""
         calls = np.flatnonzero(self.role["synchronise"])
         copied = self.ops["copied"].fill_null(-1).to_numpy().astype(np.int64)
         copies = calls[copied[calls] >= 0]
@@ -280,12 +281,12 @@ class _Rules:
             mine = (
                 (at >= 0) & (self.rank[found] == self.rank[of_thread]) & (self.thread[found] == self.stream[of_thread])
             )
-            # What had not ended yet is not what it waited for: another event, of an op before.
+            # It did not wait for an op that had not ended yet, so the event is another one, of an earlier op.
             mine &= self.end[found] <= self.start[of_thread] + SLACK_S
             before.append(found[mine])
             after.append(of_thread[mine])
             of_thread = of_thread[~mine]
-        # A device's synchronisation ends with the latest of all streams; an unknown event's with some op before it.
+        # Synchronising a device ends with the latest of all streams; an unknown event ends with some earlier op.
         rest = np.concatenate([rest[device[rest]], of_thread])
         latest = self._latest_ended(self.gpu, rest)
         before.append(latest[latest >= 0])
@@ -293,7 +294,7 @@ class _Rules:
         return np.concatenate(before), np.concatenate(after)
 
     def beginnings(self, edges: pl.DataFrame) -> pl.DataFrame:
-        """What waits for nothing else begins with the window of its rank."""
+        """An op that waits for nothing else begins with the window of its rank."""
         windows = np.flatnonzero(self.role["window"])
         of_rank = dict(zip(self.rank[windows].tolist(), windows.tolist(), strict=True))
         waits = np.zeros(len(self.rank), np.bool_)
@@ -306,19 +307,19 @@ class _Rules:
 
 
 class _Ordered:
-    """Rows in the order of their keys."""
+    """Rows sorted by their keys."""
 
     def __init__(self, rows: Ints, keys: Floats, scale: float) -> None:
         self.rows, self.keys, self.scale = rows, keys, scale
 
 
 def _scale(times: Floats) -> float:
-    """More than any time, so that a rank and a thread stand before it in a key."""
+    """Greater than any time, so that rank and thread take precedence over time in a key."""
     return float(np.ptp(times)) + 1.0 if len(times) else 1.0
 
 
 def _keys(rank: Ints, thread: Ints, time: Floats, scale: float) -> Floats:
-    """Numbers that order by rank, thread and time."""
+    """Numbers that sort by rank, thread and time."""
     threads = 4096
     return np.asarray((rank.astype(np.float64) * threads + thread) * scale + np.nan_to_num(time))
 

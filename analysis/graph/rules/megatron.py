@@ -1,8 +1,8 @@
 """The dependency rules of pipeline jobs such as Megatron's: which op of one lane waits for which.
 
-In: the ops of one lane (one model-parallel group in one step) as columns in row order, that is by
-(pp_rank, kind, seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share
-it, so this runs once per distinct structure, not once per lane.
+In: the ops of one lane (one model-parallel group in one step) as columns in row order, that is, by (pp_rank, kind,
+seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share it, so this runs
+once per distinct structure, not once per lane.
 
 The rules are those of "Understanding Stragglers in Large Model Training" (OSDI'25, section 3); ARCHITECTURE.md draws
 them.
@@ -20,8 +20,8 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
 
-#: Kinds that run one after the other on a worker, in order of start. What of them runs last precedes the collectives
-#: and the optimizer at the end of the step.
+#: Kinds that run one after the other on a worker, in order of start. The last of them precedes the collectives and the
+#: optimizer at the end of the step.
 COMPUTE_STREAM = (
     OpKind.FORWARD_COMPUTE,
     OpKind.BACKWARD_COMPUTE,
@@ -38,9 +38,9 @@ COMPUTE_STREAM = (
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
-#: What brings gradients together over the DP ranks; all-reduce is what DistributedDataParallel does.
+#: The collectives that combine gradients over the DP ranks; DistributedDataParallel uses all-reduce.
 GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
-#: Recorded times are compared with this slack (seconds) to tell a send or recv that never ran.
+#: Tolerance in comparing recorded times, seconds, to detect a send or recv that never ran.
 NO_OP_SLACK_S = 50e-6
 
 
@@ -54,7 +54,7 @@ class Direction:
     stride: int
 
     def edge_stage(self, stages: int, *, receiving: bool) -> int:
-        """The stage that has nobody to receive from (or to send to) in its edge chunk."""
+        """The stage that has nobody to receive from (or send to) in its edge chunk."""
         at_front = receiving == (self.stride > 0)
         return 0 if at_front else stages - 1
 
@@ -98,19 +98,19 @@ def build_structure(ops: LaneOps) -> Structure:
 def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
     """Rows of several kinds in order of start, [rows]; each kind keeps its own order (seq)."""
     rows = np.concatenate(ranges)
-    # A running maximum keeps seq order where a recorded start steps back.
+    # A running maximum keeps seq order if a recorded start goes back in time.
     keys = np.concatenate([np.maximum.accumulate(start[part]) if len(part) else start[part] for part in ranges])
     return rows[np.argsort(keys, kind="stable")]
 
 
 def is_held(send_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
-    """Whether a send was recorded behind a reduction, not before or beside it; seconds."""
+    """Whether a send was recorded after a reduction, not before or during it; times in seconds."""
     held: npt.NDArray[np.bool_] = send_start > reduction_end - NO_OP_SLACK_S
     return held
 
 
 def _dp_keys(ops: LaneOps) -> Ints:
-    """A number per (collective, seq) that joins DP ranks: one per stage, but one for all stages for clip."""
+    """A number per (collective, seq) that joins DP ranks: one per stage; for clipping, one for all stages."""
     keys = np.full(len(ops.kind), -1, np.int64)
     for kind in (*DP_COLLECTIVES, OpKind.OPTIMIZER_CLIP_MAIN_GRAD):
         rows = np.flatnonzero(ops.kind == kind.code)
@@ -120,7 +120,7 @@ def _dp_keys(ops: LaneOps) -> Ints:
 
 
 class _Builder:
-    """Collects edges and groups; one instance builds one structure."""
+    """Collects edges and groups; each instance builds one structure."""
 
     def __init__(self, ops: LaneOps) -> None:
         self.ops = ops
@@ -137,13 +137,13 @@ class _Builder:
         return np.arange(self._bounds[cell], self._bounds[cell + 1])
 
     def edge(self, before: Ints | int, after: Ints | int) -> None:
-        """`after[i]` waits for `before[i]`; a single row stands for as many as the other side has."""
+        """Let `after[i]` wait for `before[i]`; a single row is repeated to match the other side."""
         sources, targets = np.broadcast_arrays(np.atleast_1d(before), np.atleast_1d(after))
         self.before.append(sources.astype(np.int64))
         self.after.append(targets.astype(np.int64))
 
     def add_streams(self, stage: int) -> None:
-        """Ops of one stream follow each other; the first backward p2p waits for the warm-up to pass."""
+        """Order the ops of each stream; the first backward p2p waits for the end of the warm-up."""
         compute = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
         self._compute[stage] = compute
         self.edge(compute[:-1], compute[1:])
@@ -160,7 +160,7 @@ class _Builder:
                 self.edge(steps[backward[0] - 2], self.rows(stage, kind)[:1])
 
     def add_collectives(self, stage: int) -> None:
-        """Parameter gathering before the forwards, gradient reduction and the optimizer after the backwards."""
+        """Gather parameters before the forwards; reduce gradients and run the optimizer after the backwards."""
         forward, backward = self.rows(stage, FORWARD.compute), self.rows(stage, BACKWARD.compute)
         for row in self.rows(stage, OpKind.PARAMS_ALL_GATHER):
             self.edge(int(row), self._of_chunk(forward, row)[:1])
@@ -186,7 +186,7 @@ class _Builder:
             self.edge(reductions[-1:], rest[: len(reductions[-1:])])
 
     def add_held_send(self, stage: int) -> None:
-        """The last backward waits for the reductions inside it (DistributedDataParallel), and its send with it."""
+        """Let the last backward and its send wait for the reductions inside it (DistributedDataParallel)."""
         reductions, sends = self.rows(stage, OpKind.ALL_REDUCE), self.rows(stage, BACKWARD.send)
         if len(reductions) and len(sends):
             reduction, send = int(reductions[-1]), int(sends[-1])
@@ -194,12 +194,12 @@ class _Builder:
                 self.edge(reduction, send)
 
     def _of_chunk(self, computes: Ints, collective: int) -> Ints:
-        """The computes of the collective's chunk, all of them where it has none."""
+        """The computes of the collective's chunk; all computes if it has no chunk."""
         chunk = self.ops.chunk[collective]
         return computes if chunk < 0 else computes[self.ops.chunk[computes] == chunk]
 
     def match_recvs(self, direction: Direction, stage: int) -> Ints:
-        """Order recvs against the computes of their direction; returns those that pair with a send."""
+        """Order recvs relative to the computes of their direction; returns those that pair with a send."""
         ops, computes = self.ops, self.rows(stage, direction.compute)
         rows = self.rows(stage, direction.recv)
         inner = self._inner(direction, stage, receiving=True)
@@ -225,7 +225,7 @@ class _Builder:
         raise self._unmatched(direction.recv, rows, direction.compute, computes, stage)
 
     def match_sends(self, direction: Direction, stage: int) -> Ints:
-        """Order sends behind the computes of their direction; returns those that pair with a recv."""
+        """Order sends after the computes of their direction; returns those that pair with a recv."""
         ops, computes = self.ops, self.rows(stage, direction.compute)
         rows = self.rows(stage, direction.send)
         inner = self._inner(direction, stage, receiving=False)
@@ -245,7 +245,7 @@ class _Builder:
         raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
 
     def _inner(self, direction: Direction, stage: int, *, receiving: bool) -> npt.NDArray[np.bool_]:
-        """Which computes have a peer on another stage, [computes]: all but those at the model's end."""
+        """Which computes have a peer on another stage, [computes]: all except those at the model's end."""
         computes = self.rows(stage, direction.compute)
         if self.ops.stages == 1:
             return np.zeros(len(computes), np.bool_)
@@ -256,7 +256,7 @@ class _Builder:
         return inner
 
     def pair(self, direction: Direction, sends: dict[int, Ints], recvs: dict[int, Ints]) -> None:
-        """The k-th send of a stage and the k-th recv of the next one transfer together."""
+        """Let the k-th send of a stage and the k-th recv of the next one transfer together."""
         for stage, sent in sends.items():
             peer = (stage + direction.stride) % self.ops.stages
             received = recvs[peer]
@@ -269,7 +269,7 @@ class _Builder:
             self.group[received] = self.group[sent]
 
     def join_stages(self) -> None:
-        """Embedding gradients join first and last stage, clipping joins all stages."""
+        """Join first and last stage by embedding gradients, and all stages by clipping."""
         last = self.ops.stages - 1
         for kind, stages in (
             (OpKind.EMBEDDING_GRADS_ALL_REDUCE, (0, last)),

@@ -1,13 +1,13 @@
 """When sends and receives are posted: which earlier op bounds their start, inferred from the recording.
 
 In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the
-`PostingRule` that the recording obeys, and structures with its edges. The published method posts a receive behind the
+`PostingRule` that the recording obeys, and structures with its edges. The published method posts a receive after the
 previous compute of its direction. Megatron does not: it issues sends and receives in batches between computes, and its
-host waits for each batch, so that a slow transfer holds up what the published rule lets overlap.
+host waits for each batch, so a slow transfer holds up what the published rule lets overlap.
 
-A rule is an edge that some jobs have and others have not. An op tells whether it is there where what it would wait for
-ended later than all that it waits for anyway: it began near the one time or near the other. Whichever is nearer counts,
-so that no tolerance has to fit how well a job's times are rounded.
+A rule is an edge that some jobs have and others do not. An op is decisive if the op it would wait for ended later than
+everything else it waits for: it began near the one time or near the other. The nearer time wins, so no tolerance has to
+match how coarsely a job's times are rounded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
 
-#: A rule holds where this share of the ops that tell obey it: code posts all receives alike, but some ops of a trace
-#: are rounded, or recorded for transfers that never ran.
+#: A rule holds if this share of the decisive ops obeys it: code posts all receives alike, but some ops of a trace are
+#: rounded, or recorded for transfers that never ran.
 OBEYED_SHARE = 0.95
-#: Fewer ops that tell prove nothing (of eight coins all fall alike in one of 128 throws): the published rule stays.
+#: Fewer decisive ops prove nothing (eight coins fall alike in one of 128 throws): keep the published rule.
 FEWEST_TELLING = 8
-#: Seconds between the two times from which on an op tells: traces round to up to a tenth of a millisecond.
+#: An op is decisive if the two times differ by at least this, seconds: traces round to up to 0.1 ms.
 SMALLEST_GAP_S = 200e-6
-#: Lanes looked at per structure: steps and DP ranks run the same code.
+#: Lanes to look at per structure: steps and DP ranks run the same code.
 MOST_LANES = 64
-#: Ops of one call end in the same moment, but for rounding: seconds, and share of the transfer.
+#: Ops of one call end at the same moment, give or take this much rounding: seconds, and share of the transfer.
 SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
 
 Bools = npt.NDArray[np.bool_]
@@ -54,8 +54,8 @@ class Posting(StrEnum):
     """What bounds the start of a receive, from the loosest rule to the tightest.
 
     EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
-    ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it; what is
-    posted together is one call, and the next compute waits for the whole call, as does host work recorded behind it.
+    ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it. Transfers
+    posted together are one call; the next compute, and host work recorded after the call, waits for the whole call.
     """
 
     EARLY = "early"
@@ -66,20 +66,20 @@ class Posting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PostingRule:
-    """The rule by which a job posts receives. `obeyed`: by which share of the `telling` ops."""
+    """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
 
     posting: Posting
     obeyed: float
     telling: int
 
 
-#: What the published method takes for granted.
+#: The assumption of the published method.
 PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedLanes:
-    """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`: as that of `LaneGroup`."""
+    """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`: as in `LaneGroup`."""
 
     structure: Structure
     start: Floats
@@ -96,7 +96,7 @@ class RecordedLanes:
         return cls(structure, some, some + duration[:, lanes], None if present is None else present[:, lanes])
 
     def is_behind(self, first: int, second: int) -> bool:
-        """Whether row `second` began behind row `first` wherever it could have begun before."""
+        """Whether row `second` began after row `first` wherever it could have begun before."""
         waits_for, after = self.structure.before, self.structure.after
         begin = self.start[self.structure.pp_rank == self.structure.pp_rank[second]].min(axis=0)
         begin = np.maximum(begin, self.end[waits_for[after == second]].max(axis=0, initial=-np.inf))
@@ -108,7 +108,7 @@ class RecordedLanes:
 
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
-    """The tightest rule that the recording obeys; the published one where too few ops tell."""
+    """The tightest rule that the recording obeys; the published rule if too few ops are decisive."""
     votes = {posting: np.zeros(2) for posting in Posting}
     together = np.zeros(2)
     for lanes in jobs_lanes:
@@ -117,7 +117,7 @@ def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
             together += stage.end_together()
             votes[Posting.ANY_DIRECTION] += stage.behind(stage.previous_any, stage.previous_same)
             votes[Posting.SAME_DIRECTION] += stage.behind(stage.previous_same)
-    if votes[Posting.BATCHED][1] < FEWEST_TELLING:  # no send is by itself: the calls themselves tell
+    if votes[Posting.BATCHED][1] < FEWEST_TELLING:  # no send stands alone, so the calls themselves decide
         votes[Posting.BATCHED] = together
     for posting in (Posting.BATCHED, Posting.ANY_DIRECTION, Posting.SAME_DIRECTION):
         obeyed, telling = votes[posting]
@@ -130,7 +130,7 @@ def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
 
 
 def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
-    """The structure of the lanes with the edges of the rule in place of those of the published one."""
+    """The structure of the lanes with the edges of `rule` instead of the published ones."""
     structure = lanes.structure
     if rule.posting is Posting.SAME_DIRECTION:
         return structure
@@ -151,7 +151,7 @@ def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
 
 
 def _stages(lanes: RecordedLanes) -> Iterator[_Stage]:
-    """The stages that receive from or send to others."""
+    """The stages that receive from or send to other stages."""
     structure = lanes.structure
     kind, before, after = structure.kind, structure.before, structure.after
     received = np.isin(kind[before], _RECVS) & np.isin(kind[after], _COMPUTES)
@@ -186,7 +186,7 @@ class _Stage:
         return rows[np.argsort(np.median(self.start[rows], axis=1), kind="stable")]
 
     def _previous(self, rows: Ints) -> Ints:
-        """The row before of the same kind and stage, -1 where there is none."""
+        """The previous row of the same kind and stage, -1 if there is none."""
         structure, before = self.structure, np.maximum(rows - 1, 0)
         same = (structure.kind[before] == structure.kind[rows]) & (structure.pp_rank[before] == structure.pp_rank[rows])
         return np.where(same & (rows > 0), before, -1)
@@ -196,16 +196,16 @@ class _Stage:
         return np.where((rows >= 0)[:, None], self.end[rows], -np.inf)
 
     def behind(self, bound: Ints, *others: Ints) -> Floats:
-        """How many receives began behind `bound`, and how many tell because it ended last: (obeyed, telling)."""
+        """The number of receives that began after `bound`, and the number of decisive ones: (obeyed, telling)."""
         ready = np.maximum.reduce([self._ends(self.previous_recv), *(self._ends(rows) for rows in others)])
         return _votes(self.start[self.recvs], ready, self._ends(bound))
 
     def sends_block(self) -> Floats:
-        """How many computes and receives began behind the sends before them, and how many tell."""
+        """The number of computes and receives that began after the sends before them, and of decisive ones."""
         if not len(self.sends) or not len(self.stream):
             return np.zeros(2)
         start, end = self.start[self.sends], self.end[self.sends]
-        following = self._computes_before(self.sends)  # place of the next compute
+        following = self._computes_before(self.sends)  # index of the next compute
         exists = following < len(self.stream)
         compute = self.stream[np.minimum(following, len(self.stream) - 1)]
         lane = np.broadcast_to(np.arange(start.shape[1]), compute.shape)
@@ -219,7 +219,9 @@ class _Stage:
         )
 
     def end_together(self) -> Floats:
-        """How many neighbours among transfers that began together also ended together, and how many there are."""
+        """The number of neighbouring transfers that began together and also ended together, and the number that began
+        together.
+        """
         transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
         start, end = self.start[transfers], self.end[transfers]
         least = np.minimum(end[1:] - start[1:], end[:-1] - start[:-1])
@@ -229,18 +231,18 @@ class _Stage:
         return np.array([ended.sum(), began.sum()], np.float64)
 
     def _computes_before(self, rows: Ints) -> Ints:
-        """How many computes were over when each op began, [rows, lanes]."""
+        """The number of computes that had ended when each op began, [rows, lanes]."""
         middle = (self.start[self.stream] + self.end[self.stream]) / 2
         count: Ints = (middle[None] < self.start[rows][:, None]).sum(axis=1)
         return count
 
     def posting_edges(self) -> Iterator[tuple[Ints, Ints]]:
-        """Each receive behind the previous compute."""
+        """Each receive after the previous compute."""
         known = self.previous_any >= 0
         yield self.previous_any[known], self.recvs[known]
 
     def call_edges(self) -> Iterator[tuple[Ints, Ints]]:
-        """Computes and calls one after the other; an op of a call waits for all of the call before."""
+        """Computes and calls one after the other; an op of a call waits for all ops of the call before."""
         before: Ints = np.empty(0, np.int64)
         for ops in self._turns():
             yield np.repeat(before, len(ops)), np.tile(ops, len(before))
@@ -249,14 +251,14 @@ class _Stage:
         yield np.repeat(before, len(tail)), np.tile(tail, len(before))
 
     def _tail(self) -> Ints:
-        """What the host launches behind the last call: that which waits for the last compute and is no reduction."""
+        """What the host launches after the last call: rows that wait for the last compute and are not reductions."""
         structure = self.structure
         here = structure.pp_rank[structure.after] == structure.pp_rank[self.stream[0]]
         tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], _TAIL)])
         return tail[:1]
 
     def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
-        """What the host does between two computes, behind the last call there that it waited for."""
+        """What the host does between two computes, after the last call there that it waited for."""
         calls = list(self.calls())
         for work, place in self._host_work():
             waited_for = [ops for after, ops in calls if after == place and self._is_behind_any(ops, work)]
@@ -267,7 +269,7 @@ class _Stage:
         return any(self.lanes.is_behind(int(op), work) for op in ops)
 
     def _host_work(self) -> Iterator[tuple[int, int]]:
-        """What else is in the stream of the computes, each row with how many computes are before it."""
+        """Other rows in the stream of the computes, each with the number of computes before it."""
         structure = self.structure
         stream = np.isin(structure.kind, _STREAM) & (structure.pp_rank == structure.pp_rank[self.stream[0]])
         chained = stream[structure.before] & stream[structure.after]
@@ -282,7 +284,7 @@ class _Stage:
             at = following.get(at)
 
     def _turns(self) -> Iterator[Ints]:
-        """The computes, and between them the calls, each as the rows of its ops, in order."""
+        """The computes and, between them, the calls, each as the rows of its ops, in order."""
         calls = list(self.calls())
         for place in range(len(self.stream) + 1):
             yield from (ops for after, ops in calls if after == place)
@@ -290,7 +292,7 @@ class _Stage:
                 yield self.stream[place : place + 1]
 
     def calls(self) -> Iterator[tuple[int, Ints]]:
-        """What was posted together: how many computes are before a call, and the rows of its ops."""
+        """Transfers posted together: the number of computes before a call, and the rows of its ops."""
         transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
         before = self._computes_before(transfers)
         behind = np.sort(before, axis=1)[:, (before.shape[1] - 1) // 2]  # as in most lanes
@@ -303,7 +305,9 @@ class _Stage:
 
 
 def _votes(start: Floats, ready: Floats, bound: Floats, where: npt.NDArray[np.bool_] | bool = True) -> Floats:
-    """Of the ops for which `bound` ended after `ready`: how many began nearer to it, and how many there are."""
+    """Of the ops for which `bound` ended after `ready`: the number that began nearer to `bound`, and their total
+    number.
+    """
     telling = where & (bound > ready + SMALLEST_GAP_S)
     behind = start > np.where(np.isfinite(ready), (ready + bound) / 2, bound - SMALLEST_GAP_S)
     return np.array([(telling & behind).sum(), telling.sum()], np.float64)

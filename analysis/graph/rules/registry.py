@@ -1,7 +1,8 @@
-"""The dependency rules that an op trace can name, and the graph they make together.
+"""The dependency rules that an op trace can name, and the graph that they build together.
 
-In: an `OpTrace`. Out: an `OpGraph`. A rule is a function from the ops to edges among them, in a module of its own; here
-it gets its name. Rules of pipeline traces are not among them: they state their edges once per lane (`megatron.py`).
+In: an `OpTrace`. Out: an `OpGraph`. A rule is a function from ops to the edges among them, in a module of its own; this
+module gives it its name. Rules of pipeline traces are not registered: they state their edges once per lane
+(`megatron.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tracekit.analysis.graph.rules.streams import stream_edges
 from tracekit.errors import TraceError
 from tracekit.op_trace import OpTrace
 
-#: From the ops of a trace, in the order of its rows, to edges: `before` and `after` (row numbers, Int64) and `why`.
+#: Maps the ops of a trace, in row order, to edges: `before` and `after` (row numbers, Int64) and `why`.
 DependencyRule = Callable[[pl.DataFrame], pl.DataFrame]
 
 RULES: dict[str, DependencyRule] = {
@@ -30,10 +31,9 @@ RULES: dict[str, DependencyRule] = {
 
 
 def op_graph(trace: OpTrace) -> OpGraph:
-    """The graph of an op trace, by the rules it names.
+    """The graph of an op trace, built by the rules that it names.
 
-    Raises TraceError for a rule that is not known or a value that cannot be, GraphError where ops contradict each
-    other.
+    Raises TraceError for an unknown rule or an invalid value, GraphError if ops contradict each other.
     """
     if unknown := [name for name in trace.rules if name not in RULES]:
         raise TraceError(f"rule {unknown[0]!r:.40} is not known; expected some of {', '.join(RULES)}")
@@ -49,7 +49,7 @@ def op_graph(trace: OpTrace) -> OpGraph:
 
 
 def _each_once(edges: pl.DataFrame, ops: int) -> pl.DataFrame:
-    """Of edges between the same two ops the first, by the later op: a graph is walked in that order."""
+    """The first edge between each pair of ops, sorted by the later op, the order in which a graph is walked."""
     key = edges["after"].to_numpy() * (ops + 1) + edges["before"].to_numpy()
     order = np.argsort(key, kind="stable")
     ordered = key[order]

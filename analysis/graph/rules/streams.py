@@ -11,7 +11,7 @@ from tracekit.analysis.graph.rules.explicit import NO_EDGES
 
 
 def stream_edges(ops: pl.DataFrame) -> pl.DataFrame:
-    """An edge between neighbours on a stream; none for ops whose stream is null, or without the column."""
+    """An edge between neighbours on a stream; none for ops whose stream is null, or if there is no such column."""
     if "stream" not in ops.columns:
         return NO_EDGES
     stream = [name for name in ("step", "rank", "stream") if name in ops.columns]
