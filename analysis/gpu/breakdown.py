@@ -1,7 +1,7 @@
 """What the GPU of each rank spent its time on.
 
-In: the GPU ops of a recording. Out: `Breakdown` per rank. Times are lengths of unions of intervals: ops that
-run side by side count once.
+In: the GPU ops of a recording. Out: a `Breakdown` per rank. Times are lengths of unions of intervals, so ops that run
+concurrently count once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracekit.gpu_recording import GpuRecording
 class Breakdown:
     """One rank, from the start of its first GPU op to the end of its last; seconds.
 
-    `exposed_communication_s`: communication while no computing kernel ran. `memory_s`: copies and fills, covered or
+    `exposed_communication_s`: communication while no compute kernel ran. `memory_s`: copies and fills, overlapped or
     not. `idle_s`: nothing ran.
     """
 
@@ -59,7 +59,7 @@ def _breakdown(rank: int, ops: pl.DataFrame) -> Breakdown:
 
 
 def _union(ops: pl.DataFrame) -> Floats:
-    """When any of the ops ran: begin and end of intervals that do not touch, ascending, [intervals, 2]."""
+    """When any of the ops ran: begin and end of disjoint intervals, ascending, seconds, [intervals, 2]."""
     return _merged(ops.select("start", end=pl.col("start") + pl.col("duration")).to_numpy())
 
 

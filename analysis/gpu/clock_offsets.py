@@ -1,9 +1,9 @@
-"""How far the clock of each rank is ahead, from collectives that end for all members at one moment.
+"""How far the clock of each rank is ahead, from collectives that end for all members at the same moment.
 
 In: `Matches`. Out: `ClockOffsets`. A rank's offset is the median of how much later it saw its collectives end than the
-middle member did. Where ranks share no group with all others, offsets and true ends are fitted in turn until they
-agree: least absolute error, coordinate by coordinate. Rooted collectives (broadcast) end where the root is done, and
-say nothing.
+median member did. If ranks share no group with all others, offsets and true ends are fitted in turn until they agree:
+least absolute error, coordinate by coordinate. Rooted collectives (broadcast) end when the root is done and give no
+information.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
-#: Nothing that a profiler records is finer (seconds).
+#: Profilers record nothing finer than this, seconds.
 _AGREED_S = 1e-9
 _ROUNDS = 100
-#: From the median absolute deviation to the standard error of a median.
+#: Ratio of the standard error of a median to the median absolute deviation, before dividing by sqrt(n).
 _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 
 
@@ -26,7 +26,7 @@ _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 class ClockOffsets:
     """Seconds, [ranks]: `ahead`, how far a rank's clock is ahead of the common time; `uncertainty`, one standard error.
 
-    `collectives`: how many each rank's offset was measured on, 0 where there was none and its clock is trusted.
+    `collectives`: the number of collectives behind each rank's offset; 0 if there were none and its clock is trusted.
     """
 
     ranks: tuple[int, ...]
@@ -35,7 +35,7 @@ class ClockOffsets:
     collectives: Ints
 
     def of(self, rank: np.ndarray) -> Floats:
-        """How far the clock of each of these ranks is ahead."""
+        """How far the clock of each of these ranks is ahead, seconds."""
         return np.asarray(self.ahead[np.searchsorted(self.ranks, rank)])
 
 

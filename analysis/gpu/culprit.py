@@ -1,11 +1,11 @@
 """Which rank the others wait for, what it costs, and why.
 
-In: a replay of a GPU op trace and the waits. Out: a `Culprit`, or None where no rank stands out.
+In: a replay of a GPU op trace, and the waits. Out: a `Culprit`, or None if no rank stands out.
 
-A rank is named when these agree: others wait for it; with what it does at the pace of its peers, the recording is
-shorter; that is more than the recording's own noise explains (`noise.py`); and no other rank would give back half as
-much. Two limits are choices: SMALLEST_SHARE is what is worth somebody's time, _NEXT what is one culprit and not two.
-Where nobody is slower at anything recorded, a rank can still have come late into the recording.
+A rank is named if all of these agree: others wait for it; the recording gets shorter when the rank works at the pace of
+its peers; it gets shorter by more than the noise of the recording explains (`noise.py`); and no other rank would save
+half as much. Two limits are choices: SMALLEST_SHARE is the smallest saving worth somebody's time; _NEXT separates one
+culprit from two. If no rank is slower at anything recorded, a rank may still have come late into the recording.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.gpu_activity import KernelClass
 
-#: A rank that would give back less of the recording than this is not named, however surely it is slower: ranks never
-#: are exactly equal, and a healthy job names nobody.
+#: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
+#: never exactly equal, and a healthy job names nobody.
 SMALLEST_SHARE = 0.01
-#: A rank that came late costs that once, and mends nothing if it is looked after: it is named where that is this share.
+#: Coming late costs time once, and nothing is left to fix: name such a rank only from this share of the recording on.
 _LATE_SHARE = 0.05
-#: No other rank may give back more than this share of what the named one does.
+#: No other rank may save more than this share of what the named one saves.
 _NEXT = 0.5
-#: No more ranks than these are replayed at the pace of the others.
+#: Replay at most this many ranks at the pace of the others.
 _MOST_RANKS = 64
-#: A cause is told where it is at least this share of the dearest one.
+#: Report a cause if it costs at least this share of the costliest one.
 _WORTH_TELLING = 0.25
 _COMPUTE = tuple(str(one) for one in KernelClass if one is not KernelClass.COMMUNICATION)
 
@@ -51,7 +51,7 @@ class GpuCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseFound:
-    """One cause: what the recording would lose without it, seconds, and what it was concluded from."""
+    """One cause: seconds that the recording would save without it, and the evidence for it."""
 
     cause: GpuCause
     saved_s: float
@@ -62,8 +62,8 @@ class CauseFound:
 class Culprit:
     """The rank that the others wait for. Seconds over the recording.
 
-    `saved_s`: what it would lose with this rank at the pace of its peers. `sole_delay_s`: how much later it begins
-    collectives than the last but one. `waited_s`: what all others wait for it.
+    `saved_s`: what the recording would save with this rank at the pace of its peers. `sole_delay_s`: how much later it
+    begins collectives than the last but one. `waited_s`: how long all others wait for it.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Culprit:
 
 
 def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
-    """The rank that stands out. `ops`: of the op trace."""
+    """The rank that stands out, if any. `ops`: of the op trace."""
     if len(waits.ranks) < 2 or not waits.sole_delay.sum() > 0:
         return None
     saved, covered = saved_by_rank(pace, waits), _covered(ops)
@@ -88,9 +88,9 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit 
 
 
 def _beyond_noise(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, covered: Mapping[GpuCause, Sequence[str]]) -> float:
-    """What of a rank's price is due to causes that noise does not explain, seconds.
+    """The part of a rank's price that is due to causes beyond noise, seconds.
 
-    Each cause for itself: a rank whose kernels are surely slower, by next to nothing, proves nothing about its host.
+    Each cause is tested separately: kernels that are certainly slower, by next to nothing, say nothing about the host.
     """
     causes = [ops["kind"].is_in(list(kinds)).to_numpy() for kinds in covered.values()]
     proven = causes_that_stand_out(pace, rank, causes)
@@ -102,7 +102,7 @@ def _beyond_noise(pace: PaceOfPeers, ops: pl.DataFrame, rank: int, covered: Mapp
 
 
 def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
-    """The rank whose first recorded event comes late, and with it the collectives that others wait in."""
+    """The rank whose first recorded event is late, and with it the collectives in which others wait."""
     windows = ops.filter(kind="window").sort("rank")["duration"].to_numpy()
     at = int(windows.argmax())
     usual = float(np.median(np.delete(windows, at)))
@@ -119,13 +119,15 @@ def _culprit(waits: Waits, rank: int, saved_s: float, causes: tuple[CauseFound, 
 
 
 def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
-    """What the recording would lose if transfers took no time once all ranks are there, seconds."""
+    """What the recording would save if transfers took no time once all ranks have arrived, seconds."""
     communicates = (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
     return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.cost)])[0])
 
 
 def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:
-    """Seconds that the recording loses with each rank at the pace of the others. Of many, those that delay most."""
+    """What the recording saves with each rank at the pace of the others, seconds; of many ranks, only those that delay
+    most.
+    """
     order = np.argsort(-waits.sole_delay, kind="stable")[:_MOST_RANKS]
     ranks = [waits.ranks[at] for at in order.tolist()]
     times = pace.times([pace.costs(rank) for rank in ranks]).tolist()
@@ -136,12 +138,12 @@ def saved_by_rank(pace: PaceOfPeers, waits: Waits) -> Mapping[int, float]:
 
 
 def _freed(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
-    """The job where a rank makes no calls that wait for its GPU beyond those of its peers, if it waits long in them."""
+    """The job without this rank's calls that wait for its GPU beyond those of its peers, if it waits long in them."""
     return pace.without_extra_waits(rank, SMALLEST_SHARE * pace.recorded_s)
 
 
 def _covered(ops: pl.DataFrame) -> Mapping[GpuCause, Sequence[str]]:
-    """The kinds of ops that each cause makes longer, as far as there are any."""
+    """The op kinds that each cause lengthens, as far as the trace has them."""
     there = set(ops["kind"].unique().to_list())
     parts = {
         GpuCause.SLOW_GPU: _COMPUTE,
@@ -158,7 +160,7 @@ def _covered(ops: pl.DataFrame) -> Mapping[GpuCause, Sequence[str]]:
 def _causes(
     pace: PaceOfPeers, ops: pl.DataFrame, rank: int, recorded_s: float, covered: Mapping[GpuCause, Sequence[str]]
 ) -> tuple[CauseFound, ...]:
-    """Why a rank is late, the dearest first."""
+    """Why a rank is late, costliest cause first."""
     costs = [pace.costs(rank, ops["kind"].is_in(list(some)).to_numpy()) for some in covered.values()]
     saved = recorded_s - pace.times(costs)
     if GpuCause.SYNC_CALLS in covered and (freed := _freed(pace, rank)) is not None:
@@ -173,7 +175,7 @@ def _causes(
 
 
 def _evidence(cause: GpuCause, ops: pl.DataFrame, rank: int, kinds: Sequence[str]) -> tuple[GpuCause, str]:
-    """What speaks for a cause, in words; kernels that take longer may be other kernels."""
+    """The evidence for a cause, in words; longer kernels may turn out to be different kernels."""
     here = ops.filter(pl.col("kind").is_in(list(kinds)))
     total = here.group_by("rank").agg(seconds=pl.col("duration").sum(), count=pl.len()).sort("rank")
     mine = total.filter(rank=rank)
@@ -222,7 +224,7 @@ def _where(host: pl.DataFrame, rank: int) -> str:
 
 
 def _kernels_compared(kernels: pl.DataFrame, rank: int) -> tuple[GpuCause, str]:
-    """Whether a rank's kernels are slower than the same ones of its peers, or other ones."""
+    """Whether a rank's kernels are slower than the same ones of its peers, or different ones."""
     ranks = kernels["rank"].n_unique()
     shared = kernels.with_columns(on=pl.col("rank").n_unique().over("peer"))
     common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)

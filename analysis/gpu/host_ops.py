@@ -1,7 +1,7 @@
 """What the host threads of a GPU recording did, as ops: work between calls, and calls that wait for the GPU.
 
-In: the calls, GPU ops and pauses of a recording whose clocks are aligned. Out: frames of `host` and `synchronise` ops,
-as `op_trace.py` puts them beside the GPU ops.
+In: the calls, GPU ops and pauses of a recording with aligned clocks. Out: frames of `host` and `synchronise` ops, which
+`op_trace.py` combines with the GPU ops.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tracekit.gpu_activity import Activity, CallRole
 
 #: Calls that wait for the whole device.
 _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
-#: A thread that did nothing that was recorded for this long may have waited for the GPU (seconds): not every call that
-#: waits is recorded.
+#: A thread without any recorded activity for this long, seconds, may have waited for the GPU: not every waiting call is
+#: recorded.
 _LONG_GAP_S = 1e-3
 
 _SYNCHRONISES = {"kind": pl.lit("synchronise"), "role": pl.lit("synchronise")}
 
 
 def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """What each host thread did: a `host` op up to each call, `synchronise` behind those that waited for the GPU.
+    """What each host thread did: a `host` op up to each call, and `synchronise` after those that waited for the GPU.
 
-    `marks`: what else says since when a rank's host was at work, `rank` and `start`.
+    `marks`: other events that show since when a rank's host was at work, `rank` and `start`.
     """
     times = _times_of_calls(calls, gpu, marks)
     start = times.start
@@ -63,7 +63,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
 
 
 def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:
-    """The number of a thread or a stream as its name, such as "stream 7"."""
+    """The name of a thread or a stream, such as "stream 7"."""
     code = numbered(numbers)
     first = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
     first[code] = np.arange(len(code))
@@ -72,12 +72,12 @@ def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TimesOfCalls:
-    """Seconds, [calls], unless said.
+    """Times of calls, seconds, [calls], unless stated otherwise.
 
-    `begun`: when the host work up to a call began; `busy`: since when the thread was inside an operator. `waits`: which
-    calls waited for the GPU, `done`: until when. `copied`: the copy that a call waited for, -1 for none. `resumed`: the
-    call of another thread that handed over, -1 for none. `blocked`: before which calls the thread waited for the GPU in
-    a way that was not recorded, `freed`: until when.
+    `begun`: when the host work before a call began; `busy`: since when the thread was inside an operator. `waits`:
+    which calls waited for the GPU; `done`: until when. `copied`: the copy that a call waited for, -1 for none.
+    `resumed`: the call of another thread that handed over, -1 for none. `blocked`: before which calls the thread waited
+    for the GPU without a record of it; `freed`: until when.
     """
 
     start: Floats
@@ -106,7 +106,7 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
     previous[order[1:][same]] = released[order[:-1][same]]
     resumed = _handed_over(calls, previous, released)
     base = np.maximum(previous, np.append(released, -np.inf)[resumed])
-    # A thread that nobody handed over to begins with its first call; the first of a rank, with its window.
+    # A thread that no other thread handed over to begins with its first call; the first one of a rank, with its window.
     begun = np.where(np.isfinite(base), np.minimum(base, start), busy)
     for one, mark in marks.group_by("rank").agg(pl.col("start").min()).iter_rows():
         mine = np.flatnonzero(rank == one)
@@ -124,9 +124,9 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
 
 
 def with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
-    """Host work that is mostly a pause gets the pause's kind: the data loader, a garbage collection.
+    """Give host work that is mostly a pause the kind of the pause: data loader or garbage collection.
 
-    Both by rank and thread, in order of start.
+    `host` and `pauses` by rank and thread, in order of start.
     """
     rows = np.flatnonzero((host["kind"] == "host").to_numpy())
     if not pauses.height or not len(rows):
@@ -163,7 +163,7 @@ def with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
 
 
 def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
-    """The copy that each call launched and returned after, -1 for none: it waited for it."""
+    """The copy that each call launched and waited for, because it returned after the copy's end; -1 for none."""
     copies = gpu.with_row_index("row").filter(
         pl.col("launch").is_not_null() & pl.col("activity").eq(str(Activity.MEMCPY))
     )
@@ -177,10 +177,10 @@ def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
 
 
 def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Ints:
-    """The call of another thread of the rank after which a thread went on, -1 where it went on from its own.
+    """The call of another thread of the rank after which a thread continued, -1 if it continued after its own.
 
     A thread that was inside no operator when another one called may have waited for it, as the main thread waits for
-    the one that computes gradients: the latest such call before the thread became busy counts.
+    the thread that computes gradients. The latest such call before the thread became busy counts.
     """
     rank, thread = calls["rank"].to_numpy(), calls["thread"].to_numpy()
     busy = np.minimum(calls["busy_since"].to_numpy(), calls["start"].to_numpy())
@@ -203,7 +203,7 @@ def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Int
 def _places(calls: pl.DataFrame) -> Ints:
     """A number for each place in a step's calls, the same in all steps and on all ranks.
 
-    Operators say nothing here: times of whole microseconds leave open whether a call begins inside one.
+    Ignores operators: times in whole microseconds do not show whether a call begins inside one.
     """
     thread = ["rank", "thread"]
     pair = ["name", "before"]
@@ -214,7 +214,7 @@ def _places(calls: pl.DataFrame) -> Ints:
 
 
 def _last_gpu_end(rank: Ints, until: Floats, gpu: pl.DataFrame) -> tuple[Floats, Ints]:
-    """When the last GPU op of the rank that had ended by a time did so, -inf for none, and how many had, [times]."""
+    """When the last GPU op of the rank before each time ended, -inf for none, and how many had ended, [times]."""
     ends, counts = np.full(len(rank), -np.inf), np.zeros(len(rank), np.int64)
     of_gpu, all_ends = gpu["rank"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
     for one in np.unique(rank):

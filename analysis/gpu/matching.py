@@ -1,11 +1,11 @@
-"""Which communication kernels of different ranks are one collective.
+"""Which communication kernels of different ranks belong to the same collective.
 
 In: the GPU ops of a recording. Out: `Matches`: a number per instance, the same on all ranks that took part.
 
-Profilers write an identifier of each collective only lately. Without one, the kernels of a process group run in one
-order on all of its ranks, but windows of ranks begin and end at different ones: each rank is shifted against the one
-with most kernels until as many as possible are alike. Transfers between two ranks are told apart by sender and
-receiver, and are first in, first out among those.
+Only recent profilers write an identifier of each collective. Without one, the kernels of a process group run in the
+same order on all of its ranks, but the recordings of ranks begin and end at different kernels. So each rank is shifted
+against the one with most kernels until as many as possible are alike. Transfers between two ranks are identified by
+sender and receiver, and match first in, first out.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tracekit.gpu_activity import KernelClass
 from tracekit.gpu_recording import GpuRecording
 from tracekit.model import ProcessGroup
 
-#: Group of kernels of which the recording does not say whose they are: all ranks are taken to take part.
+#: Group of kernels without a recorded group: all ranks are assumed to take part.
 UNNAMED_GROUP = "all ranks"
-#: No kernel of a rank is one of these to another rank's.
+#: This kernel of a rank matches none of another rank's.
 UNMATCHED = -1
-#: What both sides of a transfer are called while they are matched.
+#: Name of both sides of a transfer during matching.
 _TRANSFER = "transfer"
 _P2P = re.compile(r"^_?(i?send|i?recv)$", re.IGNORECASE)
-#: How many elements a rank's part of a collective has, null where ranks may send different amounts.
+#: The number of elements in a rank's part of a collective, null if ranks may send different amounts.
 ELEMENTS_OF_ALL = pl.when(
     ~pl.col("collective").str.contains("(?i)all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced")
 ).then("elements")
@@ -37,14 +37,14 @@ ELEMENTS_OF_ALL = pl.when(
 _ROOTED = re.compile(
     r"broadcast|(?<!all)(?<!all_)reduce(?!_?scatter)|(?<!all)(?<!all_)gather|(?<!reduce)(?<!reduce_)scatter"
 )
-#: Of the pairs that a shift makes, this share must be alike, and overlap in time, for it to be preferred to one that
-#: makes more pairs at other times.
+#: A shift is preferred to one with more pairs, but at other times, if this share of its pairs is alike and overlaps in
+#: time.
 CONVINCING = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMatches:
-    """One process group: `matched` instances, kernels that are in none (`unmatched`, by rank), shifts by rank."""
+    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank."""
 
     group: str
     ranks: tuple[int, ...]
@@ -55,10 +55,10 @@ class GroupMatches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matches:
-    """Rows of the GPU ops that are communication, by instance.
+    """Rows of the communication GPU ops, by instance.
 
     `row`: of the recording's GPU ops, `instance`: from 0, `rank`, `start`, `end` (seconds, by the rank's own clock):
-    [members]. `synchronising`: whether no member can end before all have begun, [instances]. `group_of`: position in
+    [members]. `synchronising`: whether no member can end before all have begun, [instances]. `group_of`: index into
     `groups`, [instances].
     """
 
@@ -83,7 +83,7 @@ class Matches:
 
 
 def match_collectives(recording: GpuRecording) -> Matches:
-    """Match the communication kernels of all ranks. Ranks of a group that were not recorded are not missed."""
+    """Match the communication kernels of all ranks. Unrecorded ranks of a group do not count as missing."""
     kernels = _communication(recording)
     found: list[tuple[Ints, GroupMatches]] = []
     stated = {group.name: group for group in recording.groups}
@@ -94,7 +94,9 @@ def match_collectives(recording: GpuRecording) -> Matches:
 
 
 def _communication(recording: GpuRecording) -> pl.DataFrame:
-    """The communication kernels, `row` in front, each with the group of its stream where it does not say its own."""
+    """The communication kernels, with `row` in front, each with its group, or the group of its stream if it states
+    none.
+    """
     kernels = (
         recording.gpu_ops.with_row_index("row")
         .filter(kernel_class=str(KernelClass.COMMUNICATION))
@@ -118,7 +120,7 @@ def _communication(recording: GpuRecording) -> pl.DataFrame:
 def _of_group(
     group: ProcessGroup, kernels: pl.DataFrame, recorded: Sequence[int]
 ) -> Iterator[tuple[Ints, GroupMatches]]:
-    """[instances, ranks] rows of the group's collectives, and of its transfers between each two ranks."""
+    """[instances, ranks] rows of the group's collectives, and of its transfers between each pair of ranks."""
     transfer = kernels["collective"].fill_null("").str.contains(_P2P.pattern.replace("^", "(?i)^")) & (
         kernels["source"].is_not_null() | kernels["destination"].is_not_null()
     )
@@ -136,7 +138,7 @@ def _of_group(
 
 
 def _with_global_ends(transfers: pl.DataFrame, group: ProcessGroup) -> pl.DataFrame:
-    """`from` and `to` of each transfer. Older versions state ranks within the group instead of those of the job."""
+    """`from` and `to` of each transfer. Older versions give ranks within the group instead of ranks of the job."""
     sends = transfers["collective"].str.contains("(?i)send")
     own = pl.when(sends).then("source").otherwise("destination")
     other = pl.when(sends).then("destination").otherwise("source")
@@ -152,7 +154,7 @@ def _with_global_ends(transfers: pl.DataFrame, group: ProcessGroup) -> pl.DataFr
 def _matched(
     name: str, ranks: tuple[int, ...], kernels: Sequence[pl.DataFrame], every: pl.DataFrame
 ) -> tuple[Ints, GroupMatches]:
-    """Which rows meet, [instances, ranks]. `kernels`: of each rank, by start."""
+    """Which rows belong together, [instances, ranks]. `kernels`: of each rank, by start."""
     kernels = [one.sort("start") for one in kernels]
     if len(ranks) < 2:
         rows, shifts = np.empty((0, len(ranks)), np.int64), [0] * len(ranks)
@@ -165,10 +167,11 @@ def _matched(
 
 
 def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tuple[Ints, list[int]] | None:
-    """What has the same identifier on all ranks; None where no identifier tells instances apart.
+    """Kernels with the same identifier on all ranks; None if no identifier is unique to an instance.
 
-    A collective can be several kernels: they count up. Kernels at the beginning of a window, whose calls came before
-    it, state nothing: where all that do are as far apart, those are matched by their place.
+    A collective can consist of several kernels, which are numbered. Kernels at the beginning of a recording, whose
+    calls came before it, have no identifier: if all others are shifted by the same distance, these are matched by
+    position.
     """
     key = _identifier(kernels, every)
     if key is None:
@@ -192,7 +195,7 @@ def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tupl
 
 
 def _identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> str | None:
-    """The column that identifies instances: every rank states it, for most kernels one of their own.
+    """The column that identifies instances: every rank has it, with its own value for most kernels.
 
     Transfers have none that both sides share.
     """
@@ -206,7 +209,7 @@ def _identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> str | N
 
 
 def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
-    """Each rank shifted against the one with most kernels; what is alike on all ranks is an instance."""
+    """Each rank shifted against the one with most kernels; kernels alike on all ranks are an instance."""
     reference = max(range(len(kernels)), key=lambda number: kernels[number].height)
     kinds = _kinds(kernels)
     times = [one.select("start", "end").to_numpy() for one in kernels]
@@ -218,9 +221,9 @@ def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
 
 
 def _kinds(kernels: Sequence[pl.DataFrame]) -> list[Ints]:
-    """A number for each kernel of each rank, equal where they look alike."""
+    """A number for each kernel of each rank, equal for kernels that look alike."""
     table = pl.concat([one.with_columns(side=pl.lit(number)) for number, one in enumerate(kernels)])
-    # Only what a kernel itself says counts here: of what its launch says, other ranks may not have recorded it.
+    # Use only what the kernel states itself: other ranks may not have recorded what its launch states.
     says = pl.col("stated")
     alike = table.select(
         "side",
@@ -235,7 +238,7 @@ def _kinds(kernels: Sequence[pl.DataFrame]) -> list[Ints]:
 
 
 def _shifted(kernels: Sequence[pl.DataFrame], reference: int, shifts: list[int]) -> tuple[Ints, list[int]]:
-    """Rows that meet, [instances, ranks], where each rank's kernels begin so many places behind the reference's."""
+    """Rows that match, [instances, ranks], if each rank's kernels begin `shifts` places after the reference's."""
     kinds, count = _kinds(kernels), kernels[reference].height
     met = np.full((count, len(kernels)), UNMATCHED, np.int64)
     for number, shift in enumerate(shifts):
@@ -247,10 +250,10 @@ def _shifted(kernels: Sequence[pl.DataFrame], reference: int, shifts: list[int])
 
 
 def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Floats) -> int:
-    """How many places behind the reference's a rank's kernels begin.
+    """How many places after the reference's a rank's kernels begin.
 
-    The shift that makes most pairs alike counts, of equals the one whose pairs end closest together. Jobs repeat
-    themselves: where another shift makes fewer pairs, but those overlap in time and these do not, it counts.
+    The shift with most pairs that are alike wins; of equal ones, the one whose pairs end closest together. Jobs repeat
+    themselves, so a shift with fewer pairs wins if its pairs overlap in time and the others do not.
     """
     if not len(kind):
         return 0
@@ -282,14 +285,14 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
 
 
 def _pairs_by_shift(mine: np.ndarray, theirs: np.ndarray) -> Ints:
-    """In how many places both are true where `mine` begins so many places behind `theirs`, [shifts], by convolution."""
+    """For each shift of `mine` against `theirs`, the number of places where both are true, [shifts], by convolution."""
     size = 1 << (len(mine) + len(theirs)).bit_length()
     product = np.fft.rfft(theirs.astype(np.float64), size) * np.fft.rfft(mine[::-1].astype(np.float64), size)
     return np.rint(np.fft.irfft(product, size)[: len(mine) + len(theirs) - 1]).astype(np.int64)
 
 
 def _overlaps_by_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Floats) -> Ints:
-    """The same of kernels that are alike and overlap in time. Both are in order of start."""
+    """The same count for kernels that are alike and overlap in time. Both are in order of start."""
     first = np.searchsorted(np.maximum.accumulate(reference_times[:, 1]), times[:, 0], side="left")
     behind = np.searchsorted(reference_times[:, 0], times[:, 1], side="right")
     count = np.maximum(behind - first, 0)
@@ -300,7 +303,7 @@ def _overlaps_by_shift(kind: Ints, reference: Ints, times: Floats, reference_tim
 
 
 def _apart(shift: int, times: Floats, reference_times: Floats) -> float:
-    """The median difference of the ends of the pairs that a shift makes, seconds."""
+    """The median difference between the ends of the pairs that a shift makes, seconds."""
     mine = slice(max(0, -shift), min(len(times), len(reference_times) - shift))
     return float(np.median(np.abs(times[mine, 1] - reference_times[mine.start + shift : mine.stop + shift, 1])))
 
@@ -332,6 +335,8 @@ def _assembled(kernels: pl.DataFrame, found: Sequence[tuple[Ints, GroupMatches]]
 
 
 def _operation(name: str) -> str:
-    """What a collective's or a kernel's name says it does: ncclDevKernel_AllReduce_Sum_f32_RING_LL -> allreduce."""
+    """The operation that the name of a collective or kernel contains: ncclDevKernel_AllReduce_Sum_f32_RING_LL ->
+    allreduce.
+    """
     found = re.match(r"(?:nccl|rccl)\w*?kernel_([a-z]+)", name)
     return found[1] if found else name

@@ -1,21 +1,21 @@
-"""Whether a rank is slower than its peers by more than the recording's own noise explains.
+"""Whether a rank is slower than its peers by more than the noise of the recording explains.
 
-In: a replay of a GPU op trace and a rank. Out: what it stands out by. Compared is by how much ranks are behind the pace
-of their peers, step by step, at those ops that are on the critical path of this rank: noise elsewhere makes no
-recording longer. Three tests, for three ways to stand out:
+In: a replay of a GPU op trace and a rank. Out: what makes it stand out. The tests compare how far ranks are behind the
+pace of their peers, step by step, at the ops on the critical path of this rank: noise elsewhere does not lengthen the
+recording. There are three tests, for three ways to stand out:
 
-- *In step after step.* By how much the rank is further behind in a part of a step than ranks usually are, compared
-  between steps (paired t test): who is behind in one step and ahead in the next is behind by chance. Of a single step,
+- *In every step.* How much further behind the rank is in a part of a step than ranks usually are, compared between
+  steps (paired t-test): a rank that is behind in one step and ahead in the next is behind by chance. For a single step,
   its parts are compared.
-- *From all others.* The rank against the others in the same step, as an outlier against all other samples (externally
-  studentised residual). One bad step is enough if no other rank has one like it. It takes three ranks.
-- *At one place of the step.* In one part of all steps, against all other ranks there (t test of two samples, variance
-  of both together). Only that part is proven then. This finds a pause that is small beside the noise of whole steps. It
-  takes three ranks, too, and two steps.
+- *Far from all others.* The rank against the others in the same step, as an outlier among all other samples (externally
+  studentised residual). One bad step suffices if no other rank has one like it. Needs three ranks.
+- *At one place of the step.* One part of all steps, against all other ranks there (two-sample t-test with the combined
+  variance). Proves only that part. Finds a pause that is small compared with the noise of whole steps. Needs three
+  ranks, too, and two steps.
 
-Steps, and parts of a step, have variances of their own: Satterthwaite's degrees of freedom join them. What each cause
-of lateness covers is tested apart, for the noise of hosts is not that of kernels. Some rank is always the slowest at
-something: probabilities count once for each rank and cause (Bonferroni).
+Steps, and parts of a step, have different variances, which Satterthwaite's degrees of freedom combine. The ops of each
+cause are tested separately, because host noise differs from kernel noise. Some rank is always the slowest at something,
+so probabilities are multiplied by the number of ranks and causes (Bonferroni).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ import numpy.typing as npt
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.numeric.arrays import Floats
 
-#: Each test takes some rank for slow by mistake this often, at most.
+#: Each test names a rank by mistake with at most this probability.
 LARGEST_CHANCE = 0.05
-#: So many parts of all steps together are compared.
+#: The number of parts of all steps together that are compared.
 _PARTS = 24
 
 
 def causes_that_stand_out(
     pace: PaceOfPeers, rank: int, causes: Sequence[npt.NDArray[np.bool_]]
 ) -> list[npt.NDArray[np.bool_]]:
-    """Those of the causes for which some test says so, as far as it does.
+    """The causes that a test confirms, each reduced to the ops for which it does.
 
     `causes`: the ops that each of them covers, [ops].
     """
@@ -55,19 +55,19 @@ def causes_that_stand_out(
 
 
 def stands_out_once(took: Floats, at: int) -> bool:
-    """Whether what the rank `at` did once, it did later than all others, seconds, [ranks]."""
+    """Whether rank `at` did something that happens once later than all others did, seconds, [ranks]."""
     return len(took) * _from_all_others(took[:, None], at) <= LARGEST_CHANCE
 
 
 def _in_step_after_step(behind: Floats, at: int) -> float:
-    """How probable it is that the rank `at` is so far `behind`, [ranks, steps, parts], in so many steps."""
+    """The probability that rank `at` is this far `behind`, [ranks, steps, parts], in this many steps."""
     more = behind[at] - np.median(np.delete(behind, at, axis=0), axis=0)
     more = more if len(more) > 1 else more.T
     return _chance(more.sum(), len(more) * _variances(more), len(more))
 
 
 def _from_all_others(behind: Floats, at: int) -> float:
-    """How probable it is that the rank `at` is so far `behind`, [ranks, steps], all others; 1 for two ranks."""
+    """The probability that rank `at` is this far `behind`, [ranks, steps], all others; 1 for two ranks."""
     others = np.delete(behind, at, axis=0)
     if len(others) < 2:
         return 1.0
@@ -76,7 +76,7 @@ def _from_all_others(behind: Floats, at: int) -> float:
 
 
 def _at_one_place(behind: Floats, at: int) -> Floats:
-    """How probable it is that the rank `at` is so far `behind`, [ranks, steps, parts], in each part; [parts]."""
+    """The probability that rank `at` is this far `behind`, [ranks, steps, parts], in each part; [parts]."""
     from scipy.special import stdtr
 
     mine, others = behind[at], np.delete(behind, at, axis=0).reshape(-1, behind.shape[2])
@@ -92,13 +92,13 @@ def _at_one_place(behind: Floats, at: int) -> Floats:
 
 
 def _variances(samples: Floats) -> Floats:
-    """Of each column of [samples, columns]."""
+    """The variance of each column of [samples, columns]."""
     return np.asarray(samples.var(axis=0, ddof=1))
 
 
 def _chance(excess: float, variances: Floats, samples: int) -> float:
-    """The probability of such an excess where there is none; its variance is the sum of `variances` of `samples`."""
-    from scipy.special import stdtr  # an import of a fifth of a second, which most jobs do without
+    """The probability of such an excess by chance; its variance is the sum of `variances` of `samples`."""
+    from scipy.special import stdtr  # imports in 0.2 s; most jobs do not need it
 
     variance = float(variances.sum())
     if not variance > 0:

@@ -1,14 +1,14 @@
-"""A GPU recording as an op trace: what ran on the GPUs, and the host work between the calls that launched it.
+"""A GPU recording as an op trace: the work of the GPUs, and the host work between the calls that launched it.
 
-In: a recording, its matches and clock offsets. Out: an `OpTrace` with the rule `kineto`, which finds who waits for whom
-(`analysis/graph/rules/kineto.py`). The whole recording is one step of the trace, for GPU work runs on across the steps
-of a training loop; those are the label `profiler_step`.
+In: a recording, its matches and clock offsets. Out: an `OpTrace` with the rule `kineto`, which finds out which op waits
+for which (`analysis/graph/rules/kineto.py`). The whole recording is one step of the trace, because GPU work continues
+across the steps of a training loop; those are the label `profiler_step`.
 
 Ops of a rank:
 
 - `window`: from the start of the recording to the first event of the rank; profilers start at different times.
-- on each host thread, `host` work up to each call, from the call before of that thread, or of the one that handed over
-  to it, and `synchronise` for what is left of a synchronising call once the GPU has finished;
+- On each host thread: `host`, the work before each call, starting at the previous call of that thread or of the thread
+  that handed over to it; `synchronise`, the rest of a synchronising call once the GPU has finished.
 - GPU ops, on their streams.
 """
 
@@ -29,21 +29,21 @@ from tracekit.gpu_activity import KernelClass
 from tracekit.gpu_recording import GpuRecording
 from tracekit.op_trace import OpTrace
 
-#: Of the ops that a rank launched, this share may begin before their launch, by noise: the rest shows how far the
-#: clocks of host and GPU are apart.
+#: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
+#: of host and GPU are.
 _EARLY_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuOpTrace:
-    """`trace`: the ops; `skew_s`: how far the clock of each rank's host was ahead of its GPU's, [ranks]."""
+    """`trace`: the ops; `skew_s`: how far the clock of each rank's host was ahead of its GPU's, seconds, [ranks]."""
 
     trace: OpTrace
     skew_s: dict[int, float]
 
 
 def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets) -> GpuOpTrace:
-    """Lay a recording out as ops, by corrected clocks, from 0."""
+    """Convert a recording to ops with corrected clocks, starting at 0."""
     gpu, calls, pauses, steps, skew = _aligned(recording, clocks)
     host = with_pauses(
         host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in (pauses, steps)])), pauses
@@ -68,7 +68,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)], how="diagonal"
     )
     peer, from_end = _peers(ops, recording.step_spans)
-    # Of what was cut off by the beginning or the end of windows or files, what every rank has.
+    # Of ops at cut-off ends of windows or files, keep those that every rank has.
     whole = ~from_end & _on_all_ranks(np.zeros(ops.height, np.int64), ops) & (not recording.cut)
     on_all = _on_all_ranks(peer, ops) | whole
     host_in_no_step = pl.col("role").ne("gpu") & pl.col("profiler_step").is_null()
@@ -87,7 +87,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     return GpuOpTrace(trace, skew)
 
 
-#: Columns of the trace: those of every op trace, labels, and what the rule reads.
+#: Columns of the trace: those of every op trace, labels, and inputs of the rule.
 COLUMNS = (
     "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
     "kind", "name", "phase", "host", "group", "profiler_step", "operator",
@@ -96,14 +96,14 @@ COLUMNS = (
 )  # fmt: skip
 
 
-#: What says, beside name and role, which ops are the same.
+#: With name and role, these columns identify equal ops.
 _OF_PEERS = ("shape", "collective", "elements")
 
 
 def _aligned(
     recording: GpuRecording, clocks: ClockOffsets
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
-    """GPU ops, calls, pauses and steps by corrected clocks; the host's are moved to the GPU's."""
+    """GPU ops, calls, pauses and steps by corrected clocks; host times are converted to the GPU's clock."""
     gpu, calls = recording.gpu_ops, recording.calls
     called = np.append(calls["start"].to_numpy(), np.nan)[gpu["launch"].fill_null(-1).to_numpy()]
     delay = gpu["start"].to_numpy() - called
@@ -137,7 +137,7 @@ def _aligned(
 
 
 def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFrame:
-    """From the start of the recording to the first event of each rank."""
+    """An op from the start of the recording to the first event of each rank."""
     starts = pl.concat([frame.select("rank", "start") for frame in (gpu, host)])
     late = starts.group_by("rank").agg(pl.col("start").min()).sort("rank")
     return late.select(
@@ -151,13 +151,15 @@ def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFram
 
 
 def _looked_up(numbers: pl.Series, rows: Ints) -> pl.Series:
-    """Rows by number, null for a number that is null or -1, or has none."""
+    """Row numbers of values; null for a value that is null or -1, or has no row."""
     found = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()]
     return pl.Series(found).set(pl.Series(found < 0), None)
 
 
 def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Series:
-    """The instance of each GPU op, null for none. Whoever left a rooted collective before all had come met nobody."""
+    """The instance of each GPU op, null for none. A rank that left a rooted collective before all had arrived met
+    nobody.
+    """
     start, end = matches.start - clocks.of(matches.rank), matches.end - clocks.of(matches.rank)
     last = np.full(matches.matched, -np.inf)
     np.maximum.at(last, matches.instance, start)
@@ -180,8 +182,8 @@ def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
 def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """A number for each class of comparable ops: same name, shape and position among those of its step.
 
-    Host work is comparable by what it launches. What was launched before a rank's first mark, STEP_SCHEMA, is counted
-    from the end, for ranks' windows begin at different ops; the second result says which ops were.
+    Host work is comparable by what it launches. Ops launched before a rank's first mark, STEP_SCHEMA, are counted from
+    the end, because the windows of ranks begin at different ops; the second result marks these ops.
     """
     what = _what_it_is(ops)
     early = ops["profiler_step"].is_null().to_numpy()
@@ -209,7 +211,7 @@ def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[n
 
 
 def _what_it_is(ops: pl.DataFrame) -> Ints:
-    """A number for ops that are alike but for their place: role, name, shape, and what a collective says."""
+    """A number for ops that are alike except for their place: role, name, shape, and arguments of a collective."""
     alike = [ops[name] for name in ("role", "name", "shape") if name in ops.columns]
     if "collective" not in ops.columns:
         return numbered(*alike)

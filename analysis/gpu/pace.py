@@ -1,8 +1,8 @@
-"""What a recording would take if a rank went at the pace of its peers.
+"""How long a recording would take if a rank worked at the pace of its peers.
 
-In: a replay of a GPU op trace. Out: step times. Unlike the ideal, which is the mean over all ranks and takes out launch
-delays, this changes one rank alone, to the median of the others, and keeps the rest as recorded: what a repair of that
-rank gives back.
+In: a replay of a GPU op trace. Out: step times. The ideal is the mean over all ranks, without launch delays. This
+module instead changes one rank only, to the median of the others, and keeps the rest as recorded: what a repair of that
+rank saves.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tracekit.gpu_activity import KernelClass
 
 @dataclass(frozen=True, eq=False)
 class PaceOfPeers:
-    """A job's ranks, each against the others."""
+    """The ranks of a job, each compared with the others."""
 
     graph: FoldedGraph
     replay: GraphReplay
 
     @cached_property
     def cost(self) -> Floats:
-        """What each op costs by itself, seconds, [ops]."""
+        """Own cost of each op, seconds, [ops]."""
         costs = np.empty(len(self.graph.ops.start))
         for block, cost in zip(self.graph.blocks, self.replay.durations.cost, strict=True):
             costs[block.op] = cost
@@ -42,20 +42,20 @@ class PaceOfPeers:
 
     @cached_property
     def steps(self) -> Int32s:
-        """A number for the step of the training loop of each op, -1 for none, [ops]."""
+        """The number of the training step of each op, -1 for none, [ops]."""
         labels = self.graph.ops.labels
         none = np.zeros(len(self.graph.ops.peer), np.int32)
         return labels["profiler_step"].codes if "profiler_step" in labels else none
 
     @cached_property
     def marked_steps(self) -> Int32s:
-        """The steps of the training loop, ascending; of a recording that marks none, one that holds everything."""
+        """The training steps, ascending; for a recording without marks, one step with all ops."""
         numbers = np.unique(self.steps)
         return numbers[numbers >= 0] if numbers[-1] >= 0 else numbers
 
     @cached_property
     def _critical(self) -> Ints:
-        """The ops that the recording consists of, one after the other."""
+        """The ops on the critical path of the recording."""
         path = critical_path(self.replay, _At(self.graph, self.cost))
         ops = np.empty(len(path.row), np.int64)
         for at, block in enumerate(self.graph.blocks):
@@ -64,12 +64,12 @@ class PaceOfPeers:
         return ops
 
     def part_of_step(self, count: int) -> Ints:
-        """In which of so many parts of a step each op lies, [ops]: comparable ops in the same, so that steps align."""
+        """Which of `count` parts of a step each op is in, [ops]; the same for comparable ops, so that steps align."""
         return np.minimum((self._share_of_step * count).astype(np.int64), count - 1)
 
     @cached_property
     def _share_of_step(self) -> Floats:
-        """How far into its step each op starts, a share of it, the mean of comparable ops, [ops]."""
+        """How far into its step each op starts, as a share of the step, the mean of comparable ops, [ops]."""
         ops, step = self.graph.ops, dense(self.steps.astype(np.int64))
         begin, end = np.full(int(step.max()) + 1, np.inf), np.full(int(step.max()) + 1, -np.inf)
         np.minimum.at(begin, step, ops.start)
@@ -80,25 +80,25 @@ class PaceOfPeers:
 
     @cached_property
     def _class(self) -> Ints:
-        """Comparable ops of one step of the training loop share a number, [ops]: steps differ for all ranks at once."""
+        """Comparable ops of one training step share a number, [ops]: a step that differs does so for all ranks."""
         ops, step = self.graph.ops, self.steps
         return dense(ops.peer.astype(np.int64) * (int(step.max()) + 2) + step + 1)
 
     @cached_property
     def _totals(self) -> Floats:
-        """What each rank spends on each class, seconds, [classes, ranks]."""
+        """The time of each rank in each class, seconds, [classes, ranks]."""
         ranks = self.graph.ops.mesh.ranks
         totals = np.bincount(self._cell, weights=self.cost, minlength=(int(self._class.max()) + 1) * len(ranks))
         return totals.reshape(-1, len(ranks)).astype(np.float64)
 
     @cached_property
     def _counts(self) -> Ints:
-        """How many ops of each class each rank has, [classes, ranks]."""
+        """The number of ops of each class on each rank, [classes, ranks]."""
         return np.bincount(self._cell, minlength=self._totals.size).reshape(self._totals.shape)
 
     @cached_property
     def _cell(self) -> Ints:
-        """The class and the rank of each op in one number, [ops]."""
+        """The class and the rank of each op as one number, [ops]."""
         ranks = self.graph.ops.mesh.ranks
         return np.asarray(self._class * len(ranks) + np.searchsorted(ranks, self.graph.ops.rank), np.int64)
 
@@ -109,9 +109,9 @@ class PaceOfPeers:
         return np.asarray(wanted[kind.codes])
 
     def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
-        """By how much each rank is behind the pace of its peers at what is critical of `rank` and `chosen`, seconds.
+        """How far each rank is behind the pace of its peers at the critical ops of `rank` that are `chosen`, seconds.
 
-        [ranks, steps, parts], for each marked step, which is cut into so many `parts`.
+        [ranks, steps, parts], for each marked step, split into `parts`.
         """
         ops, steps = self.graph.ops, self.marked_steps
         critical = np.zeros(len(ops.start), np.bool_)
@@ -121,7 +121,7 @@ class PaceOfPeers:
             critical &= ops.comparable
         mine = np.flatnonzero(critical)
         classes, first, count = np.unique(self._class[mine], return_index=True, return_counts=True)
-        # Of a class whose ops are partly critical, that part.
+        # If only part of a class's ops is critical, count that part.
         share = count / np.bincount(self._class[ops.rank == rank], minlength=len(self._totals))[classes]
         cell = np.searchsorted(steps, self.steps[mine[first]]) * parts + self.part_of_step(parts)[mine[first]]
         behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
@@ -131,9 +131,9 @@ class PaceOfPeers:
         return behind.reshape(-1, len(steps), parts)
 
     def costs(self, rank: int, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
-        """The cost of each op with those of `rank` (of them, the `chosen`) at the pace of the others, seconds, [ops].
+        """The cost of each op with the (`chosen`) ops of `rank` at the pace of the others, seconds, [ops].
 
-        What the others do without is taken out.
+        Removes work that the others do not have.
         """
         ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
         mask = ops.rank == rank
@@ -150,12 +150,12 @@ class PaceOfPeers:
         return cost
 
     def _usual(self, classes: Ints, at: int) -> Floats:
-        """What ranks spend on each of these classes, the median of all but the one `at` this position, seconds."""
+        """The usual time for each of these classes, the median over all ranks except index `at`, seconds."""
         return self._usual_without[at][classes]
 
     @cached_property
     def _usual_without(self) -> tuple[Floats, ...]:
-        """For each position, the median of what all other ranks spend on each class, seconds, [classes] each."""
+        """For each rank index, the median time of all other ranks for each class, seconds, [classes] each."""
         order = np.argsort(self._totals, axis=1, kind="stable")
         ordered = np.take_along_axis(self._totals, order, axis=1)
         ranks, rows = self._totals.shape[1], np.arange(len(order))
@@ -167,9 +167,9 @@ class PaceOfPeers:
         )
 
     def without_extra_waits(self, rank: int, least_s: float) -> PaceOfPeers | None:
-        """The same job where `rank` goes on at once in calls that wait for its GPU and that most peers do not make.
+        """The same job, with `rank` continuing at once in calls that wait for its GPU and that most peers do not make.
 
-        None where it waits less than `least_s` in them, all together.
+        None if it waits less than `least_s` in all of them together.
         """
         ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
         on_gpu = self._of_kind(*KernelClass)
@@ -190,7 +190,7 @@ class PaceOfPeers:
         return PaceOfPeers(graph, GraphReplay(graph, self._durations_of(graph)))
 
     def _durations_of(self, graph: FoldedGraph) -> Durations:
-        """What the ops cost here, launch delays included, laid out as another graph of the same ops is."""
+        """The costs of the ops, with launch delays, in the layout of another graph of the same ops."""
         delay = np.empty(len(self.cost))
         for block, late in zip(self.graph.blocks, self.replay.durations.launch_delay, strict=True):
             delay[block.op] = late
@@ -198,19 +198,19 @@ class PaceOfPeers:
         return Durations(cost, tuple(delay[block.op] for block in graph.blocks), cost, 0, 0)
 
     def time_with_window(self, rank: int, begin_s: float) -> float:
-        """How long the recording takes where the window of a rank begins so long after the recording, seconds."""
+        """How long the recording takes if the window of a rank begins `begin_s` after the recording, seconds."""
         cost = self.cost.copy()
         cost[self._of_kind("window") & (self.graph.ops.rank == rank)] = begin_s
         return float(self.times([cost])[0])
 
     def times(self, costs: Sequence[Floats]) -> Floats:
-        """How long the recording takes at each of these costs, launch delays kept, seconds, [costs]."""
+        """How long the recording takes at each of these costs, with launch delays, seconds, [costs]."""
         times: Floats = self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)
         return times
 
     @cached_property
     def recorded_s(self) -> float:
-        """How long it takes as it was."""
+        """How long the recording takes as it was."""
         return float(self.times([self.cost])[0])
 
 

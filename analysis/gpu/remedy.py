@@ -1,7 +1,6 @@
-"""What to do first about each cause of a late rank, and what it does to the job: the words that every output shows.
+"""What to do first about each cause of a late rank, and its effect on the job: the texts that every output shows.
 
-In: a cause. Out: sentences. They say what to check or change and promise no figure: the saving stands beside the
-cause.
+In: a cause. Out: sentences. They say what to check or change and give no figure: the saving is shown next to the cause.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final
 
 from tracekit.analysis.gpu.culprit import GpuCause
 
-#: A cause as a person would say it, after "rank 2".
+#: A cause as a person would put it, after "rank 2".
 EFFECTS: Final[Mapping[GpuCause, str]] = {
     GpuCause.SLOW_GPU: "runs the same kernels slower than its peers",
     GpuCause.UNEVEN_WORK: "runs kernels that its peers do not",
@@ -22,7 +21,7 @@ EFFECTS: Final[Mapping[GpuCause, str]] = {
     GpuCause.SLOW_LINK: "transfers slower than its peers once all ranks are there",
     GpuCause.LATE_START: "begins later in the recording than its peers, which wait for it",
 }
-#: What to do first, an imperative without a full stop.
+#: What to do first, in the imperative, without a full stop.
 ACTIONS: Final[Mapping[GpuCause, str]] = {
     GpuCause.SLOW_GPU: "Check clocks, temperature and power limit of this GPU, then replace it",
     GpuCause.UNEVEN_WORK: "Give this rank the same work as its peers",

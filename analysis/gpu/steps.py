@@ -1,12 +1,12 @@
-"""Which step of the training loop calls belong to where the profiler marked none.
+"""The training step of each call if the profiler did not mark it.
 
-In: a recording and its matches. Out: the same recording with steps. Comparing ranks takes steps: the same kernel at the
+In: a recording and its matches. Out: the same recording with steps. Ranks are compared by step: the same kernel at the
 same place of the same step is equal work. Marks can be missing in two ways:
 
-- *On some ranks*, whose window began or ended inside a step. A step between two that such a rank marks, or before or
-  behind all of them, fills what lies between.
-- *On all ranks*. The collectives that all ranks take part in are anchors: between the same two, ranks do the same work.
-  Where the kernels launched between anchors repeat, one period is taken as a step.
+- *On some ranks*, whose window began or ended inside a step. A step that other ranks mark fills the time between two
+  neighbouring marks of such a rank, or before or after all of its marks.
+- *On all ranks*. The collectives that all ranks take part in are anchors: between the same two anchors, ranks do equal
+  work. If the kernels launched between anchors repeat, one period is taken as a step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.gpu_recording import GpuRecording
 
-#: Sections between anchors repeat where this share of them looks like the one a period before.
+#: Sections between anchors repeat if this share of them looks like the section one period earlier.
 _ALIKE = 0.9
 
 
 class _Span(NamedTuple):
-    """A step of a rank; seconds, the begin left out."""
+    """A step of a rank; seconds, without the begin itself."""
 
     rank: int
     step: int
@@ -36,7 +36,7 @@ class _Span(NamedTuple):
 
 
 def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
-    """The recording with a step for calls, and for what they launched, that have none; its marks stay as they are."""
+    """The recording with a step for calls, and what they launched, without one; existing marks stay as they are."""
     missing = _unmarked(recording, matches) if recording.step_spans.height else _repeated(recording, matches)
     if not missing:
         return recording
@@ -46,7 +46,7 @@ def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
     for one in recording.ranks:
         spans = sorted((span for span in missing if span.rank == one), key=lambda span: span.begin)
         mine = np.flatnonzero((rank == one) & (step < 0))
-        # A step begins behind the call that launched its anchor: others can bear the same whole microsecond.
+        # A step begins after the call that launched its anchor: other calls can have the same whole microsecond.
         at = np.searchsorted([span.begin for span in spans], start[mine], side="left") - 1
         inside = (at >= 0) & (start[mine] <= np.array([*(span.end for span in spans), -np.inf])[at])
         step[mine] = np.where(inside, np.array([*(span.step for span in spans), -1])[at], -1)
@@ -63,9 +63,9 @@ def _or_null(step: Ints) -> pl.Series:
 
 
 def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
-    """Spans of steps that a rank does not mark; only where their place leaves no doubt.
+    """Spans of steps that a rank does not mark; only those whose place is certain.
 
-    What lies before the first mark of all ranks, and behind the last, is a step where it launches half as many
+    The time before the first mark of all ranks, and after the last, is a step if it launches at least half as many
     collectives as one.
     """
     spans = {
@@ -88,12 +88,12 @@ def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
 
 
 def _count(times: Floats, begin: float, end: float) -> int:
-    """How many times lie in a span."""
+    """The number of times in a span."""
     return int(((times > begin) & (times <= end)).sum())
 
 
 def _repeated(recording: GpuRecording, matches: Matches) -> list[_Span]:
-    """Spans from anchor to anchor; none where there are no anchors, or ranks differ in their order."""
+    """Spans from anchor to anchor; none if there are no anchors, or ranks differ in their order."""
     launched = _launch_times(recording, matches)
     if not launched.shape[1] or (np.diff(launched, axis=1) < 0).any():
         return []
@@ -106,7 +106,9 @@ def _repeated(recording: GpuRecording, matches: Matches) -> list[_Span]:
 
 
 def _launch_times(recording: GpuRecording, matches: Matches) -> Floats:
-    """When the calls that launched the collectives of all ranks began, in the order of the first, [ranks, anchors]."""
+    """When the calls that launched the collectives of all ranks began, in the order of the first rank, [ranks,
+    anchors].
+    """
     launch = recording.gpu_ops["launch"].fill_null(-1).to_numpy()[matches.row]
     called = np.append(recording.calls["start"].to_numpy(), np.nan)[launch]
     times = np.full((len(recording.ranks), matches.matched), np.nan)
@@ -116,7 +118,7 @@ def _launch_times(recording: GpuRecording, matches: Matches) -> Floats:
 
 
 def _sections(recording: GpuRecording, anchors: Floats) -> Ints:
-    """A number for what the first rank launches from each anchor to the next, [anchors - 1]: equal for equal names."""
+    """A number for what the first rank launches between neighbouring anchors, [anchors - 1]; equal for equal names."""
     ops = recording.gpu_ops.filter(pl.col("launch").is_not_null() & pl.col("rank").eq(recording.ranks[0]))
     called = recording.calls["start"].gather(ops["launch"]).to_numpy()
     ops = ops.select("name", called=called, section=np.searchsorted(anchors, called, side="left") - 1)
@@ -130,7 +132,7 @@ def _sections(recording: GpuRecording, anchors: Floats) -> Ints:
 
 
 def _period(sections: Ints) -> int:
-    """After how many sections they repeat; more than there are where they do not."""
+    """The number of sections after which they repeat; more than their number if they do not."""
     alike = (shift for shift in range(1, len(sections) // 2 + 1)
              if (sections[shift:] == sections[:-shift]).mean() >= _ALIKE)  # fmt: skip
     return next(alike, len(sections) + 1)

@@ -1,7 +1,7 @@
 """What the op graph of a recording leaves unexplained.
 
 In: a folded graph and its durations. Out: `Unexplained`: how long GPU ops were ready before they started, which edges
-were concluded rather than recorded, and where recorded times contradict an edge.
+were inferred rather than recorded, and where recorded times contradict an edge.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.replay.costs import Durations
 from tracekit.gpu_activity import KernelClass
 
-#: The times of two ends of an edge may contradict it by this much, by rounding and noise of clocks (seconds).
+#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
 NOISE_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """`communication_gap_s`, `compute_gap_s`: 99th percentile of what no edge explains before GPU ops, seconds.
+    """`communication_gap_s`, `compute_gap_s`: 99th percentile of the unexplained gap before GPU ops, seconds.
 
-    `inferred`: edges that were concluded from the order of calls, `edges`: all. `violations`: edges that the recorded
-    times contradict by more than NOISE_S.
+    `inferred`: number of edges inferred from the order of calls; `edges`: of all edges. `violations`: of edges that the
+    recorded times contradict by more than NOISE_S.
     """
 
     communication_gap_s: float
@@ -35,7 +35,7 @@ class Unexplained:
 
 
 def unexplained(graph: FoldedGraph, durations: Durations) -> Unexplained:
-    """Measure it."""
+    """Measure what the edges of `graph` leave unexplained."""
     ops = graph.ops
     delay = np.zeros(len(ops.start))
     for block, late in zip(graph.blocks, durations.launch_delay, strict=True):

@@ -1,8 +1,8 @@
-"""Who waits for whom in collectives, and what each rank alone costs.
+"""Which rank waits for which in collectives, and what each rank alone costs.
 
-In: `Matches` and `ClockOffsets`. Out: `Waits`. A rank that begins a collective before the last one waits for it. Who is
-last most often need not be who costs most: what only one rank is to blame for is how much later it begins than the one
-before it.
+In: `Matches` and `ClockOffsets`. Out: `Waits`. A rank that begins a collective before the last one waits for it. The
+rank that is last most often need not cost most: a rank alone is responsible only for how much later it begins than the
+one before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitsOfGroup:
-    """Seconds that each rank (first axis) waited for each other one (second axis) in a group, [ranks, ranks]."""
+    """Seconds that each rank (first axis) waited for each other rank (second axis) in a group, [ranks, ranks]."""
 
     group: str
     waited: Floats
@@ -29,7 +29,7 @@ class Waits:
     """Seconds over all matched collectives, [ranks].
 
     `wait`: last start - own start. `sole_delay`: last start - second-last start, credited to the last. `last`: how
-    often a rank was. `by_group`: who waited for whom.
+    often a rank was last. `by_group`: which rank waited for which.
     """
 
     ranks: tuple[int, ...]
@@ -40,13 +40,13 @@ class Waits:
 
     @property
     def waited_for(self) -> Floats:
-        """Seconds that each rank (first axis) waited for each other one, over all groups, [ranks, ranks]."""
+        """Seconds that each rank (first axis) waited for each other rank, over all groups, [ranks, ranks]."""
         none = np.zeros((len(self.ranks), len(self.ranks)))
         return np.asarray(sum((group.waited for group in self.by_group), none))
 
 
 def measure_waits(matches: Matches, clocks: ClockOffsets) -> Waits:
-    """Who waited for whom, by corrected clocks."""
+    """Which rank waited for which, by corrected clocks."""
     ranks = clocks.ranks
     count, instances = len(ranks), matches.matched
     start = matches.start - clocks.of(matches.rank)

@@ -82,9 +82,7 @@ def place_lanes(trace: Trace) -> Lanes:
 
 
 def _united(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes] | None:
-    """The lanes by structure, if ops that only some lanes have do not count for the structure; None if no lane has such
-    ops.
-    """
+    """The lanes by structure, disregarding ops that only some lanes have; None if they have too little in common."""
     kinds = varying_kinds(counts[lanes])
     parts = _alike(ops, _without(counts, kinds), lanes)
     optional = optional_kinds(counts[lanes])
@@ -136,7 +134,7 @@ class _Ops:
         columns = {name: trace.ops[name].to_numpy() for name in names}
         self.trace, self.stages, self.chunks = trace, trace.layout.pp, trace.layout.vpp
         self.steps = trace.steps
-        # maybe only a few of many are traced: count lanes over those
+        # often only a few of many are traced: count lanes over those
         self.dp_ranks = distinct_steps(columns["dp_rank"])
         self.step = step_positions(columns["step"], self.steps)
         self.dp_rank = step_positions(columns["dp_rank"], self.dp_ranks)

@@ -1,4 +1,4 @@
-"""All that the verdict on a hang looks at, and how it calls operations and groups.
+"""Everything that the verdict on a hang uses, and its names for operations and groups.
 
 In: a `FlightRecord`. Out: a `Case`.
 """
@@ -13,13 +13,13 @@ from tracekit.analysis.hang.states import NOBODY, WAITS, Rendezvous, find_rendez
 from tracekit.analysis.hang.wait_graph import Ints, WaitGraph, build_graph, stalls
 from tracekit.flight_record import FlightRecord
 
-#: Ranks listed for one wait.
+#: The number of ranks listed for one wait.
 SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """All that the verdict looks at."""
+    """Everything that the verdict uses."""
 
     record: FlightRecord
     rendezvous: Rendezvous
@@ -29,7 +29,7 @@ class Case:
 
     @classmethod
     def of(cls, record: FlightRecord) -> Case:
-        """Gather it."""
+        """Gather the facts from a record."""
         rendezvous = find_rendezvous(record)
         graph = build_graph(rendezvous, record.world_size)
         waits = rendezvous.members.filter(state=WAITS)
@@ -37,7 +37,7 @@ class Case:
         return cls(record, rendezvous, graph, stalls(graph), waits.filter(at_first)["id"].unique().to_numpy())
 
     def operation(self, number: int) -> str:
-        """An unfinished operation, in words."""
+        """The name of an unfinished operation, in words."""
         row = self.rendezvous.operations.row(number, named=True)
         if row["p2p"]:
             source, target = ("?" if row[end] == NOBODY else row[end] for end in ("source", "target"))
@@ -45,7 +45,7 @@ class Case:
         return f"{row['name']} {row['sequence']}"
 
     def group(self, number: int) -> str:
-        """The name of its group."""
+        """The name of an unfinished operation's group."""
         place = self.rendezvous.operations["group"][number]
         return self.record.groups[place].description or "unnamed group"
 

@@ -1,8 +1,8 @@
-"""Calls that do not belong together: members of one group whose calls of one sequence number differ.
+"""Calls that do not belong together: members of one group make different calls under the same sequence number.
 
-In: a `FlightRecord` and its `Rendezvous`. Out: `Mismatch`es at operations that are stuck. Only what the members of a
-collective must agree on is compared: the operation, and for those with equal contributions the type and the number of
-elements. An all-to-all of a mixture of experts sends as many elements as it likes.
+In: a `FlightRecord` and its `Rendezvous`. Out: `Mismatch`es at operations that are stuck. Compares only what the
+members of a collective must agree on: the operation and, if all contributions must be equal, the type and number of
+elements. The all-to-all of a mixture of experts may send any number of elements.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """`ranks`: those whose call differs from that of most members; where the group is split evenly, whose calls from
-    there on differ from what other groups of this description call under these numbers, or call at all; where that does
-    not tell either, all members. `calls`: rank -> what it called and where, one rank per kind of call.
+    """`ranks`: the ranks whose call differs from that of most members. If the group is split evenly: the ranks whose
+    calls, from there on, match fewer calls of other groups of this kind. If that does not decide either: all members.
+    `calls`: rank -> what it called and where, one rank per kind of call.
     """
 
     id: int
@@ -31,7 +31,7 @@ class Mismatch:
 
 
 def find_mismatches(record: FlightRecord, rendezvous: Rendezvous) -> list[Mismatch]:
-    """The earliest mismatch of each group that is stuck in one."""
+    """The earliest mismatch of each group that is stuck because of one."""
     stuck = rendezvous.operations.filter(~pl.col("p2p")).select("id", "group", "sequence")
     waiting = rendezvous.members.filter(state=WAITS).select("id").unique()
     made = record.operations.filter(~pl.col("p2p")).with_columns(_signature().alias("signature"))
@@ -49,9 +49,9 @@ def _signature() -> pl.Expr:
 
 
 def _mismatch(record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame) -> Mismatch:
-    """`made`: all collectives with their signatures; `calls`: those that should be one."""
+    """`made`: all collectives with their signatures; `calls`: those that should be the same."""
     group, counts = int(calls["group"][0]), Counter(calls["signature"].to_list())
-    # The group's own history shows nothing: who leaves out a rare call makes the usual one in its place.
+    # The group's own history does not show it: a rank that skips a rare call makes the usual one in its place.
     siblings = [
         place
         for place, one in enumerate(record.groups)
@@ -78,10 +78,10 @@ def _mismatch(record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame) -> 
 
 
 def _alike(made: pl.DataFrame, calls: pl.DataFrame, usual: pl.DataFrame) -> Counter[str]:
-    """Signature -> how often other groups make the calls that its ranks make, under their numbers, from this one on.
+    """Signature -> how often other groups make the calls of its ranks, under the same numbers, from this call on.
 
-    `made`, `usual`: what the group and the others call. A rank that left a call out is one ahead of its peers, and of
-    other groups, ever after.
+    `made`, `usual`: calls of the group and of the others. A rank that skipped a call is one call ahead of its peers,
+    and of other groups, from then on.
     """
     at = Counter(usual.select("sequence", "signature").iter_rows())
     called = dict(calls.select("rank", "signature").iter_rows())
@@ -94,6 +94,6 @@ def _alike(made: pl.DataFrame, calls: pl.DataFrame, usual: pl.DataFrame) -> Coun
 
 
 def _most(counts: Counter[str]) -> str | None:
-    """The most frequent one; None where two are equally frequent."""
+    """The most frequent item; None if two are equally frequent."""
     ranked = counts.most_common(2)
     return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else None

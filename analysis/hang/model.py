@@ -1,4 +1,4 @@
-"""What the analysis of a hang finds: the words that terminal, JSON and alerts share."""
+"""Results of the analysis of a hang, in the terms that terminal, JSON and alerts share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Culprit:
     """A rank that holds others up.
 
     `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for it,
-    directly or not; `since_ns`: when the first of them began to; `operation`: what they wait in.
+    directly or not; `since_ns`: when the first of them began to wait; `operation`: what they wait in.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that merely waits: its earliest unfinished operation and the ranks that hold that up (the first few)."""
+    """A rank that only waits: its earliest unfinished operation, and the first few ranks that hold that up."""
 
     rank: int
     waits_for: tuple[int, ...]
@@ -51,7 +51,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class StalledGroup:
-    """The earliest unfinished operation of a process group, and its members by what they did about it."""
+    """The earliest unfinished operation of a process group, and its members by their state."""
 
     group: ProcessGroup
     operation: str
@@ -64,7 +64,7 @@ class StalledGroup:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A stall whose culprit the dumps cannot tell: the candidates, and what would tell."""
+    """A stall whose culprit the dumps do not show: the candidates, and what would decide between them."""
 
     ranks: tuple[int, ...]
     operation: str
@@ -73,7 +73,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks whose main threads stand in the same place; `frames` innermost first."""
+    """Ranks whose main threads have the same stack; `frames` innermost first."""
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]
@@ -81,9 +81,9 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """The verdict on one set of dumps. A hang is found where somebody waits (`hung`).
+    """The verdict on one set of dumps. A hang is found if somebody waits (`hung`).
 
-    `stacks`: of all ranks whose dumps have one, the fewest ranks first: the few that differ from the many.
+    `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many.
     """
 
     world_size: int

@@ -1,4 +1,4 @@
-"""What a report on a hang has beside its culprits: who waits for whom, stalled groups, equal stacks.
+"""The parts of a report on a hang other than its culprits: who waits for whom, stalled groups, equal stacks.
 
 In: a `Case`, culprits and open questions. Out: a `HangReport`.
 """
@@ -52,7 +52,7 @@ def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
 
 
 def _held_up(case: Case, culprit: Culprit, backwards: csr_array) -> int:
-    """How many wait for a culprit: for it to come, or, where its call is another one, in what they called together."""
+    """How many ranks wait for a culprit: for its arrival or, if its call differs, in what they called together."""
     waiting = waiting_for(case.graph, culprit.rank, backwards)
     if culprit.stall_class is StallClass.MISMATCH:
         together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]

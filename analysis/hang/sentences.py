@@ -1,4 +1,4 @@
-"""What a report on a hang says in a sentence: the same in terminal, JSON, dashboard and alerts."""
+"""A report on a hang in sentences, the same in terminal, JSON, dashboard and alerts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST = {
 
 
 def headline(report: HangReport) -> str:
-    """What was found, in one line."""
+    """The finding, in one line."""
     seen = f"{report.dumps} of {report.world_size} rank{'s' * (report.world_size != 1)} left a dump"
     if not report.hung:
         return f"NO HANG  no rank waits for another one ({seen})"
@@ -35,6 +35,6 @@ def waiting_ranks(count: int) -> str:
 
 
 def first_step(report: HangReport) -> str | None:
-    """What to do first about the most frequent class of the culprits; None where there are none."""
+    """What to do first about the most frequent class of the culprits; None if there are none."""
     classes = Counter(one.stall_class for one in report.culprits).most_common(1)
     return _FIRST[classes[0][0]] if classes else None

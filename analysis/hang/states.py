@@ -1,8 +1,8 @@
-"""Who is where in every unfinished operation.
+"""The state of every rank in every unfinished operation.
 
-In: a `FlightRecord`. Out: `Rendezvous`: a table of the operations that some rank has issued and not finished, and a
-table of their members with what each did. A recorder may list unfinished operations alone; what it leaves out is then
-known from the lowest unfinished sequence number and from the status of the group.
+In: a `FlightRecord`. Out: `Rendezvous`: a table of the operations that some rank has issued but not finished, and a
+table of their members with the state of each. A recorder may list only unfinished operations; the rest then follows
+from the lowest unfinished sequence number and from the status of the group.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tracekit.flight_record import FlightRecord, Progress
 
 WAITS, FINISHED, NOT_ISSUED, UNKNOWN = range(4)
 _UNTOLD = 4
-#: The end of a transfer that its group's members do not tell.
+#: The end of a transfer if its group's members do not determine it.
 NOBODY = -1
 
-#: Operations that nobody can finish before every member has reached them. In the others (broadcast, reduce, gather,
-#: scatter, transfers) some members may leave early.
+#: Operations that no rank can finish before every member has reached them. In the others (broadcast, reduce, gather,
+#: scatter, transfers), some members may leave early.
 _NEEDS_ALL = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
-#: A status counts collectives or transfers, whichever came last; one this far beyond every entry counts transfers.
+#: A status counts either collectives or transfers, whichever came last; if it is this far beyond every entry, it counts
+#: transfers.
 _STATUS_SLACK = 1000
 
 
@@ -33,7 +34,7 @@ _MEMBER = ["id", "rank", "state", "order", "progress", "call_site"]
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
-    state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and of those that wait: order, progress, call_site. `stale`:
+    state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and for those that wait: order, progress, call_site. `stale`:
     ranks whose dump is older than what their peers have finished with them. `known`: rank, group, issued, finished: the
     last collective that each rank issued and finished in each group.
     """
@@ -136,8 +137,8 @@ def _collectives(
 
 
 def _settled(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
-    """A rank that says nothing of a group has finished what a peer could not have finished without it, and has not
-    issued anything else.
+    """A rank without entries for a group has finished what a peer could not have finished without it, and has issued
+    nothing else.
     """
     needs_all = operations.filter("needs_all").select("id")
     passed = members.filter(state=FINISHED).join(needs_all, on="id", how="semi")["id"].unique()
@@ -148,8 +149,8 @@ def _settled(operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
 def _transfers(
     record: FlightRecord, unfinished: pl.DataFrame, known: pl.DataFrame, first_id: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Sends and their receives. Where both sides count alike the sequence number joins them, and tells what the peer
-    has finished; elsewhere transfers of a pair keep their order: first goes with first.
+    """Sends and their receives. If both sides count alike, the sequence number joins them and shows what the peer has
+    finished; otherwise, transfers of a pair match in order, first with first.
     """
     ends = unfinished.with_columns(pl.col("source", "target").fill_null(NOBODY))
     pair = ["group", "source", "target"]
@@ -187,7 +188,7 @@ def _transfers(
 
 
 def _counted_alike(record: FlightRecord, ends: pl.DataFrame) -> list[int]:
-    """Groups of two in which no number is a transfer in one direction here and in the other direction there."""
+    """Groups of two in which no number means opposite directions of transfer on the two ranks."""
     ways = ends.group_by("group", "sequence").agg(pl.struct("source", "target").n_unique().alias("ways"))
     both_ways = set(ways.filter(pl.col("ways") > 1)["group"])
     return [

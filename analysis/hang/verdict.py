@@ -1,8 +1,8 @@
 """From the wait-for graph to the ranks that hold the job up.
 
-In: a `FlightRecord`. Out: a `HangReport`. A culprit is where waiting ends; each has a class and evidence. Nobody who
-waits is one. A rank whose dump is missing may hang, or wait like the others, or have lost its file: it is a culprit
-where the others prove that it never came, or where nothing else explains their wait.
+In: a `FlightRecord`. Out: a `HangReport`. A culprit is where waiting ends; each has a class and evidence. A rank that
+waits is never a culprit. A rank whose dump is missing may hang, or wait like the others, or have lost its file: it is a
+culprit if the others prove that it never came, or if nothing else explains their wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracekit.flight_record import FlightRecord, Progress
 
 
 def find_hang(record: FlightRecord) -> HangReport:
-    """Who holds up whom, and why. Pure: dumps in, verdict out."""
+    """Which ranks hold up which, and why. Pure: dumps in, verdict out."""
     case = Case.of(record)
     rendezvous, graph = case.rendezvous, case.graph
     sinks = find_sinks(graph, rendezvous)
@@ -54,7 +54,7 @@ def find_hang(record: FlightRecord) -> HangReport:
 
 
 def _proven(case: Case, sinks: Sinks) -> list[int]:
-    """The ranks at the end of waiting, without those of whom nothing is known and that may wait themselves."""
+    """The ranks at the end of waiting, except those whose state is unknown and that may wait themselves."""
     silent = case.graph.silent
     seen = [rank for rank in sinks.ranks if rank not in silent]
     suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]
@@ -67,7 +67,7 @@ def _proven(case: Case, sinks: Sinks) -> list[int]:
 
 
 def _is_awaited(case: Case, rank: int) -> bool:
-    """Whether a rank that waits itself waits for this one; what a broken rank waits in tells nothing."""
+    """Whether a rank that waits itself waits for this one; what a broken rank waits in proves nothing."""
     begin, end = case.graph.edges
     return bool(np.isin(begin[end == rank], end).any())
 
@@ -75,10 +75,10 @@ def _is_awaited(case: Case, rank: int) -> bool:
 def _never_came(case: Case, rank: int, culprits: frozenset[int]) -> bool:
     """Whether the others show that a silent rank is not just waiting somewhere.
 
-    They do where an operation is the earliest unfinished one of all who wait in it and only silent members lack: it
-    would be finished if they had come. A transfer that its peer waits in first shows it too, unless the rank is in a
-    collective that a culprit holds up, where it may wait. What ranks in the same place of other groups have not come
-    to either, because they wait, shows nothing.
+    They do if an operation is the earliest unfinished one of all ranks that wait in it, and only silent members are
+    missing: it would be finished if they had come. A transfer in which its peer waits first also shows it, unless the
+    rank is in a collective that a culprit holds up, where it may wait. An operation shows nothing if ranks in the same
+    place of other groups have not come to theirs either, because they wait.
     """
     first = case.graph.first_order
     own = case.rendezvous.members.filter(rank=rank).select("id")
@@ -118,7 +118,7 @@ def _absent_alike(case: Case, number: int, rank: int) -> bool:
 
 
 def _awaited_in(case: Case, rank: int) -> int:
-    """The operation in which a culprit is missed first; a culprit is missed in some."""
+    """The first operation in which a culprit is missed; every culprit is missed in one."""
     if rank in case.graph.broken:
         passed = case.rendezvous.members.filter(state=FINISHED).select("id")
         mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))
@@ -164,7 +164,7 @@ def _stuck(case: Case, rank: int) -> Culprit:
 
 
 def _posted_receive(case: Case, rank: int) -> tuple[str, ...]:
-    """A receive that a rank has posted and nobody has sent to: posted ahead of need, or where the rank stands."""
+    """A receive that a rank has posted and nobody has sent to: posted early, or the place where the rank is stuck."""
     mine = case.rendezvous.members.filter(rank=rank, state=WAITS).sort("order")
     receives = mine.join(case.rendezvous.operations.filter("p2p", target=rank).select("id", "source"), on="id")
     for number, source in receives.select("id", "source").iter_rows():
@@ -175,7 +175,7 @@ def _posted_receive(case: Case, rank: int) -> tuple[str, ...]:
 
 
 def _not_issued(case: Case, rank: int) -> tuple[str, ...]:
-    """What others wait in that a rank has not issued."""
+    """Operations in which others wait and which a rank has not issued."""
     rows = case.rendezvous.members.filter((pl.col("rank") == rank) & pl.col("state").is_in([NOT_ISSUED, UNKNOWN]))
     if rows.is_empty():
         return ()
@@ -195,7 +195,7 @@ def _mismatched(case: Case, found: Mismatch, rank: int) -> Culprit:
 
 
 def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
-    """An operation that all have issued and none is late for: whose device has not begun it?"""
+    """An operation that all have issued and none is late for: which rank's device has not begun it?"""
     rows = case.rendezvous.members.filter((pl.col("id") == number) & (pl.col("state") == WAITS))
     where = f"{case.operation(number)} of {case.group(number)}"
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
@@ -222,8 +222,8 @@ def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided
 
 
 def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
-    """A send that its target stands elsewhere for. Where the target's dump says nothing of what it has finished, it may
-    have received, and the sender's device be the one that stands still.
+    """A send whose target is stuck elsewhere. If the target's dump does not say what it has finished, the target may
+    have received, and the sender's device may be stuck.
     """
     source, target = case.rendezvous.operations.select("source", "target").row(number)
     history = case.record.operations.filter(rank=target, progress=int(Progress.FINISHED))
@@ -237,11 +237,11 @@ def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]
 
 
 def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[Culprit]:
-    """Of ranks that wait for each other, those that have gone past a call that most members of a group wait in.
+    """Of ranks that wait for each other, those that have passed a call in which most members of a group wait.
 
-    Where more than half of the members wait in an operation, it is the program's next one. A rank of the ring that has
-    not issued it has left it out, or calls in another order, unless it is behind in its other groups, too (`_is_level`,
-    whose answer must be one of `accepted`). None where no such operation is in the ring, or several.
+    If more than half of the members wait in an operation, it is the program's next one. A rank of the ring that has not
+    issued it skipped it, or makes its calls in another order, unless it is behind in its other groups too (`_is_level`,
+    whose answer must be one of `accepted`). Empty if the ring has no such operation, or several.
     """
     world = case.graph.world_size
     ranks = {node for node in ring if node < world}
@@ -259,8 +259,8 @@ def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None])
 
 
 def _is_level(case: Case, rank: int, number: int) -> bool | None:
-    """Whether a rank has issued as many collectives as those who wait for it in an operation, in the other groups that
-    it shares with them; None where it shares none.
+    """Whether a rank has issued as many collectives as the ranks that wait for it in an operation, counted in the other
+    groups that it shares with them; None if it shares none.
     """
     group = int(case.rendezvous.operations["group"][number])
     elsewhere = case.rendezvous.known.filter((pl.col("group") != group) & pl.col("issued").is_not_null())

@@ -1,14 +1,13 @@
-"""Who waits for whom, and where waiting ends.
+"""Which rank waits for which, and where waiting ends.
 
-In: `Rendezvous`. Out: a `WaitGraph` over ranks and unfinished operations. A rank points at the operations it waits in;
-an operation points at the members that hold it up: those that have not issued it, or, where all have, those whose
-device cannot have reached it because something earlier is unfinished there, and the end of a transfer that the other
-end has finished. Ranks are not joined to ranks directly: an
-operation of n members has n edges, not n squared.
+In: `Rendezvous`. Out: a `WaitGraph` over ranks and unfinished operations. A rank points at the operations in which it
+waits. An operation points at the members that hold it up: those that have not issued it or, if all have, those whose
+device cannot have reached it because something earlier is unfinished there; for a transfer that one end has finished,
+the other end. Ranks do not point at ranks directly: an operation of n members has n edges, not n squared.
 
 Following the edges ends in a *sink*: a rank that waits for nobody, or an operation that all members have issued and
-nobody is late for. Where it ends in a ring instead, receives posted ahead of need are taken out: they do not stop
-whoever posted them.
+nobody is late for. If it ends in a ring instead, receives posted early are removed: they do not stop the rank that
+posted them.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ Ints = npt.NDArray[np.int64]
 class WaitGraph:
     """Nodes are ranks, then operations (number `world_size` + id).
 
-    `edges`: [2, n], from and to. `broken`: ranks with an unfinished operation that their peers have finished.
-    `silent`: ranks whose state is unknown. `first_order`: per rank the place of its earliest unfinished operation.
+    `edges`: [2, n], from and to. `broken`: ranks with an unfinished operation that their peers have finished. `silent`:
+    ranks whose state is unknown. `first_order`: per rank, the place of its earliest unfinished operation.
     """
 
     world_size: int
@@ -45,7 +44,7 @@ class WaitGraph:
 
     @property
     def nodes(self) -> int:
-        """Ranks and operations."""
+        """Number of nodes: ranks and operations."""
         return self.world_size + self.operations
 
     def matrix(self, edges: Ints | None = None) -> csr_array:
@@ -57,7 +56,7 @@ class WaitGraph:
 @dataclass(frozen=True, slots=True)
 class Sinks:
     """Where waiting ends: ranks, operations that everybody has issued, rings of nodes, with the send in each that its
-    target waits past (`unreceived`), and rings that nothing resolves.
+    target waits beyond (`unreceived`), and rings that nothing resolves.
     """
 
     ranks: tuple[int, ...]
@@ -110,7 +109,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     """Follow all edges to their ends."""
     ranks, operations, rings = _ends(graph, graph.edges)
     alone = [ring for ring in rings if sum(node < graph.world_size for node in ring) == 1]
-    ranks = tuple(sorted({*ranks, *(ring[0] for ring in alone)}))  # it waits for itself: its device stands still
+    ranks = tuple(sorted({*ranks, *(ring[0] for ring in alone)}))  # it waits for itself: its device is stuck
     rings = [ring for ring in rings if ring not in alone]
     unreceived = {ring: number for ring in rings if (number := _unreceived(graph, rendezvous, ring)) is not None}
     open_rings = [ring for ring in rings if ring not in unreceived]
@@ -130,7 +129,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
 
 
 def _unreceived(graph: WaitGraph, rendezvous: Rendezvous, ring: tuple[int, ...]) -> int | None:
-    """A send that stops its source, while its target has posted no receive and stands elsewhere: in an operation that
+    """A send that stops its source while its target has posted no receive and is stuck elsewhere: in an operation that
     the source holds up, or else in a collective.
     """
     numbers = [node - graph.world_size for node in ring if node >= graph.world_size]
@@ -160,7 +159,7 @@ def _unreceived(graph: WaitGraph, rendezvous: Rendezvous, ring: tuple[int, ...])
 
 
 def _ends(graph: WaitGraph, edges: Ints) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]]:
-    """Strongly connected parts without a way out: single ranks, single operations, and rings."""
+    """Strongly connected components without a way out: single ranks, single operations, and rings."""
     _, part = connected_components(graph.matrix(edges), directed=True, connection="strong")
     begin, end = part[edges]
     leaves = np.ones(part.max(initial=-1) + 1, bool)
@@ -180,8 +179,8 @@ def _ends(graph: WaitGraph, edges: Ints) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def _posted_ahead(graph: WaitGraph, rendezvous: Rendezvous, inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Edges from a rank to a receive that need not be what stops it: it has not begun, and the rank is late for a
-    collective that others wait in.
+    """Edges from a rank to a receive that need not be what stops it: the receive has not begun, and the rank is late
+    for a collective in which others wait.
     """
     members = rendezvous.members.join(rendezvous.operations.select("id", "p2p", "target"), on="id")
     late = np.zeros(graph.world_size, bool)
@@ -201,7 +200,7 @@ def _posted_ahead(graph: WaitGraph, rendezvous: Rendezvous, inside: npt.NDArray[
 def _no_longer_behind(
     graph: WaitGraph, rendezvous: Rendezvous, edges: Ints, inside: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Edges from an operation that all have issued to a member that is behind for nothing but such receives."""
+    """Edges from an operation that all have issued to a member that is behind only because of such receives."""
     members = rendezvous.members
     kept = members.filter(state=WAITS)
     pairs = np.stack([kept["rank"].to_numpy(), graph.world_size + kept["id"].to_numpy()])
@@ -223,7 +222,7 @@ def _among(
 
 
 def stalls(graph: WaitGraph) -> Ints:
-    """Per node the number of the stall it belongs to: stalls share no rank and no operation."""
+    """The number of each node's stall; different stalls share no rank and no operation."""
     _, part = connected_components(graph.matrix(), directed=False)
     return np.asarray(part, np.int64)
 

@@ -1,1 +1,1 @@
-"""A graph replayed: clocks set right, what each op costs by itself, its ideal, and the kernel that runs them."""
+"""Replay of a graph: corrected clocks, the own cost of each op, its ideal cost, and the kernel that runs them."""

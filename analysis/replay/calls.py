@@ -1,8 +1,8 @@
-"""What each transfer of a call takes by itself, where all of a call is recorded until its last transfer is over.
+"""The own time of each transfer in a call, if the recording keeps all transfers of a call until the last one is over.
 
-In: a `Block` whose structure knows calls, and the costs measured so far. Out: costs of its transfers. A call that
-sends to one stage and receives from another ends when the later of the two has had its part; its recorded ops know only
-that end. So a transfer is taken to be as quick as its link usually is, unless that leaves the ends of both its calls
+In: a `Block` whose structure knows calls, and the costs measured so far. Out: costs of its transfers. A call that sends
+to one stage and receives from another ends when the later of the two peers is done; its recorded ops know only that
+end. So a transfer is assumed to be as fast as its link usually is, unless that leaves the ends of both its calls
 unexplained: then it was the slow one.
 """
 
@@ -15,18 +15,19 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile
 from tracekit.model import OpKind
 
-#: The usual transfer of a link is one of its fastest: with virtual stages nearly all others wait for one of their call.
+#: The usual transfer of a link is one of its fastest: with virtual stages, nearly all others wait for one of their
+#: call.
 USUAL_SHARE = 0.05
-#: Transfers up to this many times the usual are as they were measured.
+#: Transfers up to this many times the usual keep their measured time.
 LONG_FACTOR = 2.0
-#: The end of a call is explained to this share of a transfer, and so many seconds.
+#: The end of a call is explained if it is met to this share of a transfer, and to this many seconds.
 UNEXPLAINED_SHARE, UNEXPLAINED_S = 0.5, 50e-6
 _SENDS = (OpKind.FORWARD_SEND.code, OpKind.BACKWARD_SEND.code)
 _RECVS = (OpKind.FORWARD_RECV.code, OpKind.BACKWARD_RECV.code)
 
 
 def separate_transfers(block: Block, cost: Floats) -> None:
-    """Take out of the transfers in `cost` [rows, lanes] what their calls waited for others."""
+    """Subtract from the transfers in `cost` [rows, lanes] the time that their calls waited for other transfers."""
     call = block.structure.call
     assert call is not None, "only blocks with calls"
     send, recv = _pairs(block, call)
@@ -48,7 +49,7 @@ def separate_transfers(block: Block, cost: Floats) -> None:
 
 
 def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:
-    """Rows of the sends of calls, and of their receives."""
+    """Rows of the sends and of the receives that belong to calls."""
     template = block.template
     first = template.first_of_group[:-1][np.diff(template.first_of_group) == 2]
     one, other = template.order[first], template.order[first + 1]
@@ -60,10 +61,10 @@ def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:
 
 
 def _usual(block: Block, send: Ints, measured: Floats) -> Floats:
-    """The usual transfer of each one's link in its lane, seconds, as `measured` [transfers, lanes].
+    """The usual transfer time of each transfer's link in its lane, seconds, shaped as `measured` [transfers, lanes].
 
-    Where all transfers of a link share their calls with slow ones, none of its lane shows how quick they are: those of
-    the same link on other DP ranks do.
+    If all transfers of a link share their calls with slow ones, its lane does not show how fast they are; those of the
+    same link on other DP ranks do.
     """
     template = block.template
     link = template.pp_rank[send].astype(np.int64) * 2 + (template.kind[send] == _SENDS[0])

@@ -1,8 +1,8 @@
-"""What each op cost by itself: durations cleaned of waiting, launch delays, and the ideal.
+"""What each op cost by itself: durations without waiting, launch delays, and the ideal.
 
-In: a `DependencyGraph`. Out: per block the cost of each op (`cost`), its launch delay and its ideal cost.
-Waiting for peers is taken out of communication ops: transfer duration = recorded end - latest recorded start in the
-group. Launch delay = recorded start - latest recorded end of what the op waits for.
+In: a `DependencyGraph`. Out: per block, the cost of each op (`cost`), its launch delay and its ideal cost. Waiting for
+peers is removed from communication ops: transfer duration = recorded end - latest recorded start in the group. Launch
+delay = recorded start - latest recorded end of what the op waits for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tracekit.analysis.replay.method import Method
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
 
-#: Clocks differ: a transfer or delay down to this much below zero is kept, so that the replay reproduces the
-#: recording; one further below is taken as 0 and counted.
+#: Clocks differ: a transfer or delay down to this far below zero is kept, so that the replay reproduces the recording;
+#: one below that is set to 0 and counted.
 CLOCK_TOLERANCE_S = 10e-3
 
 
@@ -33,10 +33,10 @@ CLOCK_TOLERANCE_S = 10e-3
 class Durations:
     """Costs of all ops of a graph, seconds; one array per block.
 
-    `cost`: what each op costs by itself, `launch_delay`: how long it was ready before it started, [rows, lanes].
-    `ideal`: what the ops of a row would take without stragglers (see `ideal`), [rows], or [rows, lanes] where lanes
-    differ in that. `clamped_transfers`, `clamped_delays`: how many values lay more than 10 ms below zero and were taken
-    as 0. An absent op of a block (`LabelledBlock.present`) has 0 everywhere.
+    `cost`: own cost of each op, `launch_delay`: how long it was ready before it started, [rows, lanes]. `ideal`: what
+    the ops of a row would take without stragglers (see `ideal`), [rows], or [rows, lanes] if lanes differ.
+    `clamped_transfers`, `clamped_delays`: how many values were more than 10 ms below zero and were set to 0. An absent
+    op of a block (`LabelledBlock.present`) has 0 everywhere.
     """
 
     cost: tuple[Floats, ...]
@@ -47,7 +47,7 @@ class Durations:
 
 
 def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) -> Durations:
-    """Split every recorded duration of a pipeline job into the op's cost and waiting."""
+    """Split every recorded duration of a pipeline job into the op's own cost and waiting."""
 
     def separate(number: int, cost: Floats) -> None:
         if graph.blocks[number].structure.call is not None:
@@ -55,7 +55,7 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
 
     durations = _split(graph, separate, lambda costs: ideal_rows(graph.blocks, costs, graph.layout.pp, method))
     for block, delay in zip(graph.blocks, durations.launch_delay, strict=True):
-        if block.present is not None:  # no delay counts from an absent op at the start of a lane
+        if block.present is not None:  # an absent op at the start of a lane does not delay others
             first = np.broadcast_to(block.begins(), delay.shape)
             delay[~block.present] = 0.0
             delay[first] = block.start[first]
@@ -63,7 +63,7 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
 
 
 def measure_op_durations(graph: FoldedGraph) -> Durations:
-    """Split every recorded duration of an op graph into the op's cost and waiting."""
+    """Split every recorded duration of an op graph into the op's own cost and waiting."""
     from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 
     return _split(graph, None, lambda costs: ideals_of_peers(graph, costs))
@@ -74,7 +74,7 @@ def _split(
     separate: Callable[[int, Floats], None] | None,
     ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]],
 ) -> Durations:
-    """`separate`: takes out of the costs of a block, by number, what else its ops waited for."""
+    """`separate`: subtracts from the costs of a block, by number, what else its ops waited for."""
     rendezvous_start = np.full((graph.rendezvous_count, len(graph.steps)), -np.inf)
     for block in graph.blocks:
         template = block.template

@@ -1,6 +1,6 @@
 """A pipeline job ready to be replayed under any scenario.
 
-In: a `Trace`. Out: step times or timelines per scenario, of a graph whose clocks are set right.
+In: a `Trace`. Out: step times or timelines per scenario, of a graph with corrected clocks.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from tracekit.analysis.replay.method import Method
 from tracekit.errors import SelectionError
 from tracekit.trace import Trace
 
-#: So many steps of all DP ranks price a job, and the others are left out; of a short trace half of them do.
+#: This many steps with all DP ranks suffice to price a job, and other steps are left out; of a short trace, half
+#: suffice.
 ENOUGH_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobReplay(GraphReplay):
-    """The graph of a pipeline job and what each op costs.
+    """The graph of a pipeline job and the cost of each op.
 
-    `clocks`: what was taken off the recorded starts before. `as_recorded`: the same job without reconstructed members
-    of collectives, None where nothing was reconstructed. `left_out_steps`: steps that DP ranks of the job lack.
-    `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out, [steps], None where
-    it leaves nothing out; `overlap_s`: those in which the next step has begun. `kept_delay`: the launch delays that a
-    repaired job keeps, one [rows, lanes] matrix per block; None: those of computing ops.
+    `clocks`: the offsets that were subtracted from the recorded starts. `as_recorded`: the same job without
+    reconstructed members of collectives, None if nothing was reconstructed. `left_out_steps`: steps with missing DP
+    ranks. `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out, [steps],
+    None if it leaves nothing out; `overlap_s`: seconds of each step in which the next step has begun, [steps].
+    `kept_delay`: the launch delays that a repaired job keeps, one [rows, lanes] matrix per block; None: those of
+    compute ops.
     """
 
     graph: DependencyGraph
@@ -46,9 +48,9 @@ class JobReplay(GraphReplay):
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
-        """Build the graph of `trace`, set its clocks right and measure its durations.
+        """Build the graph of `trace`, correct its clocks and measure its durations.
 
-        The published method takes the clocks as they are. Raises GraphError where the ops do not fit together.
+        The published method does not correct clocks. Raises GraphError if the ops contradict each other.
         """
         graph = DependencyGraph.from_trace(trace, posting=PUBLISHED if method is Method.PUBLISHED else None)
         if method is Method.PUBLISHED:
@@ -60,7 +62,7 @@ class JobReplay(GraphReplay):
         dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
         if trace.one_clock and (clocks.moves or clocks.doubts or not clocks.any_off):
-            # No clock moves beside itself, and what ranks that wake up unevenly leave in doubt is none of it.
+            # Relative to itself no clock moves, and doubts raised by ranks that wake up unevenly do not concern clocks.
             clocks = Clocks.right(graph, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(trace, graph, clocks)
@@ -68,7 +70,7 @@ class JobReplay(GraphReplay):
         replay = cls(graph, measure_durations(graph), clocks, left_out_steps=left_out)
         if not graph.gaps:
             return replay
-        # A missing member ends when its peers did: on clocks that are right.
+        # A missing member ends when its peers did, by the corrected clocks.
         graph = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
         return cls(graph, measure_durations(graph), clocks, as_recorded=replay, left_out_steps=left_out)
 
@@ -80,7 +82,7 @@ class JobReplay(GraphReplay):
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
         """The same job with only these step numbers; ideal costs stay those of the whole job.
 
-        Raises SelectionError where none of them is in the job.
+        Raises SelectionError if none of them is in the job.
         """
         wanted = np.flatnonzero(np.isin(self.graph.steps, list(steps)))
         if not len(wanted):
@@ -105,8 +107,8 @@ class JobReplay(GraphReplay):
 
 
 def _incomplete_steps(graph: DependencyGraph) -> tuple[int, ...]:
-    """The numbers of the steps that some DP ranks lack, where enough others lack none: waiting for a rank that was not
-    recorded would count as communication.
+    """The numbers of the steps with missing DP ranks, if enough others are complete: waiting for an unrecorded rank
+    would count as communication.
     """
     lanes = sum(np.bincount(block.step, minlength=len(graph.steps)) for block in graph.blocks)
     complete = np.asarray(lanes == len(graph.dp_ranks))

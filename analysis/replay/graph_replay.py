@@ -1,7 +1,7 @@
 """A graph ready to be replayed under any scenario.
 
-In: a graph and what each of its ops costs. Out: step times or timelines per scenario. Nothing here knows what kind of
-job it is.
+In: a graph and the cost of each op. Out: step times or timelines per scenario. This module does not depend on the kind
+of job.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tracekit.analysis.replay.kernel import (
     replay_timeline,
 )
 
-#: Where a block has fewer lanes than this, scenarios are replayed side by side until there are as many: walking the
-#: graph costs the same for one lane as for this many.
+#: If a block has fewer lanes than this, replay scenarios side by side until there are as many: walking the graph costs
+#: the same for one lane as for this many.
 LANES_SIDE_BY_SIDE = 8
-#: Ops added up together, so that they stay in the cache.
+#: Add up this many ops at a time, so that they stay in the cache.
 _OPS_AT_ONCE = 1 << 16
 
 
 class CostRule(Protocol):
-    """What each op costs in a replay, such as a what-if `Scenario`."""
+    """The cost of each op in a replay, such as a what-if `Scenario`."""
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of block `number` of `graph`."""
@@ -45,7 +45,7 @@ class CostRule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphReplay:
-    """A graph and what each of its ops costs."""
+    """A graph and the cost of each op."""
 
     graph: LabelledGraph
     durations: Durations
@@ -67,7 +67,7 @@ class GraphReplay:
         return self._step_times(self._lanes(scenario), threads=threads)
 
     def step_times_at(self, costs: Sequence[Costs], *, threads: int | None = None) -> Floats:
-        """The duration of each step where the ops of each block have these costs, seconds, [steps]."""
+        """The duration of each step for given costs of the ops of each block, seconds, [steps]."""
         lanes = [
             LanesToReplay(block.template, block.step, block.first_lane, cost)
             for block, cost in zip(self.graph.blocks, costs, strict=True)
@@ -77,7 +77,7 @@ class GraphReplay:
     def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
         """The duration of each step under each scenario, seconds, [scenarios, steps].
 
-        The same as `step_times` for one after the other. Blocks of few lanes replay many scenarios at once.
+        The result is that of one `step_times` call per scenario. Blocks with few lanes replay many scenarios at once.
         """
         if self.graph.blocks_meet:
             return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
@@ -87,7 +87,7 @@ class GraphReplay:
             lanes = len(block.step)
             together = max(1, LANES_SIDE_BY_SIDE // (workers * lanes))
             firsts = range(0, len(scenarios), together)
-            # Few lanes leave all cores but one idle; many use all of them for one scenario.
+            # Few lanes leave all cores but one idle; many lanes use all cores for one scenario.
             run = partial(self._ends, number, scenarios, together, 1 if lanes < LANES_SIDE_BY_SIDE else threads)
             with ThreadPoolExecutor(workers if lanes < LANES_SIDE_BY_SIDE else 1) as pool:
                 for first, ends in zip(firsts, pool.map(run, firsts), strict=True):
@@ -98,7 +98,7 @@ class GraphReplay:
     def _ends(
         self, number: int, scenarios: Sequence[CostRule], together: int, threads: int | None, first: int
     ) -> Floats:
-        """When the lanes of block `number` end under the scenarios from `first`, seconds, [scenarios x lanes]."""
+        """When the lanes of block `number` end under the scenarios from `first` on, seconds, [scenarios x lanes]."""
         costs = [one.costs(self.graph, self.durations, number) for one in scenarios[first : first + together]]
         return _replay_side_by_side(self.graph.blocks[number], costs, threads=threads)
 
@@ -141,7 +141,7 @@ def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, thread
         return replay_lanes(block.template, block.first_lane, costs[0], threads=threads)
     rows, lanes = block.template.rows, len(block.step)
     delay = _delays_side_by_side(rows, lanes, costs)
-    # Most costs differ in few rows, so all begin as the first one.
+    # Most costs differ in few rows, so start all of them from the first one.
     matrix = np.empty((rows, len(costs), lanes))
     matrix[:] = _costs_of_rows(costs[0], slice(None), lanes)[:, None]
     for at, cost in enumerate(costs):
@@ -162,7 +162,7 @@ def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, thread
 
 
 def _costs_of_rows(cost: Costs, rows: Ints | slice, lanes: int) -> Floats:
-    """What these rows cost in each lane, [rows, lanes]."""
+    """The cost of these rows in each lane, seconds, [rows, lanes]."""
     source = cost.matrix_row[rows]
     varies = source >= 0
     if varies.all():
@@ -173,7 +173,7 @@ def _costs_of_rows(cost: Costs, rows: Ints | slice, lanes: int) -> Floats:
 
 
 def _delays_side_by_side(rows: int, lanes: int, costs: Sequence[Costs]) -> Floats | None:
-    """The launch delays of several costs, [rows, costs, lanes]; None where there are none."""
+    """The launch delays of several costs, seconds, [rows, costs, lanes]; None if there are none."""
     first, late = costs[0], [np.flatnonzero(cost.delay_row >= 0) for cost in costs]
     if not any(map(len, late)):
         return None

@@ -1,14 +1,14 @@
-"""The ideal cost of every op: what it would take if no worker and no step were slower than the usual one.
+"""The ideal cost of every op: what it would take if no worker and no step were slower than usual.
 
-In: the blocks of a graph and the own cost of each op. Out: the ideal cost of each row of each block; of each op where
-some of a row are absent and the others have a cost.
+In: the blocks of a graph and the own cost of each op. Out: the ideal cost of each row of each block, or of each op if
+some ops of a row are absent and the others have a cost.
 
 A compute op's ideal is the mean of its kind over all steps, DP ranks and stages; a communication op's is the median
-(OSDI'25). That compares ops with ops, so an op that one worker alone has is its own ideal and costs nothing by
-definition: a rank that spends half of each step in the garbage collector would read as healthy. What some workers or
-steps do and others do not is therefore compared as a total per worker and step, zero where the op is absent. What the
-loop does in some steps by plan, a checkpoint or an evaluation, is compared among the workers of the same step alone:
-that other steps do without makes nobody slow.
+(OSDI'25). That compares ops with ops, so an op that only one worker has would be its own ideal and cost nothing by
+definition: a rank that spends half of each step in the garbage collector would look healthy. So ops that only some
+workers or steps have are compared as a total per worker and step, which is zero where the op is absent. Ops that the
+loop schedules in some steps, a checkpoint or an evaluation, are compared only among the workers of the same step: that
+other steps have none makes nobody slow.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
 from tracekit.model import KINDS, OpKind
 
-#: Kinds that a worker need not have in every step. Any worker may: their peers are all workers.
+#: Kinds that a worker need not have in every step. Any worker may have them, so their peers are all workers.
 OCCASIONAL = frozenset({OpKind.GC, OpKind.CHECKPOINT, OpKind.EVALUATION, OpKind.HOST_DELAY})
-#: Of these, what the loop does every so many steps: peers are the workers of the same step.
+#: Of these, the ones that the loop runs every few steps: peers are the workers of the same step.
 SCHEDULED = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
-#: The same, but a matter of the stage (the first one loads tokens, the last one labels): peers share the stage.
+#: The same, but depending on the stage (the first one loads tokens, the last one labels): peers share the stage.
 OCCASIONAL_BY_STAGE = frozenset({OpKind.DATA_LOAD})
 
 
 def ideal_rows(blocks: Sequence[Block], costs: Sequence[Floats], stages: int, method: Method) -> tuple[Floats, ...]:
-    """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] where a row has some absent ops.
+    """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] if some ops of a row are absent.
 
-    `costs`: what each op costs, [rows, lanes] per block.
+    `costs`: the cost of each op, seconds, [rows, lanes] per block.
     """
     ideal = [np.zeros(block.template.rows) for block in blocks]
     for kind in KINDS:
@@ -57,7 +57,7 @@ def ideal_rows(blocks: Sequence[Block], costs: Sequence[Floats], stages: int, me
 
 
 def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: np.ndarray, cost: float | Floats) -> None:
-    """Set the ideal cost of some rows of a block, seconds, one or [lanes]; absent ops keep 0."""
+    """Set the ideal cost of some rows of a block, seconds, one value or [lanes]; absent ops keep 0."""
     block = blocks[number]
     partial = block.present is not None and not block.present[rows].all()
     if ideal[number].ndim == 1 and not partial and np.ndim(cost) == 0:
@@ -72,19 +72,19 @@ def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: np.nda
 def _usual_cost(kind: OpKind, parts: Sequence[Floats]) -> float:
     """Mean (compute) or median (communication) of a kind's own costs, seconds."""
     values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    # Indexing has copied the values, so the median may sort them in place.
+    # Indexing copied the values, so the median may sort them in place.
     return float(np.median(values, overwrite_input=True) if kind.is_communication else values.mean())
 
 
 def _compare_totals(
     blocks: Sequence[Block], costs: Sequence[Floats], kind: OpKind, stages: range, ideal: list[Floats]
 ) -> None:
-    """Fill `ideal` for `kind` on `stages`: the usual total of a worker and step, shared out over the ops it has."""
+    """Fill `ideal` for `kind` on `stages`: the usual total of a worker and step, distributed over its ops."""
     workers = list(_workers_with(blocks, kind, stages))
     counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
     totals = [costs[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
     present = np.concatenate(totals) if totals else np.empty(0)
-    # The lower median: where half of the workers do without, that is the usual way.
+    # The lower median: if half of the workers have no such op, that is the usual case.
     by_step = np.zeros(0)
     if kind in SCHEDULED:
         steps = [blocks[number].step[count > 0] for (number, _), count in zip(workers, counts, strict=True)]
@@ -100,8 +100,8 @@ def _compare_totals(
 
 
 def _usual_by_step(present: Floats, step: np.ndarray, cells: np.ndarray) -> Floats:
-    """The lower median of each step's workers, seconds, [steps]. `present`: totals of those that are not zero, with the
-    `step` of each; `cells`: how many workers each step has.
+    """The lower median of each step's workers, seconds, [steps]. `present`: totals that are not zero, with the `step`
+    of each; `cells`: the number of workers in each step.
     """
     order = np.lexsort((present, step))
     count = np.bincount(step, minlength=len(cells))

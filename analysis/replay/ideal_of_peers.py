@@ -2,11 +2,11 @@
 
 In: a folded graph and the own cost of each op. Out: the ideal cost of each row of each block.
 
-Ops of one peer class are compared: work by their mean, transfers by their median. A class that some ranks or steps do
-without is compared as a total per rank and step, zero where it is absent, so that what one rank alone does (garbage
-collection, a checkpoint) is excess and not its own ideal. Which ranks could have it: where all ranks along some axis
-of the mesh have it, it belongs to their place (the embedding of the first stage), and its peers are those who have it;
-otherwise all ranks are. The ideal of an op that is comparable with none is its own cost.
+Ops of one peer class are compared: work by the mean, transfers by the median. A class that some ranks or steps do not
+have is compared as a total per rank and step, zero where it is absent, so that work done by one rank only (garbage
+collection, a checkpoint) is excess and not its own ideal. Its peers depend on which ranks could have it. If all ranks
+along some axis of the mesh have it, it belongs to their position (the embedding of the first stage), and its peers are
+the ranks that have it; otherwise its peers are all ranks. The ideal of an op without comparable ops is its own cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 
 
 def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats, ...]:
-    """The ideal cost of each row, seconds, [rows] per block. `costs`: what each op costs, [rows, lanes] per block."""
+    """The ideal cost of each row, seconds, [rows] per block. `costs`: cost of each op, seconds, [rows, lanes] per
+    block.
+    """
     ops = graph.ops
     cost = np.empty(len(ops.start))
     for block, of_block in zip(graph.blocks, costs, strict=True):
@@ -53,7 +55,7 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
 
 
 def _usual_of_ops(peer: npt.NDArray[np.int32], transfers: npt.NDArray[np.bool_], cost: Floats, classes: int) -> Floats:
-    """Mean, or median where ops of the class are transfers, [classes]."""
+    """Mean, or median if the ops of the class are transfers, seconds, [classes]."""
     counts = np.bincount(peer, minlength=classes)
     usual: Floats = np.bincount(peer, weights=cost, minlength=classes) / np.maximum(counts, 1)
     order = np.lexsort((cost, peer))
@@ -64,13 +66,13 @@ def _usual_of_ops(peer: npt.NDArray[np.int32], transfers: npt.NDArray[np.bool_],
 
 
 def _lower_median(present: Floats, cells: int) -> float:
-    """The lower median of `cells` totals of which all but `present` are 0: where half do without, that is usual."""
+    """The lower median of `cells` totals, all 0 except `present`: if half are 0, that is the usual case."""
     at = (cells - 1) // 2 - (cells - len(present))
     return 0.0 if at < 0 else float(np.partition(present, at)[at])
 
 
 def _fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
-    """Whether along some axis every rank beside a holder is a holder too. `holders`: positions in `mesh.ranks`."""
+    """Whether, along some axis, all ranks next to a holder are holders too. `holders`: indices into `mesh.ranks`."""
     if len(holders) == len(mesh.ranks):
         return True
     for axis, size in enumerate(mesh.axes.values()):

@@ -1,10 +1,10 @@
-"""The replay kernel: when would every op have run, had the durations been these.
+"""The replay kernel: when would every op have run with these durations?
 
-In: the blocks of a `DependencyGraph` and, per block, the cost of each op (and launch delays, where kept). Out: the
-time of each step, or the whole timeline. Pure: nothing is read but the arguments, nothing is changed.
+In: the blocks of a `DependencyGraph` and, per block, the cost of each op (and its launch delay, if kept). Out: the time
+of each step, or the whole timeline. Pure: it reads nothing but the arguments and changes nothing.
 
-An op starts when all it waits for has ended, plus its launch delay. A compute op ends start + duration. A
-communication op ends (latest start in its group) + its own transfer duration.
+An op starts when everything that it waits for has ended, plus its launch delay. A compute op ends at start + duration.
+A communication op ends at (latest start in its group) + its own transfer duration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
-#: Lanes replayed together: their live end times fit the second-level cache.
+#: Replay this many lanes together: their live end times fit into the second-level cache.
 LANES_AT_ONCE = 512
 NO_MATRIX = np.empty((0, 1))
 
@@ -32,9 +32,9 @@ NO_MATRIX = np.empty((0, 1))
 class Costs:
     """The cost of each op of a block, seconds.
 
-    `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 where `constant`
-    (both [rows]) holds for all lanes. `delay`, `delay_row`: launch delays likewise, -1 where there is none. `changed`:
-    more rows of the matrix, [rows, lanes], so that nobody has to copy all of it to change some.
+    `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 if `constant` (both
+    [rows]) applies to all lanes. `delay`, `delay_row`: launch delays, likewise, -1 if there is none. `changed`:
+    additional rows of the matrix, [rows, lanes], so that changing some rows does not copy the matrix.
     """
 
     matrix: Floats
@@ -54,22 +54,22 @@ class Costs:
 
     @classmethod
     def of_constant(cls, constant: Floats) -> Costs:
-        """Every op costs the same in all lanes and nothing delays it: `constant` is [rows]."""
+        """Every op costs the same in all lanes, without launch delays: `constant` is [rows]."""
         none = np.full(len(constant), -1)
         return cls(NO_MATRIX, none, constant, NO_MATRIX, none)
 
     @property
     def same_in_all_lanes(self) -> bool:
-        """True where no lane can differ from another."""
+        """True if all lanes have the same costs."""
         return not ((self.matrix_row >= 0).any() or (self.delay_row >= 0).any())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LanesToReplay:
-    """Lanes of one template and what their ops cost.
+    """Lanes of one template and the costs of their ops.
 
-    `step`: which step each lane belongs to, ascending, [lanes]. `first_lane`: where the lanes of each step begin,
-    [steps here + 1].
+    `step`: the step of each lane, ascending, [lanes]. `first_lane`: where the lanes of each step begin, [steps here +
+    1].
     """
 
     template: CompiledGraph
@@ -110,8 +110,8 @@ def replay_timeline(template: CompiledGraph, first_lane: Ints, costs: Costs, *, 
 def replay_meeting_lanes(
     parts: Sequence[LanesToReplay], rendezvous_count: int, *, threads: int | None = None
 ) -> list[Floats]:
-    """Like `replay_lanes`, for lanes of several templates that meet `rendezvous_count` times per step; one array
-    each.
+    """Like `replay_lanes`, for lanes of several templates that meet `rendezvous_count` times per step; one array for
+    each template.
     """
     ends = [np.zeros(len(part.step)) for part in parts]
     _run_meeting(parts, rendezvous_count, ends, [_NO_TIMELINE] * len(parts), threads=threads)
@@ -121,7 +121,7 @@ def replay_meeting_lanes(
 def replay_meeting_timelines(
     parts: Sequence[LanesToReplay], rendezvous_count: int, *, threads: int | None = None
 ) -> list[Timeline]:
-    """Like `replay_timeline`, for lanes of several templates that meet `rendezvous_count` times per step; one each."""
+    """Like `replay_timeline`, for lanes of several templates that meet `rendezvous_count` times per step."""
     timelines = [_empty_timeline(part.template, part.first_lane) for part in parts]
     _run_meeting(parts, rendezvous_count, [np.zeros(len(part.step)) for part in parts], timelines, threads=threads)
     return timelines
@@ -132,13 +132,13 @@ def path_lengths(
 ) -> Floats:
     """The longest path from `source` to each rendezvous and to the lane's end, seconds, [rendezvous_count + 1, lanes].
 
-    Paths stay in their lane and pass no other rendezvous; -inf where there is none. `source`: the number of a
-    rendezvous, from whose start on paths count and before which nothing may run (`without_starts`), or
-    `rendezvous_count` for the start of the step. `lanes`: the first, and the one after the last.
+    Paths stay in their lane and pass no other rendezvous; -inf if there is none. `source`: the number of a rendezvous,
+    from whose start paths count and before which nothing may run (`without_starts`), or `rendezvous_count` for the
+    start of the step. `lanes`: the first lane, and the one after the last.
     """
     first, last = lanes
     costs, count = _contiguous(costs), last - first
-    each, here = np.arange(first, last + 1), np.arange(count)  # every lane for itself, as if it were a step
+    each, here = np.arange(first, last + 1), np.arange(count)  # each lane separately, as if it were a step
     rendezvous_start, ends = np.full((rendezvous_count, count), -np.inf), np.full(last, -np.inf)
     live, lengths = np.empty((template.buffer_count, count)), np.full((rendezvous_count + 1, count), -np.inf)
     for groups in _round_bounds(template):
@@ -152,7 +152,7 @@ def path_lengths(
 
 
 def without_starts(template: CompiledGraph, costs: Costs, lanes: int) -> Costs:
-    """The same costs where ops that wait for nothing never run. `lanes`: of the block."""
+    """The same costs, but ops that wait for nothing never run. `lanes`: number of lanes in the block."""
     never = np.full((1, lanes), -np.inf)
     delay = np.concatenate([costs.delay, never]) if len(costs.delay) else never
     delay_row = np.where(np.diff(template.first_wait) == 0, len(delay) - 1, costs.delay_row)
@@ -169,7 +169,7 @@ def _empty_timeline(template: CompiledGraph, first_lane: Ints) -> Timeline:
 
 
 def _contiguous(costs: Costs) -> Costs:
-    """The same costs, as the kernel reads them."""
+    """The same costs in the memory layout of the kernel."""
     names = ("matrix", "constant", "delay", "changed")
     return replace(costs, **{name: np.ascontiguousarray(getattr(costs, name)) for name in names})
 
@@ -197,7 +197,7 @@ def _replay(
 def _run(
     template: CompiledGraph, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
 ) -> None:
-    """Fill `ends` (and `timeline`), spreading runs of whole steps over the cores."""
+    """Fill `ends` (and `timeline`), distributing runs of whole steps over the cores."""
     costs, everything = _contiguous(costs), (0, 0, len(template.rendezvous))
 
     def part(bounds: tuple[int, int]) -> None:
@@ -216,7 +216,7 @@ def _run_meeting(
     *,
     threads: int | None,
 ) -> None:
-    """Like `_run`, round by round: all templates up to where they meet, the rendezvous, all templates on from there."""
+    """Like `_run`, round by round: all templates up to where they meet, the rendezvous, then the next round."""
     steps = max(int(part.step[-1]) for part in parts) + 1
     costs = [_contiguous(part.costs) for part in parts]
     bounds = [_round_bounds(part.template) for part in parts]
@@ -244,7 +244,7 @@ def _run_meeting(
 def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
     """Per round, and once more after the last: groups that only finish, new groups, end of the new groups.
 
-    The first of the three is the first rendezvous of the round before, the second where this round's own groups begin.
+    The first bound is the first rendezvous of the round before; the second is where this round's own groups begin.
     """
     met = np.concatenate([[0], np.cumsum(template.rendezvous >= 0)])
     firsts = template.first_of_round
@@ -265,7 +265,7 @@ def _in_parallel(run: Callable[[tuple[int, int]], None], parts: Sequence[tuple[i
 
 
 def _runs(lanes_of_step: Ints) -> list[tuple[int, int]]:
-    """Runs of whole steps of about LANES_AT_ONCE lanes: first step, and the step after the last."""
+    """Runs of whole steps with about LANES_AT_ONCE lanes each: first step, and the step after the last."""
     runs, first, lanes, last = [], 0, 0, len(lanes_of_step) - 1
     for step, width in enumerate(lanes_of_step.tolist()):
         lanes += width

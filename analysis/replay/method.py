@@ -1,4 +1,4 @@
-"""Which rules the analysis follows: tracekit's own, or exactly those of the published method."""
+"""The rules that the analysis follows: tracekit's own, or exactly those of the published method."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from enum import StrEnum
 class Method(StrEnum):
     """How costs are measured.
 
-    `tracekit`: clock offsets are removed before anything is measured, members of collectives that were not recorded are
-    reconstructed, and what only some workers or steps do (garbage collection, checkpoints, ...) is compared with the
-    workers and steps that do not do it. `published`: the rules of "Understanding Stragglers in Large Model Training"
-    (OSDI'25) and nothing else; reproduces its numbers.
+    `tracekit`: removes clock offsets before all measurements, reconstructs members of collectives that were not
+    recorded, and compares ops that only some workers or steps have (garbage collection, checkpoints, ...) with the
+    workers and steps without them. `published`: only the rules of "Understanding Stragglers in Large Model Training"
+    (OSDI'25); reproduces its numbers.
     """
 
     TRACEKIT = "tracekit"

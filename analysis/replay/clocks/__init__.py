@@ -1,4 +1,4 @@
-"""How far each worker's clock is off, and the trace with its clocks set right: see `measure`."""
+"""Clock offsets of the workers, and the trace with the offsets removed: see `measure`."""
 
 from tracekit.analysis.replay.clocks.measure import Clocks, measure_clocks, with_clocks_set, workers_text
 

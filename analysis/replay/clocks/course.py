@@ -1,4 +1,4 @@
-"""How clocks went over the trace: steady, drifting, or set anew once.
+"""How clocks behaved over the trace: steady, drifting, or stepped once.
 
 In: how far each clock was ahead in each run of steps. Out: the simplest course that explains it, and whether any does.
 """
@@ -12,16 +12,16 @@ import numpy as np
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
 
-#: What stands out is this many of its standard errors large.
+#: An effect must be this many of its standard errors large.
 ERRORS = 6.0
-#: A median of n values scatters by this much x their spread / sqrt(n).
+#: The median of n values scatters by this factor x their spread / sqrt(n).
 MEDIAN_ERROR = 1.2533
-#: The scatter of a clock is told from how it changes from run to run where there are this many.
+#: With this many runs, the scatter of a clock is estimated from its changes between runs.
 FEWEST_FOR_SCATTER = 5
-#: A line takes this many runs; with so many, a jump leaves two on either side, for one late run is none.
+#: A line takes this many runs; so many leave two on each side of a jump, because one late run is not a jump.
 FEWEST_FOR_LINE = 4
 FEWEST_FOR_LONE = 5
-#: Free parameters: those of a steady clock, a line, a jump with its place.
+#: Number of free parameters of a steady clock, of a line, and of a jump including its place.
 STEADY, LINE, JUMP = 1, 2, 3
 
 
@@ -29,9 +29,9 @@ STEADY, LINE, JUMP = 1, 2, 3
 class Courses:
     """The courses of clocks, [clocks] each.
 
-    `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds a second. `jump_s`, `jump_run`: how far a
-    clock was set ahead, and the first run after that, -1 where it was not. `error_s`: standard error of the level.
-    `irregular_s`: what moves beyond the scatter and follows none of the courses, seconds on average.
+    `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds per second. `jump_s`, `jump_run`: how far a
+    clock was stepped ahead, seconds, and the first run after that, -1 if it was not. `error_s`: standard error of the
+    level, seconds. `irregular_s`: movement beyond the scatter that follows none of the courses, seconds on average.
     """
 
     ahead_s: Floats
@@ -45,8 +45,8 @@ class Courses:
 def fit_courses(samples: Floats, times: Floats, scatter_s: Floats, floor_s: float) -> Courses:
     """The course of each clock. `samples`: seconds ahead, [runs, clocks]. `times`: of the runs, seconds, ascending.
 
-    `scatter_s`: their usual scatter, [clocks], for when the runs are too few to tell. Changes below `floor_s` do not
-    count.
+    `scatter_s`: their usual scatter, [clocks], used if there are too few runs to estimate it. Changes below `floor_s`
+    do not count.
     """
     runs = len(samples)
     spread = _scatter(samples) if runs >= FEWEST_FOR_SCATTER else scatter_s
@@ -54,11 +54,11 @@ def fit_courses(samples: Floats, times: Floats, scatter_s: Floats, floor_s: floa
     steady = np.broadcast_to(level, samples.shape)
     slope, line = _line(samples, times)
     jump_s, jump_run, jumped = _jump(samples)
-    # Differences much smaller than what matters decide nothing.
+    # Differences much smaller than what matters do not decide.
     least = np.maximum(spread / 2, floor_s / 10)
 
     def score(fitted: Floats, free: int) -> Floats:
-        """The Bayesian information criterion of misfits with a Laplace distribution."""
+        """The Bayesian information criterion, for misfits with a Laplace distribution."""
         misfit = np.abs(samples - fitted).mean(axis=0)
         return np.asarray(2 * runs * np.log(np.maximum(misfit, least)) + free * np.log(max(runs, 2)))
 
@@ -88,7 +88,7 @@ def fit_courses(samples: Floats, times: Floats, scatter_s: Floats, floor_s: floa
 
 
 def scatter(samples: Floats) -> float:
-    """The spread of single samples about their course, whatever it is, for the clock in the middle; [runs, ...]."""
+    """The spread of single samples around their course, for the median clock, seconds; `samples`: [runs, ...]."""
     if len(samples) < 2:
         return 0.0
     changes = _changes(samples)
@@ -96,12 +96,12 @@ def scatter(samples: Floats) -> float:
 
 
 def _scatter(samples: Floats) -> Floats:
-    """The same for each clock, [clocks]."""
+    """The spread of single samples around their course, for each clock, [clocks]."""
     return np.asarray(MAD_TO_SIGMA * median(_changes(samples), (0,)) / np.sqrt(2))
 
 
 def _changes(samples: Floats) -> Floats:
-    """By how much samples change from run to run beyond what a drift changes them, [runs - 1, ...]."""
+    """How much samples change from run to run, beyond a drift, [runs - 1, ...]."""
     changes = np.diff(samples, axis=0)
     return np.abs(changes - median(changes, (0,)))
 
@@ -134,7 +134,7 @@ def _jump(samples: Floats) -> tuple[Floats, Ints, Floats]:
 
 
 def _irregular(left: Floats, scatter: Floats) -> Floats:
-    """What stays beyond the scatter for more than one run at a time, its mean size, [clocks]."""
+    """The mean size, [clocks], of what remains beyond the scatter for more than one run at a time."""
     if len(left) >= 3:
         inner = np.median(np.stack([left[:-2], left[1:-1], left[2:]]), axis=0)
         left = np.concatenate([inner[:1], inner, inner[-1:]])

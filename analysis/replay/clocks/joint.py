@@ -1,14 +1,14 @@
-"""One estimate of all clocks from all ties at once.
+"""One joint estimate of all clocks from all ties.
 
 In: `Ties`. Out: offsets of all workers that fit them best.
 
-Minimised is the sum of all absolute misfits: of each member of a collective from when its group ended (unknown, too),
-and of each pair of neighbouring stages from the bounds of their link, where anything inside costs nothing. A sum of
-absolute values is robust: what a few ties say wrongly (a slow network card, a slow link) the others overrule. Between
-solutions of equal cost the one closest to clocks that are right is taken.
+Minimises the sum of all absolute misfits: of each member of a collective from the end of its group (also unknown), and
+of each pair of neighbouring stages from the bounds of their link, inside which the misfit is 0. A sum of absolute
+values is robust: the other ties outvote a few wrong ones (a slow network card, a slow link). Among solutions of equal
+cost, the one closest to correct clocks wins.
 
-Solved by the alternating direction method of multipliers. Its linear system is that of a grid, stages x DP ranks, which
-is solved directly where no tie is missing and in a few iterations elsewhere, whatever the number of workers.
+Solved by the alternating direction method of multipliers. Its linear system is that of a grid, stages x DP ranks. It is
+solved directly if no tie is missing, and otherwise in a few iterations, for any number of workers.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.clocks.ties import Ties
 
-#: What a second of offset costs beside a second of misfit: decides between equals only.
+#: Cost of a second of offset relative to a second of misfit: decides only between equal solutions.
 PRIOR = 0.02
 ITERATIONS = 600
-#: Misfits are shrunk by this share of the largest one at first, and by `finest_s` in the end.
+#: Misfits shrink by this share of the largest one at first, and by `finest_s` at the end.
 COARSEST = 0.1
-#: The linear steps.
+#: Iterations and tolerance of the linear steps.
 CG_ITERATIONS, CG_TOLERANCE = 20, 1e-7
-#: Up to so many misfits in a run the linear step is one matrix, each column solved to the last digits.
+#: With up to this many misfits in a run, the linear step is a single matrix, each column solved to full precision.
 MOST_IN_MATRIX, EXACT = 200, 1e-13
 
 
 class _Term:
-    """A set of misfits in the method. `weight`: what each counts for. `low`, `high`: values without misfit.
+    """A set of misfits in the method. `weight`: the weight of each. `low`, `high`: bounds between which the misfit is
+    0.
 
-    `target`: what the linear step is to come close to, the current copy less its multiplier.
+    `target`: what the linear step must come close to, the current copy minus its multiplier.
     """
 
     def __init__(self, weight: float, low: Floats, high: Floats) -> None:
         self.weight, self._low, self._high = weight, low.ravel(), high.ravel()
         self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.size)
-        self._flat_target = self.target.ravel()  # the same memory
+        self._flat_target = self.target.ravel()  # a view
 
     def follow(self, value: Floats, threshold: float, following: float) -> None:
         """Move the copy from the value towards the bounds. `threshold`: of this step; `following`: of the next."""
@@ -52,7 +53,7 @@ class _Term:
 
 
 def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
-    """How far each clock is ahead, seconds, [runs, stages, dp_ranks]. `finest_s`: how exact."""
+    """How far each clock is ahead, seconds, [runs, stages, dp_ranks]. `finest_s`: precision of the result, seconds."""
     zero = np.zeros(ties.shape)
     prior = _Term(PRIOR, zero, zero)
     terms = [
@@ -72,13 +73,13 @@ def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
 
 
 def _bounds(values: Floats) -> tuple[Floats, Floats]:
-    """Both bounds of a tie that demands one value; none where it is nan."""
+    """Both bounds of a tie that demands one value; infinite if it is nan."""
     missing = np.isnan(values)
     return np.where(missing, -np.inf, values), np.where(missing, np.inf, values)
 
 
 def _largest(ties: Ties) -> float:
-    """The largest misfit that clocks taken as right would have."""
+    """The largest misfit if all clocks were correct."""
     outside = np.maximum(np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0))
     parts = [np.abs(group.left) for group in ties.groups] + [outside, np.abs(ties.ends)]
     return max(float(np.nanmax(part, initial=0.0)) for part in parts)
@@ -90,8 +91,8 @@ class _System:
     Targets and values are those of the terms in their order: the groups, the links, the ends of the pipeline, the
     prior, each [runs, ...]. Runs are independent of each other.
 
-    Conjugate gradients. The preconditioner is the same system without gaps, which falls apart into the mean over DP
-    ranks and the deviations from it: two small matrices over stages. Where no worker lacks a tie, that is the answer.
+    Conjugate gradients. The preconditioner is the same system without gaps, which separates into the mean over DP ranks
+    and the deviations from it: two small matrices over stages. If no worker lacks a tie, that is the solution.
     """
 
     def __init__(self, ties: Ties, runs: int, iterations: int = CG_ITERATIONS, tolerance: float = CG_TOLERANCE) -> None:
@@ -116,23 +117,23 @@ class _System:
         self._complete = bool(links.all() and np.ptp(self._joined) == 0) and all(one.complete for one in self._groups)
 
     def values(self, targets: list[Floats]) -> list[Floats]:
-        """What comes closest to the targets; the last one is the offsets."""
+        """The values closest to the targets; the last one is the offsets."""
         *groups, links, ends, prior = targets
         right = prior + self._along(links * self._linked) + self._across(ends * self._joined)
         means = [members.mean(target) for members, target in zip(self._groups, groups, strict=True)]
         for members, target, mean in zip(self._groups, groups, means, strict=True):
             right = right + members.centred(target, mean)
         offsets = self._preconditioned(right) if self._complete else self._conjugate_gradients(right)
-        # Minus when a group ended is the mean of its targets less that of its members' offsets.
+        # The negative end of a group is the mean of its targets minus that of its members' offsets.
         apart = [offsets + (mean - members.mean(offsets)) for members, mean in zip(self._groups, means, strict=True)]
         return [*apart, self._steps(offsets), offsets[:, 0] - offsets[:, -1], offsets]
 
     def _steps(self, offsets: Floats) -> Floats:
-        """By how much the clock of the next stage is further ahead, from the last stage to the first one, too."""
+        """How much further ahead the clock of the next stage is, including from the last stage to the first."""
         return np.asarray(offsets[:, self._after] - offsets)
 
     def _conjugate_gradients(self, right: Floats) -> Floats:
-        """Go on from the last solution."""
+        """Continue from the last solution."""
         left = right - self._applied(self._offsets)
         enough = self._tolerance * np.sqrt(np.vdot(right, right))
         step = self._preconditioned(left)
@@ -173,13 +174,13 @@ class _System:
 
 
 class _Matrix:
-    """The same linear step as one matrix: many operations on small arrays take longer. `shapes`: of the terms."""
+    """The same linear step as one matrix, faster than many operations on small arrays. `shapes`: of the terms."""
 
     def __init__(self, ties: Ties, shapes: list[tuple[int, ...]]) -> None:
         self._shapes = shapes
         ends = np.cumsum([int(np.prod(shape[1:])) for shape in shapes]).tolist()
         self._parts = [slice(*pair) for pair in pairwise([0, *ends])]
-        units = np.eye(ends[-1])  # a run for each unit vector
+        units = np.eye(ends[-1])  # one run per unit vector
         system = _System(ties, len(units), len(units), EXACT)
         values = system.values(
             [units[:, part].reshape(-1, *shape[1:]) for part, shape in zip(self._parts, shapes, strict=True)]
@@ -187,13 +188,13 @@ class _Matrix:
         self._matrix = np.concatenate([value.reshape(len(units), -1) for value in values], axis=1)
 
     def values(self, targets: list[Floats]) -> list[Floats]:
-        """As `_System` gives them."""
+        """Like `_System.values`."""
         values = np.concatenate([target.reshape(len(target), -1) for target in targets], axis=1) @ self._matrix
         return [values[:, part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
 
 
 class _Members:
-    """Means over the members of groups. `present`: [stages, dp_ranks]. `axes`: what a group goes over.
+    """Means over the members of groups. `present`: [stages, dp_ranks]. `axes`: the axes that a group spans.
 
     `complete`: whether every worker is a member.
     """
@@ -210,6 +211,6 @@ class _Members:
         return np.asarray(np.add.reduce(of_members, axis=self._axes, keepdims=True) / self._count)
 
     def centred(self, values: Floats, mean: Floats) -> Floats:
-        """Values less that mean of their group; 0 for who is no member."""
+        """Values minus the mean of their group; 0 for workers that are not members."""
         less = np.asarray(values - mean)
         return less if self.complete else less * self._present

@@ -1,6 +1,6 @@
-"""Which workers' clocks can be compared at all.
+"""Which workers' clocks can be compared.
 
-In: `Ties`. Out: a number per worker, the same for workers that are tied, directly or through others.
+In: `Ties`. Out: a number per worker, the same for workers that are tied directly or through others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tracekit.analysis.replay.clocks.ties import Ties
 
 
 def linked_workers(ties: Ties) -> Ints:
-    """The lowest number of any worker that each is tied to, [stages, dp_ranks]."""
+    """The lowest number of any worker that each worker is tied to, [stages, dp_ranks]."""
     _, stages, dp_ranks = ties.shape
     groups = [(_seen(group.left), None if group.all_stages else 1) for group in ties.groups]
     links = np.asarray(np.any(np.isfinite(ties.low) | np.isfinite(ties.high), axis=0))
@@ -27,12 +27,12 @@ def linked_workers(ties: Ties) -> Ints:
             pair = [stage, (stage + 1) % stages]
             number[pair] = np.where(links[stage], number[pair].min(axis=0), number[pair])
         number[[0, -1]] = np.where(ends, number[[0, -1]].min(axis=0), number[[0, -1]])
-        # A member's number may have been lowered: so are all that had the old one.
+        # If a member's number was lowered, lower all others that had the old number too.
         number = number.ravel()[number]
         if (number == before).all():
             return number
 
 
 def _seen(values: Floats) -> np.ndarray:
-    """Whether there is a value in any run."""
+    """Whether any run has a value."""
     return np.asarray(np.isfinite(values).any(axis=0))

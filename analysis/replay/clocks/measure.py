@@ -1,11 +1,11 @@
-"""How far each worker's clock is off, and the trace with its clocks set right.
+"""Clock offsets of the workers, and the trace with the offsets removed.
 
 In: a `DependencyGraph` as recorded. Out: `Clocks`, and the trace without the offsets. A wrong clock makes transfers
-look long and workers late, so this comes before anything is measured.
+look long and workers late, so this comes before all measurements.
 
-All ties are fitted at once, in each of up to `MOST_RUNS` runs of steps (`joint`), and the course of each clock over the
-runs is told from that (`course`). Most clocks are in step and are taken for right; what each tie says is weighed before
-another one is set (`witnesses`), and where too little speaks for it the doubt is stated.
+All ties are fitted at once (`joint`), in each of up to `MOST_RUNS` runs of steps, and the course of each clock is
+fitted over the runs (`course`). Most clocks agree and are taken as correct. Before another clock is corrected, the
+evidence of each tie is weighed (`witnesses`); if there is too little evidence, the doubt is reported.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from tracekit.schema import step_positions
 from tracekit.text import seconds
 from tracekit.trace import Trace
 
-#: Offsets below this share of the step change no answer, though a step may wait for dozens of transfers one after the
-#: other; nor do those below the resolution of the recordings, seconds.
+#: Offsets below this share of the step change no result, even if a step waits for dozens of transfers in a row; nor do
+#: offsets below the resolution of the recordings, seconds.
 SMALLEST_SHARE = 0.0002
 RESOLUTION_S = 20e-6
-#: Offsets are as exact as this share of the smallest one that counts.
+#: Offsets are precise to this share of the smallest one that counts.
 EXACTNESS = 0.1
-#: What stays unknown of a clock may move the step by this share.
+#: The unknown part of a clock may move the step by this share.
 LARGEST_UNKNOWN = 0.0025
-#: Runs of steps that are measured by themselves, fewer where so many values are passed.
+#: The largest number of runs of steps to measure separately, and the smaller one used above this many values.
 MOST_RUNS, FEWEST_RUNS, MOST_VALUES = 48, 8, 100_000
-#: A run in which ties scatter by more than this many times the usual may hold a clock that was set.
+#: A run whose ties scatter by more than this many times the usual may contain a clock that was stepped.
 RUN_ERRORS = 8.0
-#: DP ranks about which nothing is suspicious are compared with the others in this number.
+#: Compare suspects with this many DP ranks that are not suspicious.
 FEWEST_OTHERS = 32
-#: Where more than this share of the clocks is off, the others need not be right.
+#: If more than this share of the clocks is off, the others need not be correct.
 MAJORITY = 0.5
-#: Clocks are compared with so many others to find the most common time, and named in a message.
+#: Compare clocks with this many others to find the most common time, and name so many in a message.
 MOST_CANDIDATES = 256
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clocks:
-    """By how much the clocks of the workers were off. Arrays are [stages, dp_ranks].
+    """How far the clocks of the workers were off. Arrays are [stages, dp_ranks].
 
-    `offset_s`: seconds a clock is ahead of most others, the mean over the trace; 0 where nothing stands out. `drift`:
-    seconds the offset grows in a second. `jump_s`, `jump_step`: by how much a clock was set ahead in mid-trace, and the
-    first step number after that, -1 where it was not. `error_s`: standard error of the offset, nan for a worker that no
-    op ties to another, or where nothing is suspicious. `linked`: workers whose clocks can be compared share a number.
-    `doubts`: why offsets may be others. `steps`, `ahead_s`: all of that in each step, [steps] and [steps, stages,
-    dp_ranks]. `early_s`: how long before their zero steps would begin then, where
-    most clocks are off; taken off, too.
+    `offset_s`: seconds that a clock is ahead of most others, the mean over the trace; 0 if it does not stand out.
+    `drift`: seconds that the offset grows per second. `jump_s`, `jump_step`: how far a clock was stepped ahead during
+    the trace, seconds, and the first step number after that, -1 if it was not. `error_s`: standard error of the offset,
+    nan for a worker that no op ties to another, or if nothing is suspicious. `linked`: workers whose clocks can be
+    compared share a number. `doubts`: why the offsets may be wrong. `steps`, `ahead_s`: the offsets in each step,
+    [steps] and [steps, stages, dp_ranks]. `early_s`: how long before zero steps would then begin if most clocks are
+    off; subtracted too.
     """
 
     offset_s: Floats
@@ -84,12 +84,12 @@ class Clocks:
 
     @property
     def any_off(self) -> bool:
-        """True where a clock is off."""
+        """True if any clock is off."""
         return bool(self.off.any())
 
     @property
     def moves(self) -> bool:
-        """True where a clock runs at another pace, or was set, during the trace."""
+        """True if a clock drifts or was stepped during the trace."""
         return bool((self.ahead_s != self.ahead_s[:1]).any())
 
     @property
@@ -99,7 +99,7 @@ class Clocks:
         return off
 
     def untied(self, dp_ranks: tuple[int, ...]) -> str | None:
-        """Whose clocks cannot be compared with those of the others, None where all can."""
+        """The workers whose clocks cannot be compared with the others', in words; None if all can."""
         numbers = self.linked
         if (numbers == numbers[0, 0]).all():
             return None
@@ -112,7 +112,7 @@ class Clocks:
 
     @classmethod
     def right(cls, graph: DependencyGraph, linked: Ints | None = None) -> Clocks:
-        """Clocks that are right, or that nobody compared."""
+        """Clocks that are correct, or that were not compared."""
         stages, dp_ranks = graph.layout.pp, len(graph.dp_ranks)
         zero = np.zeros((stages, dp_ranks))
         return cls(
@@ -137,13 +137,13 @@ def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float]) -> 
 
 
 def with_clocks_set(trace: Trace, graph: DependencyGraph, clocks: Clocks) -> Trace:
-    """The trace with the offsets taken off every start."""
+    """The trace with the offsets subtracted from every start."""
     ops = trace.ops
     dp_ranks = np.array(graph.dp_ranks)
     dp_rank = ops["dp_rank"].to_numpy()
     dp_index = np.minimum(np.searchsorted(dp_ranks, dp_rank), len(dp_ranks) - 1)
     step = trace.steps
-    # A step that is not in the graph is not replayed: whatever is next will do.
+    # A step outside the graph is not replayed, so any nearby step will do.
     of_step = np.minimum(np.searchsorted(clocks.steps, step), len(clocks.steps) - 1)
     ahead = clocks.ahead_s[of_step[step_positions(ops["step"].to_numpy(), step)], ops["pp_rank"].to_numpy(), dp_index]
     ahead[dp_ranks[dp_index] != dp_rank] = 0.0
@@ -199,7 +199,7 @@ class _Measurement:
         )
 
     def _early_s(self, ahead: Floats) -> float:
-        """How long before zero steps would begin: not even the clocks that were taken for right are."""
+        """How long before zero steps would begin: even the clocks taken as correct need not be."""
         begins = float(np.nanmedian(np.nanmin(self._firsts - ahead, axis=1)))
         return max(-begins, 0.0) if -begins > self.floor_s else 0.0
 
@@ -308,7 +308,7 @@ class _Measurement:
 
 
 def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
-    """Workers by name, a few of many. `which`: [stages, dp_ranks]."""
+    """Names of workers; only a few of many. `which`: [stages, dp_ranks]."""
     cells = np.argwhere(which.T)
     named = ", ".join(str(Worker(dp_ranks[dp_index], int(stage))) for dp_index, stage in cells[:MOST_NAMED])
     more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
@@ -316,14 +316,14 @@ def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
 
 
 def _suspects(ties: Ties, floor_s: float) -> np.ndarray:
-    """DP ranks of which some tie speaks for a clock that is off, [dp_ranks]: none in most jobs."""
+    """DP ranks with a tie that suggests a wrong clock, [dp_ranks]: none in most jobs."""
     low, high = np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0)
     values = [group.left for group in ties.groups] + [low, high, ties.ends]
     return np.asarray(np.any([_off_zero(value, floor_s) for value in values], axis=0))
 
 
 def _off_zero(value: Floats, floor_s: float) -> np.ndarray:
-    """Where values of ties, [runs, ..., dp_ranks], are not zero as far as can be told, over the trace or in a run."""
+    """Where values of ties, [runs, ..., dp_ranks], differ significantly from zero, over the trace or in a run."""
     axes = tuple(range(value.ndim - 1))
     size = np.nan_to_num(np.abs(value))
     if len(value) < FEWEST_FOR_SCATTER or size.max() <= floor_s:
@@ -335,7 +335,7 @@ def _off_zero(value: Floats, floor_s: float) -> np.ndarray:
 
 
 def _with_company(suspects: np.ndarray) -> Ints:
-    """The DP ranks to look at: the suspects, and as many others to compare them with, at least `FEWEST_OTHERS`."""
+    """The DP ranks to look at: the suspects, and as many others for comparison, at least `FEWEST_OTHERS`."""
     others = np.flatnonzero(~suspects)
     wanted = max(int(suspects.sum()), FEWEST_OTHERS)
     some = others[np.unique(np.linspace(0, len(others) - 1, wanted).astype(np.int64))] if len(others) else others
@@ -343,7 +343,7 @@ def _with_company(suspects: np.ndarray) -> Ints:
 
 
 def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
-    """Offsets from those clocks that are taken for right, [runs, stages, dp_ranks]."""
+    """Offsets relative to the clocks that are taken as correct, [runs, stages, dp_ranks]."""
     flat = offsets.reshape(len(offsets), -1).copy()
     numbers = linked.ravel()
     for number in np.unique(numbers):
@@ -353,7 +353,7 @@ def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
 
 
 def step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Floats:
-    """When each step began, seconds: as recorded, else as if all steps of the job took as long as these."""
+    """When each step began, seconds: as recorded, else as if all steps of the job had the length of these."""
     known = [step_starts.get(int(step)) for step in graph.steps]
     starts = np.array([np.nan if start is None else start for start in known])
     if np.isfinite(starts).all() and (np.diff(starts) > 0).all():
@@ -362,11 +362,11 @@ def step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Floa
 
 
 def _step_length_s(graph: DependencyGraph) -> float:
-    """About how long a step takes, seconds: from the first start to the latest end on any of a few lanes."""
+    """The approximate length of a step, seconds: from the first start to the latest end on any of a few lanes."""
     spans = []
     for block in graph.blocks:
         start, duration = block.start[:, :8], block.duration[:, :8]
-        # On the clock of each stage, which may be off.
+        # By the clock of each stage, which may be off.
         for stage in range(graph.layout.pp):
             rows = block.template.pp_rank == stage
             spans.append((start[rows] + duration[rows]).max(axis=0) - start[rows].min(axis=0))
@@ -374,5 +374,5 @@ def _step_length_s(graph: DependencyGraph) -> float:
 
 
 def _runs(steps: Ints, most: int) -> list[Ints]:
-    """Steps in up to so many runs of neighbours."""
+    """Split steps into at most `most` runs of neighbours."""
     return np.array_split(steps, max(1, min(most, len(steps))))

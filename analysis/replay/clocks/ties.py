@@ -1,11 +1,11 @@
-"""What ties the clocks of workers together: ops that end for several of them at once.
+"""What ties the clocks of workers together: ops that end for several of them at the same time.
 
-In: a `DependencyGraph` as recorded. Out: `Ties` per run of steps: when each worker left the collectives it shares with
-others, and how far the two ends of a link can be apart.
+In: a `DependencyGraph` as recorded. Out: `Ties` per run of steps: when each worker left the collectives that it shares
+with others, and how far apart the two ends of a link can be.
 
-A collective ends for all of its members at nearly one moment, so a member that leaves late has its clock ahead, or a
-slow network card. A transfer ends on its receiver no earlier than on its sender, so the two directions of a link bound
-the offset between its ends from both sides, as in NTP.
+A collective ends for all of its members at nearly the same moment, so a member that leaves late has a clock that is
+ahead, or a slow network card. A transfer ends on its receiver no earlier than on its sender. So the two directions of a
+link bound the offset between its ends from both sides, as in NTP.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import median
 from tracekit.model import OpKind
 
-#: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, and one that
-#: counts less than another: a slow card looks like a clock that is ahead.
+#: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, with less
+#: weight than others: a slow card looks like a clock that is ahead.
 OF_DP_RANKS = (
     OpKind.PARAMS_ALL_GATHER,
     OpKind.GRADS_REDUCE_SCATTER,
@@ -30,16 +30,16 @@ OF_DP_RANKS = (
     OpKind.ALL_REDUCE,
 )
 OF_DP_RANKS_WEIGHT = 0.5
-#: How many ops of a kind are looked at per worker and step.
+#: Look at this many ops of a kind per worker and step.
 OPS_PER_STEP = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for those not in it.
+    """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for workers outside it.
 
-    Times are relative to the middle member of the group, which is all DP ranks of a stage or, with `all_stages`, the
-    whole job. `weight`: what this kind counts for beside others. `took_s`: how long the transfer takes.
+    Times are relative to the median member of the group, which is all DP ranks of a stage or, with `all_stages`, the
+    whole job. `weight`: weight of this kind relative to others. `took_s`: duration of the transfer, seconds.
     """
 
     left: Floats
@@ -52,9 +52,9 @@ class Group:
 class Ties:
     """All ties of a job.
 
-    `low`, `high`: bounds of how far stage s + 1 is ahead of stage s, seconds, [runs, stages, dp_ranks], infinite where
-    nothing bounds them; the last stage is followed by the first. `ends`: how far the first stage is ahead of the last,
-    seconds, [runs, dp_ranks], nan where nothing ties them. `link_took_s`: how long a transfer between stages takes.
+    `low`, `high`: bounds of how far stage s + 1 is ahead of stage s, seconds, [runs, stages, dp_ranks], infinite if
+    unbounded; the first stage follows the last. `ends`: how far the first stage is ahead of the last, seconds, [runs,
+    dp_ranks], nan if nothing ties them. `link_took_s`: duration of a transfer between stages, seconds.
     """
 
     groups: tuple[Group, ...]
@@ -70,7 +70,7 @@ class Ties:
         return runs, stages, dp_ranks
 
     def only(self, dp_indices: Ints) -> Ties:
-        """The ties of these DP ranks alone."""
+        """The ties of these DP ranks only."""
         groups = tuple(replace(group, left=group.left[..., dp_indices]) for group in self.groups)
         low, high, ends = (values[..., dp_indices] for values in (self.low, self.high, self.ends))
         return Ties(groups, low, high, ends, self.link_took_s)
@@ -78,26 +78,26 @@ class Ties:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tied:
-    """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the middle member each left."""
+    """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the median member each left."""
 
     left: Floats
     took_s: float
 
     @classmethod
     def of(cls, graph: DependencyGraph, kind: OpKind, axes: tuple[int, ...], most: int) -> _Tied | None:
-        """Ops of a kind, each joining the members along `axes`; None where there are none."""
+        """Ops of a kind, each joining the members along `axes`; None if there are none."""
         grid = op_grid(graph, (kind,), most=most)
         if grid.empty:
             return None
         duration = grid.gather([block.duration for block in graph.blocks])
         ends = grid.gather([block.start for block in graph.blocks]) + duration
-        # Who came last waited for nobody: the shortest of the recorded durations, which no clock changes.
+        # The last to arrive waited for nobody: its duration is the shortest, which no clock changes.
         quickest = np.fmin.reduce(duration, axis=axes[-1])
         return cls(ends - np.expand_dims(median(ends, axes), axes), float(np.nanmedian(quickest)))
 
 
 class TieSource:
-    """Reads the ends of the tied ops of a graph once, and sums them up by any runs of steps."""
+    """Reads the ends of a graph's tied ops once, and aggregates them over any runs of steps."""
 
     def __init__(self, graph: DependencyGraph) -> None:
         self._shape = (graph.layout.pp, len(graph.dp_ranks))
@@ -115,7 +115,7 @@ class TieSource:
             self._link_took_s = float(np.nanmedian(transfers.gather([block.duration for block in graph.blocks])))
 
     def ties(self, runs: Sequence[Ints]) -> Ties:
-        """The ties in the middle of each of these runs of steps."""
+        """The median ties of each of these runs of steps."""
         weight = OF_DP_RANKS_WEIGHT / max(len(self._dp_kinds), 1)
         groups = [Group(_by_run(one.left, runs), weight, False, one.took_s) for one in self._dp_kinds]
         if self._clip is not None:
@@ -126,7 +126,7 @@ class TieSource:
             lag = _by_run(self._lag, runs)
             forward, backward = lag[:, ::2], lag[:, 1::2]
             low, high = np.fmin(-backward, forward), np.fmax(-backward, forward)
-            # Where one direction alone was recorded, it bounds one side.
+            # If only one direction was recorded, it bounds one side.
             low = np.where(np.isnan(backward), -np.inf, low)
             high = np.where(np.isnan(forward), np.inf, high)
         ends = np.full((len(runs), dp_ranks), np.nan)

@@ -1,6 +1,6 @@
 """How well the ties of each worker agree on its clock.
 
-In: `Ties` and the offsets estimated from them. Out: `Witnesses`: what speaks for each offset, and what against it.
+In: `Ties` and the offsets estimated from them. Out: `Witnesses`: the evidence for and against each offset.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tracekit.analysis.numeric.robust import median
 from tracekit.analysis.replay.clocks.course import ERRORS, FEWEST_FOR_SCATTER, MEDIAN_ERROR, scatter
 from tracekit.analysis.replay.clocks.ties import Ties
 
-#: Few steps do not tell how ends scatter: they are taken to do so by this share of what the transfer takes, or by the
-#: resolution of the recordings, seconds.
+#: A few steps do not show how much ends scatter: assume this share of the transfer's duration, or the resolution of the
+#: recordings, seconds.
 SCATTER_SHARE = 0.05
 RESOLUTION_S = 20e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Witnesses:
-    """What the ties of each worker say of its offset, [stages, dp_ranks] each.
+    """The evidence of each worker's ties about its offset, [stages, dp_ranks] each.
 
-    `for_it`, `against`: weight of the ties that the offset satisfies and a right clock would not, and of those that it
-    does not satisfy. `kinds`: how many ties there are. `scatter_s`: how far what they say scatters from run to run, for
-    the best of those that agree; infinite where none does.
+    `for_it`, `against`: weight of the ties that the offset satisfies but a correct clock would not, and of those that
+    it does not satisfy. `kinds`: number of ties. `scatter_s`: how much the best agreeing tie scatters from run to run,
+    seconds; infinite if none agrees.
     """
 
     for_it: Floats
@@ -38,7 +38,7 @@ class Witnesses:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Misfit:
-    """Misfit of one tie per run and worker, seconds, nan where there is none: at the offset, and with a right clock."""
+    """Misfit of one tie per run and worker, seconds, nan if there is none: at the offset, and with a correct clock."""
 
     weight: float
     took_s: float
@@ -47,12 +47,12 @@ class _Misfit:
 
 
 def question(ties: Ties, offsets: Floats, floor_s: float) -> Witnesses:
-    """Ask each tie. `offsets`: seconds, [runs, stages, dp_ranks]. Misfits up to `floor_s` are none."""
+    """Collect the evidence. `offsets`: seconds, [runs, stages, dp_ranks]. Misfits up to `floor_s` count as 0."""
     _, stages, dp_ranks = ties.shape
     for_it, against = np.zeros((2, stages, dp_ranks))
     kinds = np.zeros((stages, dp_ranks), np.int64)
     scatter_s = np.full((stages, dp_ranks), np.inf)
-    # A clock that was set in mid-trace is asked about where it is off.
+    # For a clock stepped during the trace, look at the runs in which it is off.
     off = np.abs(offsets) > floor_s
     asked = off | ~off.any(axis=0)
     for misfit in _misfits(ties, offsets):
@@ -84,7 +84,7 @@ def _misfits(ties: Ties, offsets: Floats) -> Iterator[_Misfit]:
 
 
 def _outside(value: Floats, low: Floats, high: Floats) -> Floats:
-    """By how much a value lies outside its bounds; nan where there are none."""
+    """How far a value lies outside its bounds; nan if there are none."""
     known = np.isfinite(low) | np.isfinite(high)
     return np.where(
         known, value - np.clip(value, np.nan_to_num(low, nan=-np.inf), np.nan_to_num(high, nan=np.inf)), np.nan
@@ -92,7 +92,7 @@ def _outside(value: Floats, low: Floats, high: Floats) -> Floats:
 
 
 def _scatter(misfit: _Misfit) -> float:
-    """The spread of what a tie says of a clock in one run of steps."""
+    """The spread of a tie's evidence about a clock in one run of steps, seconds."""
     if len(misfit.now) < FEWEST_FOR_SCATTER:
         return max(SCATTER_SHARE * misfit.took_s, RESOLUTION_S)
     return scatter(misfit.now)
