@@ -169,7 +169,7 @@ def test_a_timeline_can_show_one_step_and_is_replaced_but_not_read_back(tmp_path
     ("arguments", "message"),
     [
         (("--layout", "x.yaml"), "--layout is for pipeline traces"),
-        (("--fix", "rank=77"), "'77' is no rank of this job|matches no op"),
+        (("--fix", "rank=77"), "'77' is not a rank of this job|matches no op"),
         (("--by", "colour"), "colour"),
         (("--kernel-class", "speed=x"), "'speed' is no class of kernels"),
     ],

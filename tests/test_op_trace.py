@@ -136,7 +136,7 @@ def test_a_rule_of_its_own_is_one_function_and_its_name(monkeypatch: pytest.Monk
 
 
 def test_a_rule_that_is_not_known_is_refused() -> None:
-    with pytest.raises(TracekitError, match="odd: rule 'magic' is not known; expected some of explicit, streams"):
+    with pytest.raises(TracekitError, match="odd: rule 'magic' is unknown; expected some of explicit, streams"):
         tracekit.OpJob(OpTrace(OPS, "odd", rules=("magic",))).whatif()
 
 

@@ -51,7 +51,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     ops = sum(count_ops(block, np.ones((1, 1), np.bool_)) for block in graph.blocks)
     if 2 * len(values) * ops > COSTLIEST_OP_REPLAYS:
         raise SelectionError(
-            f"{' x '.join(names)} has {len(values)} values, each of which takes two replays of {ops} ops: choose a"
+            f"{' x '.join(names)} has {len(values)} values, and each takes two replays of {ops} ops: choose a"
             " label with fewer values, or fewer steps"
         )
     counts = np.zeros(len(values), np.int64)

@@ -147,7 +147,7 @@ def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> 
     if later.all() or not later.any():
         first, last = int(workers.steps[0]), int(workers.steps[-1])
         raise SelectionError(
-            f"step {first_after} does not part the job: it has {len(later)} steps from {first} to {last}; expected a"
+            f"step {first_after} cannot split the job: it has {len(later)} steps from {first} to {last}; expected a"
             f" step from {first + 1} to {last}"
         )
     return (

@@ -105,9 +105,7 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
         if np.array_equal(latest, rounds):
             return [draft.compiled(rounds) for draft in drafts]
         rounds = latest
-    raise GraphError(
-        "DP ranks run their collectives in orders that contradict each other; the recorded order cannot be right"
-    )
+    raise GraphError("DP ranks run their collectives in contradictory orders; the recorded order cannot be right")
 
 
 def compile_graph(wiring: Wiring) -> CompiledGraph:

@@ -108,7 +108,7 @@ def count_ops(block: LabelledBlock, mask: Mask) -> int:
 
 def unknown_label(name: str, known: Iterable[str]) -> SelectionError:
     """The error for a label that no op of the job has."""
-    return SelectionError(f"{name!r:.80} is no label of this job; it has {', '.join(known)}")
+    return SelectionError(f"{name!r:.80} is not a label of this job; it has {', '.join(known)}")
 
 
 def label_values(graph: LabelledGraph, name: str) -> list[Value]:

@@ -183,10 +183,10 @@ class _Reader:
         before, after, why = self.edge_columns()
         named = next((name for name in ("peer", "kind", "name") if name in self.ops.columns), None)
         if named is None:
-            raise TraceError("ops: which ops are comparable is not said; add a column 'peer', 'kind' or 'name'")
+            raise TraceError("ops: no column says which ops are comparable; add a column 'peer', 'kind' or 'name'")
         if self.ops[named].null_count():
             row = int(self.ops[named].is_null().arg_max() or 0)
-            raise TraceError(f"ops: column {named!r}, row {row}: null; every op needs ops that it is comparable with")
+            raise TraceError(f"ops: column {named!r}, row {row}: null; every op needs a class of comparable ops")
         peer = self.label(named)
         if peer.names is None:
             peer = Label(*_numbered(self.text(named)))
@@ -246,7 +246,7 @@ class _Reader:
         codes, names = _numbered(self.text(name))
         if len(names) > MOST_VALUES:
             raise TraceError(
-                f"ops: label {name!r} has {len(names)} values, more than {MOST_VALUES}: an identifier is no label;"
+                f"ops: label {name!r} has {len(names)} values, more than {MOST_VALUES}: an identifier is not a label;"
                 " leave the column out"
             )
         return Label(codes, names)
@@ -299,7 +299,7 @@ class _Reader:
         known = {why.name.lower(): int(why) for why in Why}
         names = self.edges["why"].cast(pl.String).fill_null("rule")
         if unknown := sorted(set(names.unique()) - set(known)):
-            raise TraceError(f"edges: why {unknown[0]!r:.40} is not known; expected one of {', '.join(known)}")
+            raise TraceError(f"edges: why {unknown[0]!r:.40} is unknown; expected one of {', '.join(known)}")
         return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.Int64).to_numpy()
 
     def mesh(self, rank: Int32s, axes: Sequence[str]) -> Mesh:
@@ -308,7 +308,7 @@ class _Reader:
         coordinates = np.zeros((len(ranks), len(axes)), np.int32)
         for number, axis in enumerate(axes):
             if axis not in self.ops.columns:
-                raise TraceError(f"ops: axis {axis!r} is no column; it has {', '.join(self.ops.columns)}")
+                raise TraceError(f"ops: axis {axis!r} is not a column; the columns are {', '.join(self.ops.columns)}")
             values = self.integers(axis)
             coordinates[:, number] = values[first]
             differs = values != coordinates[inverse, number]
@@ -371,7 +371,7 @@ def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], member
     Raises TraceError if no group is named, GraphError for an unknown group and for ranks outside it.
     """
     if "group" not in graph.labels:
-        raise TraceError("ops: process groups are given, but no column 'group' says whose each rendezvous is")
+        raise TraceError("ops: process groups are given, but no column 'group' names the group of each rendezvous")
     label, known = graph.labels["group"], {group.name: group for group in groups}
     used = {int(code): str(label.value(int(code))) for code in np.unique(label.codes[members]) if code != UNLABELLED}
     number, rank, code = graph.rendezvous[members], graph.rank[members], label.codes[members]
@@ -386,7 +386,7 @@ def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], member
     if outside.any():
         at = int(outside.argmax())
         name = used[int(code[at])]
-        raise GraphError(f"{graph.describe(int(members[at]))}: rank {rank[at]} is no member of group {name!r}")
+        raise GraphError(f"{graph.describe(int(members[at]))}: rank {rank[at]} is not a member of group {name!r}")
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
     sizes = np.zeros(1 + max(used), np.int64)
     for one, name in used.items():

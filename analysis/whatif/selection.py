@@ -94,7 +94,7 @@ class Labelled(Selection):
         if (label.names is not None and unknown) or not any(isinstance(value, wanted) for value in self.values):
             there = shown_values(label_values(context.graph, self.label))
             raise SelectionError(
-                f"{min(map(str, unknown or self.values))!r:.80} is no {self.label} of this job; it has {there}"
+                f"{min(map(str, unknown or self.values))!r:.80} is not a {self.label} of this job; it has {there}"
             )
         return label.where(self.values)
 
@@ -121,7 +121,7 @@ class LabelledLike(Selection):
     def mask(self, context: Context) -> Mask:
         label = context.label(self.label)
         if label.names is None:
-            raise SelectionError(f"{self.label} has numbers, not names: a pattern such as {self.pattern!r} finds none")
+            raise SelectionError(f"{self.label} has numbers, not names: the pattern {self.pattern!r} matches none")
         found = re.compile(self.pattern)
         return label.where(frozenset(name for name in label.names if found.search(name)))
 

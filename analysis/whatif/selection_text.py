@@ -35,7 +35,7 @@ def parse_selection(text: str) -> Selection:
     parser = _Parser(text)
     selection = parser.either()
     if parser.tokens:
-        raise parser.error(f"{parser.tokens[0]!r} is left over")
+        raise parser.error(f"{parser.tokens[0]!r} is unexpected")
     return selection
 
 
@@ -106,7 +106,7 @@ class _Parser:
             return ~select.communication()
         try:
             if not _NAME.fullmatch(word):
-                raise self.error(f"{word!r} is not known")
+                raise self.error(f"{word!r} is unknown")
             return self.valued(word, self._take(f"a value for {word!r}"))
         except ValueError as error:
             raise self.error(f"{word}: {error}") from None
@@ -119,7 +119,7 @@ class _Parser:
             try:
                 re.compile(value[1:])
             except re.error as error:
-                raise ValueError(f"{value[1:]!r} is no regular expression: {error}") from None
+                raise ValueError(f"{value[1:]!r} is not a regular expression: {error}") from None
             return select.LabelledLike(word, value[1:])
         names = value.split(",")
         if all(re.fullmatch(r"\d+(-\d+)?", name) for name in names):
@@ -147,7 +147,7 @@ def _numbers(text: str) -> list[range]:
             raise ValueError(f"{part!r} is neither a number nor a range such as 100-200")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first > _LARGEST_RANGE:
-            raise ValueError(f"{part!r} is no range from a smaller to a larger number")
+            raise ValueError(f"{part!r} is not a range from a smaller to a larger number")
         ranges.append(range(first, last + 1))
     if sum(map(len, ranges)) > _LARGEST_RANGE + 1:
         raise ValueError(f"more than {_LARGEST_RANGE} numbers")
@@ -176,7 +176,7 @@ def _slowest(text: str) -> Selection:
     try:
         percent = float(text.removesuffix("%"))
     except ValueError:
-        raise ValueError(f"{text!r} is no percentage such as 3%") from None
+        raise ValueError(f"{text!r} is not a percentage such as 3%") from None
     return select.slowest(percent)
 
 

@@ -38,7 +38,7 @@ def edges(*pairs: tuple[int, int]) -> pl.DataFrame:
     [
         (ops().drop("rank"), "ops: column 'rank' is missing; it has kind, start, duration"),
         (ops().clear(), r"ops: no ops \(0 rows\)"),
-        (ops().drop("kind"), "which ops are comparable is not said; add a column 'peer', 'kind' or 'name'"),
+        (ops().drop("kind"), "no column says which ops are comparable; add a column 'peer', 'kind' or 'name'"),
         (ops(rank=[0, -1]), "ops: column 'rank', row 1: -1; expected an integer from 0"),
         (ops(rank=[0.0, 1.0]), "ops: column 'rank' has type Float64; expected an integer"),
         (ops(start=[0.0, float("nan")]), "ops: column 'start', row 1: nan; expected finite seconds"),
@@ -66,7 +66,7 @@ def test_an_identifier_is_no_label() -> None:
         (edges((0, 2)), "edges: column 'after', row 0: 2; the ops have rows 0 to 1"),
         (edges((-1, 1)), "edges: column 'before', row 0: -1; the ops have rows 0 to 1"),
         (NO_EDGES.drop("after"), "edges: column 'after' is missing; it has before"),
-        (edges((0, 1)).with_columns(why=pl.lit("magic")), "why 'magic' is not known; expected one of rule, stream"),
+        (edges((0, 1)).with_columns(why=pl.lit("magic")), "why 'magic' is unknown; expected one of rule, stream"),
     ],
 )
 def test_an_edge_that_leads_nowhere_is_named(frame: pl.DataFrame, message: str) -> None:
@@ -127,7 +127,7 @@ class TestProcessGroups:
         assert OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("dp", (0, 1))]).gaps == ()
 
     def test_a_rank_outside_the_group_is_refused(self) -> None:
-        with pytest.raises(GraphError, match=r"matmul of rank 1 .* rank 1 is no member of group 'dp'"):
+        with pytest.raises(GraphError, match=r"matmul of rank 1 .* rank 1 is not a member of group 'dp'"):
             OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("dp", (0, 4))])
 
     def test_a_group_that_nobody_declared_is_refused(self) -> None:

@@ -101,7 +101,7 @@ def test_a_label_with_too_many_values_for_the_job_is_refused(monkeypatch: pytest
     size = 1000
     ops = pl.DataFrame({"rank": pl.int_range(size, eager=True), "kind": "a", "start": 0.0, "duration": 1.0})
     replay = replay_of(ops, pl.DataFrame({"before": [0], "after": [1]}))
-    with pytest.raises(SelectionError, match="rank has 1000 values, each of which takes two replays of 1000 ops"):
+    with pytest.raises(SelectionError, match="rank has 1000 values, and each takes two replays of 1000 ops"):
         attribute_by(replay, ["rank"])
 
 

@@ -190,13 +190,13 @@ def test_a_selection_that_is_not_understood_is_said_at_its_field(visit: Visit) -
     page = visit(address())
     page.fill("#whatif-select", "wrker=1,2")
     page.click("#whatif-run")
-    page.wait_for_selector("text='wrker' is no label of this job")
+    page.wait_for_selector("text='wrker' is not a label of this job")
     assert page.get_attribute("#whatif-select", "aria-invalid") == "true"
     assert "needs a correction" in page.inner_text("#whatif-answer")
     page.fill("#whatif-select", "worker=1,2")
     page.click("#whatif-run")
     says(page, "With worker=1,2 ideal")
-    assert page.locator("text='wrker' is no label of this job").count() == 0
+    assert page.locator("text='wrker' is not a label of this job").count() == 0
 
 
 def test_a_selection_without_ops_is_said_at_its_field(visit: Visit) -> None:
