@@ -23,7 +23,8 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_usual, links_as_usual, shared_anyway_s
-from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR, SMALLEST_RING_FACTOR
+from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
+from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.text import seconds
 

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
-from tracekit.analysis.evidence.transfers import (
-    LINK_SPREADS,
-    NO_TIME_S,
-    SMALLEST_RING_FACTOR,
-    Bools,
-    SlowCard,
-    Traffic,
-)
+from tracekit.analysis.evidence.slow_cards import NO_TIME_S, SMALLEST_RING_FACTOR, SlowCard
+from tracekit.analysis.evidence.transfers import LINK_SPREADS, Bools, Traffic
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median, nan_mean
 

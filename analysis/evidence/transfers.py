@@ -10,17 +10,18 @@ alike: it identifies the stage, and the transfers identify the DP rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.analysis.evidence.slow_cards import FASTEST_SHARE, NO_TIME_S, RECEIVING, SENDING, SlowCard, slow_cards
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
-from tracekit.model import OpKind, Worker
+from tracekit.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
@@ -35,52 +36,16 @@ LINK_SPREADS = 6.0
 FEWEST_PEERS = 3
 #: In a step in which a link is slow, all of its transfers but this share are slow.
 FASTER_SHARE = 0.25
-#: All transfers of a slow link are slow, except for some that are recorded too short. A link with some fast transfers
-#: only waits behind another one.
-FASTEST_SHARE = 0.1
-#: A ring this many times slower than those of the other stages contains a slow card, if it is slowed by at least this
-#: share of what the card's transfers are; otherwise the stage just has more parameters.
-SMALLEST_RING_FACTOR = 1.5
-RING_SHARE = 0.3
-#: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.
-CARD_MARGIN = 1.5
-#: A side of a card is slow if its fastest transfers take at least this share of the other side's.
-SIDE_SHARE = 0.5
 #: If more than this share of the links is slow at once, the whole network is slow.
 WHOLE_NETWORK_SHARE = 0.7
 #: A link or card is slow in at least this many steps, and in this share of them; fewer are hiccups.
 FEWEST_SLOW_STEPS = 2
 SMALLEST_STEP_SHARE = 0.1
-#: A card is slow in at least this share of the steps in which any of its links is slow; otherwise the link is.
-WITH_ITS_LINKS_SHARE = 0.9
 #: Gradients in full precision are twice the bytes of parameters in half precision; a longer reduction is waiting.
 SMALLEST_WAIT_FACTOR = 2.5
-SENDING, RECEIVING = "sending", "receiving"
 #: A transfer recorded as this many times its cost, and this many seconds, waited for others of the same call; less than
 #: that is clock error.
 WAITED_FACTOR, WAITED_S = 1.5, 300e-6
-#: Seconds; no transfer is faster.
-NO_TIME_S = 1e-9
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlowCard:
-    """A slow network card: the number of its host, the host's workers, the sides that are slow.
-
-    `factor`: transfer time over the usual in each step, [steps]; `fastest_factor`: that of the fastest transfers;
-    `ring_factor`: collective time over the usual. `flows`: transfers through its slow sides, [slots, dp_ranks];
-    `stages`: stages whose rings pass it; `steps`: when it is slow, [steps].
-    """
-
-    host: int
-    workers: tuple[Worker, ...]
-    sides: tuple[str, ...]
-    flows: Bools
-    stages: tuple[int, ...]
-    steps: Bools
-    factor: Floats
-    fastest_factor: float
-    ring_factor: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,25 +214,16 @@ class Traffic:
     @cached_property
     def cards(self) -> tuple[SlowCard, ...]:
         """The slow cards, those that explain most first."""
-        if not self.seconds.size:
-            return ()
-        found: dict[int, SlowCard] = {}
-        for side in (SENDING, RECEIVING):
-            for number, card in (*self._cards_of_slow_rings(side), *self._cards_without_rings(side)):
-                found[number] = _merged(found.get(number), card)
-        cards = [self._with_slow_sides(card) for card in found.values()]
-        return tuple(sorted(cards, key=lambda card: -int(card.flows.sum() * card.steps.sum())))
+        return slow_cards(self)
 
     @cached_property
     def slow_links(self) -> Bools:
         """Slow links that no slow card explains, [slots, steps, dp_ranks]."""
         left = self.slow.copy()
         for card in self.cards:
-            ends = np.isin(self._hosts_of_flows(SENDING), card.host) | np.isin(
-                self._hosts_of_flows(RECEIVING), card.host
-            )
+            ends = np.isin(self.hosts_of_flows(SENDING), card.host) | np.isin(self.hosts_of_flows(RECEIVING), card.host)
             left &= ~ends[:, None, :]
-        left &= (left.sum(axis=1) >= self._fewest_steps)[:, None, :]
+        left &= (left.sum(axis=1) >= self.fewest_steps)[:, None, :]
         kept = left.copy()
         for slot, at in np.argwhere(left.any(axis=1)):
             steps = left.transpose(1, 0, 2)[:, self._beside(slot, at)].any(axis=1)
@@ -275,7 +231,8 @@ class Traffic:
         return kept
 
     @property
-    def _fewest_steps(self) -> int:
+    def fewest_steps(self) -> int:
+        """The number of steps in which a link or card must be slow."""
         return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * int(self.seconds.shape[2])))
 
     def _beside(self, slot: int, at: int) -> Bools:
@@ -288,12 +245,12 @@ class Traffic:
         """Links that share a card with any of `links` [slots, dp_ranks], including these."""
         together = links.copy()
         for side in (SENDING, RECEIVING):
-            host = self._hosts_of_flows(side)
+            host = self.hosts_of_flows(side)
             together |= np.isin(host, host[links])
         return together
 
     @cached_property
-    def _host_number(self) -> Ints:
+    def host_number(self) -> Ints:
         """A number per host, [stages, dp_ranks]; if hosts are unknown, every worker has its own."""
         evidence = self.evidence
         cells = [(stage, at) for stage in range(evidence.stages) for at in range(len(evidence.dp_ranks))]
@@ -302,82 +259,12 @@ class Traffic:
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         return np.array([numbers[key] for key in keys], np.int64).reshape(evidence.stages, len(evidence.dp_ranks))
 
-    def _hosts_of_flows(self, side: str) -> Ints:
+    def hosts_of_flows(self, side: str) -> Ints:
         """The host that each link's transfers leave (or reach), [slots, dp_ranks]."""
         link, backward = np.divmod(np.arange(len(self.seconds)), 2)
         after = (link + 1) % self.evidence.stages
         stage = np.where((backward == 0) == (side == SENDING), link, after)
-        return self._host_number[stage]
-
-    def _passing(self, side: str) -> tuple[Ints, Bools]:
-        """The host whose card each link's transfers pass on this side, and which of them pass a card, [slots, dp_ranks]
-        each.
-        """
-        host, peer = self._hosts_of_flows(side), self._hosts_of_flows(RECEIVING if side == SENDING else SENDING)
-        return host, np.isfinite(self.link_s) & (host != peer)  # transfers within a host pass no card
-
-    def _ring_stages(self, host: int) -> tuple[int, ...]:
-        """The stages of a host's workers whose rings leave the host."""
-        mine = np.unique(np.argwhere(self._host_number == host)[:, 0])
-        return tuple(int(stage) for stage in mine if len(np.unique(self._host_number[stage])) > 1 and self.rings.size)
-
-    def _cards_of_slow_rings(self, side: str) -> Iterator[tuple[int, SlowCard]]:
-        """For each slow ring, the card whose transfers are slow compared with those of its other cards."""
-        if not self.rings.size:
-            return
-        host, passes = self._passing(side)
-        for stage in range(self.evidence.stages):
-            steps = self.ring_factor[stage] > SMALLEST_RING_FACTOR
-            cards = np.unique(self._host_number[stage])
-            if steps.sum() < self._fewest_steps or len(cards) < 2:
-                continue
-            flows = [passes & (host == card) for card in cards]
-            level = np.array([self._level(of_card, steps) for of_card in flows])
-            ring = float(median(self.ring_factor[stage, steps], (0,)))
-            slow = level > CARD_MARGIN * lower_median(level, 0)
-            # Of several, take the one whose transfers are as slow as the ring; the others have a slow link.
-            best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
-            if slow[best] and ring > RING_SHARE * level[best]:
-                yield int(cards[best]), self._card(int(cards[best]), side, flows[best], steps, ring)
-
-    def _level(self, flows: Bools, steps: Bools) -> float:
-        """Transfer time over the usual in these steps on the fastest of these links; 1 if there are none."""
-        factor = self.factor.transpose(1, 0, 2)[steps][:, flows]
-        return max(float(factor.mean(axis=0).min()), NO_TIME_S) if factor.size else 1.0
-
-    def _cards_without_rings(self, side: str) -> Iterator[tuple[int, SlowCard]]:
-        """Cards outside of any ring whose links to several hosts are all slow at the same time."""
-        host, passes = self._passing(side)
-        peer = self._hosts_of_flows(RECEIVING if side == SENDING else SENDING)
-        for card in np.unique(host[self.slow.any(axis=1) & passes]):
-            flows = passes & (host == card)
-            slow = self.slow.transpose(1, 0, 2)[:, flows]
-            steps: Bools = np.all(slow, axis=1)
-            alike = steps.sum() >= max(self._fewest_steps, WITH_ITS_LINKS_SHARE * slow.sum(axis=0).max())
-            if alike and not self._ring_stages(int(card)) and len(np.unique(peer[flows])) > 1:
-                yield int(card), self._card(int(card), side, flows, steps, 1.0)
-
-    def _card(self, host: int, side: str, flows: Bools, steps: Bools, ring_factor: float) -> SlowCard:
-        members = np.argwhere(self._host_number == host)
-        workers = tuple(sorted(self.evidence.worker(stage, at) for stage, at in members))
-        factor = np.where(steps, self.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
-        seconds = self.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-        fastest = max(float(np.nanquantile(seconds, FASTEST_SHARE)) / self.usual_s, 1.0) if seconds.size else 1.0
-        return SlowCard(host, workers, (side,), flows, self._ring_stages(host), steps, factor, fastest, ring_factor)
-
-    def _with_slow_sides(self, card: SlowCard) -> SlowCard:
-        """The card with only the sides that are slow themselves; a send and a receive in one call are recorded as
-        equally slow.
-        """
-        if len(card.sides) == 1:
-            return card
-        fastest = {}
-        for side in card.sides:
-            host, passes = self._passing(side)
-            seconds = self.seconds.transpose(0, 3, 1, 2)[passes & (host == card.host)][..., card.steps]
-            fastest[side] = float(np.nanquantile(seconds, FASTEST_SHARE))
-        slow = tuple(side for side in card.sides if fastest[side] >= SIDE_SHARE * max(fastest.values()))
-        return replace(card, sides=slow)
+        return self.host_number[stage]
 
 
 def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
@@ -395,20 +282,3 @@ def _shortest(seconds: Floats, axis: int) -> Floats:
     """The least value over `axis`, nan if there is none."""
     least = np.where(np.isfinite(seconds), seconds, np.inf).min(axis=axis, initial=np.inf)
     return np.where(np.isfinite(least), least, np.nan)
-
-
-def _merged(one: SlowCard | None, other: SlowCard) -> SlowCard:
-    """Both sides of a card as one."""
-    if one is None:
-        return other
-    return SlowCard(
-        one.host,
-        one.workers,
-        (*one.sides, *other.sides),
-        one.flows | other.flows,
-        one.stages,
-        one.steps | other.steps,
-        np.maximum(one.factor, other.factor),
-        min(one.fastest_factor, other.fastest_factor),
-        max(one.ring_factor, other.ring_factor),
-    )

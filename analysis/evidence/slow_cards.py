@@ -1,0 +1,159 @@
+"""Which network cards are slow: the ones that explain slow rings, or slow links to several hosts.
+
+In: `Traffic`. Out: `SlowCard`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.evidence.significance import Bools
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.model import Worker
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.transfers import Traffic
+
+#: A ring this many times slower than those of the other stages contains a slow card, if it is slowed by at least this
+#: share of what the card's transfers are; otherwise the stage just has more parameters.
+SMALLEST_RING_FACTOR = 1.5
+RING_SHARE = 0.3
+#: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.
+CARD_MARGIN = 1.5
+#: A side of a card is slow if its fastest transfers take at least this share of the other side's.
+SIDE_SHARE = 0.5
+#: A card is slow in at least this share of the steps in which any of its links is slow; otherwise the link is.
+WITH_ITS_LINKS_SHARE = 0.9
+SENDING, RECEIVING = "sending", "receiving"
+#: All transfers of a slow link are slow, except for some that are recorded too short. A link with some fast transfers
+#: only waits behind another one.
+FASTEST_SHARE = 0.1
+#: Seconds; no transfer is faster.
+NO_TIME_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlowCard:
+    """A slow network card: the number of its host, the host's workers, the sides that are slow.
+
+    `factor`: transfer time over the usual in each step, [steps]; `fastest_factor`: that of the fastest transfers;
+    `ring_factor`: collective time over the usual. `flows`: transfers through its slow sides, [slots, dp_ranks];
+    `stages`: stages whose rings pass it; `steps`: when it is slow, [steps].
+    """
+
+    host: int
+    workers: tuple[Worker, ...]
+    sides: tuple[str, ...]
+    flows: Bools
+    stages: tuple[int, ...]
+    steps: Bools
+    factor: Floats
+    fastest_factor: float
+    ring_factor: float
+
+
+def slow_cards(traffic: Traffic) -> tuple[SlowCard, ...]:
+    """The slow cards, those that explain most first."""
+    if not traffic.seconds.size:
+        return ()
+    found: dict[int, SlowCard] = {}
+    for side in (SENDING, RECEIVING):
+        for number, card in (*_cards_of_slow_rings(traffic, side), *_cards_without_rings(traffic, side)):
+            found[number] = _merged(found.get(number), card)
+    cards = [_with_slow_sides(traffic, card) for card in found.values()]
+    return tuple(sorted(cards, key=lambda card: -int(card.flows.sum() * card.steps.sum())))
+
+
+def _passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
+    """The host whose card each link's transfers pass on this side, and which pass one, [slots, dp_ranks] each."""
+    host, peer = traffic.hosts_of_flows(side), traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
+    return host, np.isfinite(traffic.link_s) & (host != peer)  # transfers within a host pass no card
+
+
+def _ring_stages(traffic: Traffic, host: int) -> tuple[int, ...]:
+    """The stages of a host's workers whose rings leave the host."""
+    mine = np.unique(np.argwhere(traffic.host_number == host)[:, 0])
+    return tuple(int(stage) for stage in mine if len(np.unique(traffic.host_number[stage])) > 1 and traffic.rings.size)
+
+
+def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, SlowCard]]:
+    """For each slow ring, the card whose transfers are slow compared with those of its other cards."""
+    if not traffic.rings.size:
+        return
+    host, passes = _passing(traffic, side)
+    for stage in range(traffic.evidence.stages):
+        steps = traffic.ring_factor[stage] > SMALLEST_RING_FACTOR
+        cards = np.unique(traffic.host_number[stage])
+        if steps.sum() < traffic.fewest_steps or len(cards) < 2:
+            continue
+        flows = [passes & (host == card) for card in cards]
+        level = np.array([_level(traffic, of_card, steps) for of_card in flows])
+        ring = float(median(traffic.ring_factor[stage, steps], (0,)))
+        slow = level > CARD_MARGIN * lower_median(level, 0)
+        # Of several, take the one whose transfers are as slow as the ring; the others have a slow link.
+        best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
+        if slow[best] and ring > RING_SHARE * level[best]:
+            yield int(cards[best]), _card(traffic, int(cards[best]), side, flows[best], steps, ring)
+
+
+def _level(traffic: Traffic, flows: Bools, steps: Bools) -> float:
+    """Transfer time over the usual in these steps on the fastest of these links; 1 if there are none."""
+    factor = traffic.factor.transpose(1, 0, 2)[steps][:, flows]
+    return max(float(factor.mean(axis=0).min()), NO_TIME_S) if factor.size else 1.0
+
+
+def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, SlowCard]]:
+    """Cards outside of any ring whose links to several hosts are all slow at the same time."""
+    host, passes = _passing(traffic, side)
+    peer = traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
+    for card in np.unique(host[traffic.slow.any(axis=1) & passes]):
+        flows = passes & (host == card)
+        slow = traffic.slow.transpose(1, 0, 2)[:, flows]
+        steps: Bools = np.all(slow, axis=1)
+        alike = steps.sum() >= max(traffic.fewest_steps, WITH_ITS_LINKS_SHARE * slow.sum(axis=0).max())
+        if alike and not _ring_stages(traffic, int(card)) and len(np.unique(peer[flows])) > 1:
+            yield int(card), _card(traffic, int(card), side, flows, steps, 1.0)
+
+
+def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ring_factor: float) -> SlowCard:
+    members = np.argwhere(traffic.host_number == host)
+    workers = tuple(sorted(traffic.evidence.worker(stage, at) for stage, at in members))
+    factor = np.where(steps, traffic.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
+    seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
+    fastest = max(float(np.nanquantile(seconds, FASTEST_SHARE)) / traffic.usual_s, 1.0) if seconds.size else 1.0
+    return SlowCard(host, workers, (side,), flows, _ring_stages(traffic, host), steps, factor, fastest, ring_factor)
+
+
+def _with_slow_sides(traffic: Traffic, card: SlowCard) -> SlowCard:
+    """The card with only the sides that are slow themselves: a send and a receive in one call look equally slow."""
+    if len(card.sides) == 1:
+        return card
+    fastest = {}
+    for side in card.sides:
+        host, passes = _passing(traffic, side)
+        seconds = traffic.seconds.transpose(0, 3, 1, 2)[passes & (host == card.host)][..., card.steps]
+        fastest[side] = float(np.nanquantile(seconds, FASTEST_SHARE))
+    slow = tuple(side for side in card.sides if fastest[side] >= SIDE_SHARE * max(fastest.values()))
+    return replace(card, sides=slow)
+
+
+def _merged(one: SlowCard | None, other: SlowCard) -> SlowCard:
+    """Both sides of a card as one."""
+    if one is None:
+        return other
+    return SlowCard(
+        one.host,
+        one.workers,
+        (*one.sides, *other.sides),
+        one.flows | other.flows,
+        one.stages,
+        one.steps | other.steps,
+        np.maximum(one.factor, other.factor),
+        min(one.fastest_factor, other.fastest_factor),
+        max(one.ring_factor, other.ring_factor),
+    )
