@@ -11,7 +11,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -19,37 +18,32 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.importers.kineto.event_tables import (
+    ACTIVITY_OF,
+    CATEGORIES,
+    NO_ID,
+    SCHEMAS,
+    TABLE_OF,
+    TABLES,
+    CollectiveArgs,
+    FileColumns,
+    Ints,
+    Table,
+    rows_of,
+)
 from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR, says_more
 from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
-from tracekit.gpu_activity import Activity, CallRole
+from tracekit.gpu_activity import CallRole
 
 #: A fused file holds several ranks: its process ids are rank * FUSED_PID + pid.
 FUSED_PID = 100_000_000
 #: No op lasts a day (microseconds): such durations are wrong subtractions.
 LONGEST_US = 86.4e9
-#: What is no correlation.
-NO_ID = -1
 _INT64 = (1 << 63) - 1
 
-Ints = npt.NDArray[np.int64]
 #: Rows of `Batch`, [Column, events].
 Rows = npt.NDArray[np.int64]
 
-_GPU_CATEGORIES = {
-    "kernel": Activity.KERNEL, "concurrent_kernel": Activity.KERNEL, "gpu_memcpy": Activity.MEMCPY,
-    "gpu_memset": Activity.MEMSET, "memcpy": Activity.MEMCPY, "memset": Activity.MEMSET,
-}  # fmt: skip
-_CALL_CATEGORIES = (
-    "cuda_runtime",
-    "cuda_driver",
-    "runtime",
-    "driver",
-    "xpu_runtime",
-    "mtia_runtime",
-    "privateuse1_runtime",
-)
-_OPERATOR_CATEGORIES = ("cpu_op", "operator", "cpu_instant_event")
-_ANNOTATION_CATEGORIES = ("user_annotation", "python_gc")
 #: Allocating and freeing memory waits for the GPU too, freeing always.
 _SYNCHRONISES = re.compile(
     r"(Device|Stream|Event|Ctx|Context)Synchronize|^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free)(Host)?(_v\d)?$"
@@ -59,66 +53,7 @@ _RECORDS = re.compile(r"EventRecord")
 #: Numbers of what a call is for; -1 for one that only counts where it launched something.
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
-
-#: A table of events: arrays by name, all of one length.
-Table = dict[str, npt.NDArray[Any]]
-
-_TIMES = {"part": np.int32, "ts": np.float64, "dur": np.float64}
-_GPU_TYPES = _TIMES | {
-    "name": np.int32, "activity": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
-    "shape": np.int32, "collective": np.int32,
-}  # fmt: skip
-_HOST_TYPES = _TIMES | {"thread": np.int32, "name": np.int32}
-_CALL_TYPES = _HOST_TYPES | {"correlation": np.int64, "role": np.int8}
-_OPERATOR_TYPES = _HOST_TYPES | {"collective": np.int32}
-_SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream", "waits_for_record"), np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveArgs:
-    """What a collective's arguments say; None where they do not."""
-
-    collective: str | None
-    elements_in: int | None
-    elements_out: int | None
-    dtype: str | None
-    group_size: int | None
-    group_name: str | None
-    group_description: str | None
-    group_ranks: str | None
-    rank_in_group: int | None
-    sequence: int | None
-    comms_id: str | None
-    source: int | None
-    destination: int | None
-
-
-@dataclass(slots=True)
-class FileColumns:
-    """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
-
-    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0.
-    `operators`: those inside no other one of their thread, and what says more than that.
-    `host_events`: of operators and annotations, all. `negative`, `absurd`: durations below 0 (taken as 0), and ops of
-    more than a day or without times (left out).
-    """
-
-    base_us: int
-    gpu: Table
-    calls: Table
-    operators: Table
-    annotations: Table
-    syncs: Table
-    host_events: int
-    strings: tuple[str, ...]
-    collectives: tuple[CollectiveArgs, ...]
-    negative: int
-    absurd: int
-
-
-def rows_of(table: Table, rows: Ints) -> Table:
-    """Some rows of a table."""
-    return {name: values[rows] for name, values in table.items()}
+_NO_ARGS = Args()
 
 
 def outermost(begin: npt.NDArray[np.float64], duration: npt.NDArray[np.float64]) -> Ints:
@@ -138,7 +73,7 @@ class ColumnBuilder:
         self._threads: dict[int | str | None, int] = {}
         self._collectives: dict[CollectiveArgs, int] = {}
         self._parts: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
-            table: {name: [] for name in schema} for table, schema in _SCHEMAS.items()
+            table: {name: [] for name in schema} for table, schema in SCHEMAS.items()
         }
         self._base_us: int | None = None
         self._negative = self._absurd = self._host_events = 0
@@ -154,8 +89,8 @@ class ColumnBuilder:
 
     def add(self, batch: Batch) -> None:
         """Keep what matters of a batch."""
-        of_table = np.where(batch.rows[Column.ODD] == 0, _TABLE_OF[batch.rows[Column.CATEGORY]], -1)
-        for number, table in enumerate(_SCHEMAS):
+        of_table = np.where(batch.rows[Column.ODD] == 0, TABLE_OF[batch.rows[Column.CATEGORY]], -1)
+        for number, table in enumerate(SCHEMAS):
             chosen = np.flatnonzero(of_table == number)
             if len(chosen):
                 self._add_rows(table, batch.text, batch.rows[:, chosen], batch.times[:, chosen])
@@ -189,7 +124,7 @@ class ColumnBuilder:
             return
         columns = self._described_by[table](kept)
         if table == "gpu":
-            columns["activity"] = np.full(len(kept), _ACTIVITY_OF[CATEGORIES.index(category)])
+            columns["activity"] = np.full(len(kept), ACTIVITY_OF[CATEGORIES.index(category)])
         pid = np.array([event.pid if type(event.pid) is int and 0 <= event.pid <= _INT64 else 0 for event in kept])
         self._keep(table, times[:, possible], pid, columns)
 
@@ -207,7 +142,7 @@ class ColumnBuilder:
         when = {
             "part": np.maximum(pid, 0) // FUSED_PID, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)
         }  # fmt: skip
-        found = {name: np.asarray(values, _SCHEMAS[table][name]) for name, values in (when | columns).items()}
+        found = {name: np.asarray(values, SCHEMAS[table][name]) for name, values in (when | columns).items()}
         if table in {"operators", "annotations"}:
             self._host_events += len(start)
         if table == "operators":
@@ -230,7 +165,7 @@ class ColumnBuilder:
     def columns(self) -> FileColumns:
         """All that was kept."""
         tables: dict[str, Table] = {}
-        for table, schema in _SCHEMAS.items():
+        for table, schema in SCHEMAS.items():
             # Two copies of everything at once would be the most that reading a file takes.
             parts = self._parts.pop(table)
             tables[table] = {
@@ -253,7 +188,7 @@ class ColumnBuilder:
         device, stream = rows[Column.DEVICE], rows[Column.STREAM]
         return {
             "name": self._text_codes(text, rows, Column.NAME, _name_of),
-            "activity": _ACTIVITY_OF[rows[Column.CATEGORY]],
+            "activity": ACTIVITY_OF[rows[Column.CATEGORY]],
             "device": np.where(device == NO_ID, rows[Column.PID], device),
             "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
             "correlation": rows[Column.CORRELATION],
@@ -349,29 +284,6 @@ class ColumnBuilder:
             args.sequence, None if args.comms_id is None else str(args.comms_id), args.source, args.destination,
         )  # fmt: skip
         return self._collectives.setdefault(key, len(self._collectives))
-
-
-_SCHEMAS: dict[str, dict[str, Any]] = {
-    "gpu": _GPU_TYPES,
-    "calls": _CALL_TYPES,
-    "operators": _OPERATOR_TYPES,
-    "annotations": _HOST_TYPES,
-    "syncs": _SYNC_TYPES,
-}
-#: Which table the events of a category are for.
-TABLES = {
-    **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
-    **dict.fromkeys(_CALL_CATEGORIES, "calls"),
-    **dict.fromkeys(_OPERATOR_CATEGORIES, "operators"),
-    **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
-    "cuda_sync": "syncs",
-}
-CATEGORIES = tuple(TABLES)
-_TABLE_OF = np.array([list(_SCHEMAS).index(TABLES[name]) for name in CATEGORIES], np.int64)
-_ACTIVITY_OF = np.array(
-    [list(Activity).index(_GPU_CATEGORIES[name]) if name in _GPU_CATEGORIES else -1 for name in CATEGORIES], np.int64
-)
-_NO_ARGS = Args()
 
 
 def _integers(values: Sequence[int | str | None], otherwise: Sequence[int | str | None] = ()) -> npt.NDArray[np.int64]:

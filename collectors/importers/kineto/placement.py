@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tracekit.collectors.importers.kineto.event_columns import CollectiveArgs
+from tracekit.collectors.importers.kineto.event_tables import CollectiveArgs
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.errors import FormatError
 from tracekit.model import LARGEST_SIZE, ProcessGroup

@@ -15,15 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.collectors.importers.kineto.event_columns import (
-    NO_ID,
-    RECORD_EVENT,
-    CollectiveArgs,
-    FileColumns,
-    Table,
-    outermost,
-    rows_of,
-)
+from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, outermost
+from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, FileColumns, Table, rows_of
 from tracekit.collectors.importers.kineto.host_names import (
     COLLECTIVE_OPERATOR,
     NCCL_ANNOTATION,

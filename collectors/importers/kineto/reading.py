@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tracekit.collectors.importers.kineto.event_columns import CATEGORIES, ColumnBuilder
+from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
+from tracekit.collectors.importers.kineto.event_tables import CATEGORIES
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.packing import packed
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of

@@ -1,0 +1,118 @@
+"""The tables that the events of a file are kept in.
+
+In: nothing. Out: the columns of each table, the categories of events that go into it, and `FileColumns`, all tables of
+a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.gpu_activity import Activity
+
+#: Marks a missing id.
+NO_ID = -1
+
+Ints = npt.NDArray[np.int64]
+
+_GPU_CATEGORIES = {
+    "kernel": Activity.KERNEL, "concurrent_kernel": Activity.KERNEL, "gpu_memcpy": Activity.MEMCPY,
+    "gpu_memset": Activity.MEMSET, "memcpy": Activity.MEMCPY, "memset": Activity.MEMSET,
+}  # fmt: skip
+_CALL_CATEGORIES = (
+    "cuda_runtime",
+    "cuda_driver",
+    "runtime",
+    "driver",
+    "xpu_runtime",
+    "mtia_runtime",
+    "privateuse1_runtime",
+)
+_OPERATOR_CATEGORIES = ("cpu_op", "operator", "cpu_instant_event")
+_ANNOTATION_CATEGORIES = ("user_annotation", "python_gc")
+
+#: A table of events: arrays by name, all of one length.
+Table = dict[str, npt.NDArray[Any]]
+
+_TIMES = {"part": np.int32, "ts": np.float64, "dur": np.float64}
+_GPU_TYPES = _TIMES | {
+    "name": np.int32, "activity": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
+    "shape": np.int32, "collective": np.int32,
+}  # fmt: skip
+_HOST_TYPES = _TIMES | {"thread": np.int32, "name": np.int32}
+_CALL_TYPES = _HOST_TYPES | {"correlation": np.int64, "role": np.int8}
+_OPERATOR_TYPES = _HOST_TYPES | {"collective": np.int32}
+_SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream", "waits_for_record"), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveArgs:
+    """What a collective's arguments say; None where they do not."""
+
+    collective: str | None
+    elements_in: int | None
+    elements_out: int | None
+    dtype: str | None
+    group_size: int | None
+    group_name: str | None
+    group_description: str | None
+    group_ranks: str | None
+    rank_in_group: int | None
+    sequence: int | None
+    comms_id: str | None
+    source: int | None
+    destination: int | None
+
+
+@dataclass(slots=True)
+class FileColumns:
+    """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
+
+    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0.
+    `operators`: those inside no other one of their thread, and what says more than that.
+    `host_events`: of operators and annotations, all. `negative`, `absurd`: durations below 0 (taken as 0), and ops of
+    more than a day or without times (left out).
+    """
+
+    base_us: int
+    gpu: Table
+    calls: Table
+    operators: Table
+    annotations: Table
+    syncs: Table
+    host_events: int
+    strings: tuple[str, ...]
+    collectives: tuple[CollectiveArgs, ...]
+    negative: int
+    absurd: int
+
+
+def rows_of(table: Table, rows: Ints) -> Table:
+    """Some rows of a table."""
+    return {name: values[rows] for name, values in table.items()}
+
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "gpu": _GPU_TYPES,
+    "calls": _CALL_TYPES,
+    "operators": _OPERATOR_TYPES,
+    "annotations": _HOST_TYPES,
+    "syncs": _SYNC_TYPES,
+}
+#: Which table the events of a category are for.
+TABLES = {
+    **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
+    **dict.fromkeys(_CALL_CATEGORIES, "calls"),
+    **dict.fromkeys(_OPERATOR_CATEGORIES, "operators"),
+    **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
+    "cuda_sync": "syncs",
+}
+CATEGORIES = tuple(TABLES)
+TABLE_OF = np.array([list(SCHEMAS).index(TABLES[name]) for name in CATEGORIES], np.int64)
+ACTIVITY_OF = np.array(
+    [list(Activity).index(_GPU_CATEGORIES[name]) if name in _GPU_CATEGORIES else -1 for name in CATEGORIES], np.int64
+)
