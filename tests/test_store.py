@@ -18,7 +18,7 @@ from tracekit.job import Job, load_from_store
 from tracekit.model import Layout
 from tracekit.schema import SCHEMA
 from tracekit.store import Incoming, Store, default_store
-from tracekit.store.store import Writer
+from tracekit.store.writer import Writer
 from tracekit.trace import Trace
 
 CATALOGUE = "catalog.duckdb"

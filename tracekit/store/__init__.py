@@ -4,9 +4,10 @@ In: validated traces of any kind and what the analysis found. Out: the same by j
 `folder.py` says what is where.
 """
 
+from tracekit.store.backend import STORE_VARIABLE, default_store
 from tracekit.store.hangs import StoredHang
 from tracekit.store.incidents import HANG, Incident
-from tracekit.store.store import STORE_VARIABLE, Store, default_store
+from tracekit.store.store import Store
 from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow, TraceKind
 
 __all__ = [

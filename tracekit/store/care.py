@@ -17,8 +17,9 @@ from tracekit.s3 import s3_url
 from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
 from tracekit.store.hangs import hang_files, read_hang
 from tracekit.store.single_file import SingleFile
-from tracekit.store.store import Store, Writer
+from tracekit.store.store import Store
 from tracekit.store.window import Incoming, Part, StoredWindow
+from tracekit.store.writer import Writer
 from tracekit.text import short
 from tracekit.trace import read_parquet
 

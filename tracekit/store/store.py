@@ -6,67 +6,36 @@ Readers never meet a writer: what they see is a whole state of the catalogue. Wr
 
 from __future__ import annotations
 
-import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 
 from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings
 from tracekit.s3 import s3_url, shown
-from tracekit.store.catalogue import KNOWN_VERSIONS, STORE_VERSION, Catalogue
-from tracekit.store.catalogue_file import CatalogueCopy, alone, catalogue_copy, is_duckdb
-from tracekit.store.connection import check_version, connected
-from tracekit.store.folder import FileGoneError, Folder, is_store_folder
+from tracekit.store.backend import Backend, backend_of, check_encodable, exists, is_duckdb_file, is_store, remote_of
+from tracekit.store.catalogue import Catalogue
+from tracekit.store.catalogue_file import alone, catalogue_copy
+from tracekit.store.folder import FileGoneError, Folder
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident
-from tracekit.store.remote import Remote
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
+from tracekit.store.writer import Writer, changing
 from tracekit.text import encodable, short
 
-#: Names the default store; without it the store is DEFAULT_NAME in the working directory.
-STORE_VARIABLE = "TRACEKIT_STORE"
-DEFAULT_NAME, OLD_DEFAULT_NAME = "tracekit.store", "tracekit.duckdb"
 #: Characters of a job's name; two of them fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300
 
 _Read = TypeVar("_Read")
-
-
-def default_store() -> Path:
-    """`$TRACEKIT_STORE`, else tracekit.store in the working directory, or a tracekit.duckdb that an older one left."""
-    if named := os.environ.get(STORE_VARIABLE):
-        return Path(named)
-    new, old = Path(DEFAULT_NAME), Path(OLD_DEFAULT_NAME)
-    return old if old.exists() and not new.exists() else new
-
-
-class Backend(Protocol):
-    """How one form of a store is read."""
-
-    def reading(self) -> AbstractContextManager[Catalogue]:
-        """The catalogue as it is now."""
-
-    def trace(self, window: StoredWindow) -> AnyTrace:
-        """The trace of a window."""
-
-    def report(self, window: StoredWindow) -> str | None:
-        """The report on it as JSON; None where there is none."""
-
-    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
-
-    def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
-        """The reports on hangs, of one job or of all, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +108,7 @@ class Store:
 
         It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
-        self._check_encodable()
+        check_encodable(self.path)
         self._refuse_read_only()
         try:
             Folder(self.path).make()
@@ -160,13 +129,13 @@ class Store:
         """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
         if name is not None:
             self._check_name(name)
-        self._check_encodable()
+        check_encodable(self.path)
         self._refuse_read_only()
         try:
             Folder(self.path).check_writable()
         except OutputError as error:
             raise StoreError(str(error)) from None
-        if self._exists():
+        if exists(self.path):
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: job {short(name)!r} is there already; choose another --name")
@@ -177,7 +146,7 @@ class Store:
         A job that has no window and is not watched, which a hang has brought, is not in the way.
         """
         self._check_name(name)
-        if not self._exists():
+        if not exists(self.path):
             return name
         with self.reading() as catalogue:
             return next(
@@ -192,7 +161,7 @@ class Store:
 
         `rebuilding`: the files of jobs are there, and a catalogue is to be made of them.
         """
-        self._check_encodable()
+        check_encodable(self.path)
         self._refuse_read_only()
         folder = Folder(self.path)
         try:
@@ -200,39 +169,12 @@ class Store:
             with alone(folder.catalogue):
                 try:
                     with catalogue_copy(folder.catalogue) as copy:
-                        yield from self._changing(folder, copy, rebuilding=rebuilding)
+                        yield from changing(folder, self.path, copy, rebuilding=rebuilding)
                 finally:
                     if made:  # and nothing written
                         folder.unmake()
         except OutputError as error:
             raise StoreError(str(error)) from None
-
-    def _changing(self, folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
-        """The one writer, on a copy of the catalogue that takes its place at the end."""
-        folder.clear_unfinished()
-        if copy.replaces:
-            with folder.reading():  # nobody else has it open for writing
-                copy.fill()
-        try:
-            with connected(copy.path, self.path, read_only=False) as connection:
-                catalogue = Catalogue(connection, self.path)
-                if not copy.replaces:
-                    if not rebuilding:
-                        folder.check_no_jobs()
-                    catalogue = Catalogue.new(connection, self.path)
-                elif (version := check_version(connection, self.path, *KNOWN_VERSIONS)) < STORE_VERSION:
-                    catalogue = Catalogue.upgraded(connection, self.path, version)
-                connection.begin()
-                writer = Writer(folder, catalogue)
-                yield writer
-                connection.commit()
-                connection.execute("CHECKPOINT")  # closing would keep a failure to itself
-            copy.put()
-            if not writer.removes:
-                folder.forget_unfinished()
-        finally:
-            with suppress(StoreError, OSError):  # else the next writer does it
-                folder.clear_unfinished()
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
         catalogue = writer.catalogue
@@ -261,7 +203,7 @@ class Store:
                 f"{self.name}: a store in S3 is only read; write into a folder, and copy that there (docs/store.md)"
             )
         with suppress(OSError):
-            if not stat.S_ISREG(self.path.lstat().st_mode) or not self._is_duckdb():
+            if not stat.S_ISREG(self.path.lstat().st_mode) or not is_duckdb_file(self.path):
                 return
             with SingleFile(self.path).reading():
                 raise StoreError(
@@ -283,7 +225,7 @@ class Store:
 
     def hangs(self, job: str | None = None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""
-        return self._backend().hangs(job)
+        return backend_of(self.path).hangs(job)
 
     def history(self, name: str, most: int = 1000) -> pl.DataFrame:
         """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
@@ -317,7 +259,7 @@ class Store:
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """The reports on windows of several jobs, by name and number, in one go; those that are there."""
-        backend = self._backend()
+        backend = backend_of(self.path)
         if not windows:
             return {}
         with backend.reading() as catalogue:
@@ -343,7 +285,7 @@ class Store:
 
     def _read(self, name: str, number: int | None, read: Callable[[Backend, StoredWindow], _Read]) -> _Read:
         """Read of a window; once more where a file has been removed since the catalogue was read."""
-        backend = self._backend()
+        backend = backend_of(self.path)
         with backend.reading() as catalogue:
             window = catalogue.window(name, number)
         try:
@@ -358,12 +300,12 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
-        with self._backend().reading() as catalogue:
+        with backend_of(self.path).reading() as catalogue:
             yield catalogue
 
     def state(self) -> str:
         """What tells one state of the store from the next."""
-        if (remote := self._remote()) is not None:
+        if (remote := remote_of(self.path)) is not None:
             return remote.state()
         catalogue = Folder(self.path).catalogue
         try:
@@ -379,51 +321,11 @@ class Store:
 
     def check(self) -> None:
         """Raise StoreError where there is no store, or something else."""
-        self._backend()
-
-    def _backend(self) -> Backend:
-        """What reads this store."""
-        if (remote := self._remote()) is not None:
-            if not remote.exists():
-                raise remote.missing()
-            return remote
-        if not self._exists():
-            raise StoreError(f"{self.path}: no such store; make one with `tracekit import TRACE --store {self.path}`")
-        if self.path.is_dir():
-            if not is_store_folder(self.path):
-                raise StoreError(f"{self.path}: a folder, but no tracekit store; choose another --store")
-            return Folder(self.path)
-        if not self._is_duckdb():
-            raise StoreError(f"{self.path}: not a tracekit store; a trace file is given without --store")
-        return SingleFile(self.path)
+        backend_of(self.path)
 
     def is_store(self) -> bool:
         """Whether there is a store, or a DuckDB file that may be one. Raises StoreError where it cannot be read."""
-        if (remote := self._remote()) is not None:
-            return remote.exists()
-        return self._exists() and (is_store_folder(self.path) if self.path.is_dir() else self._is_duckdb())
-
-    def _remote(self) -> Remote | None:
-        url = s3_url(self.path)
-        return None if url is None else Remote(url)
-
-    def _check_encodable(self) -> None:
-        if encodable(str(self.path)) != str(self.path):
-            raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
-
-    def _exists(self) -> bool:
-        self._check_encodable()
-        try:
-            return self.path.exists()
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
-
-    def _is_duckdb(self) -> bool:
-        try:  # without waiting for the writer of a pipe
-            with open(self.path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-                return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
+        return is_store(self.path)
 
 
 def _numbered(name: str, number: int) -> str:
@@ -438,39 +340,3 @@ def _moved_at(trace: AnyTrace) -> datetime | None:
         return datetime.fromtimestamp(max(starts.values()), UTC) if starts else None
     except (OverflowError, ValueError, OSError):  # a clock that nobody has set
         return None
-
-
-@dataclass(slots=True)
-class Writer:
-    """A store that is being changed: `catalogue` is a copy, and files are beside those that it names.
-
-    `removes`: whether files are to be removed once the copy is the catalogue.
-    """
-
-    folder: Folder
-    catalogue: Catalogue
-    removes: bool = False
-
-    def write(self, job_id: int, number: int, item: Incoming, added_at: datetime | None = None) -> None:
-        """Write the files of a window and name them. `added_at`: by default now. Raises OSError."""
-        self.folder.note_unfinished([(job_id, number)])
-        files = self.folder.write_window(job_id, number, item)
-        self.catalogue.add_window(job_id, number, item, files, added_at or datetime.now(UTC))
-
-    def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
-        """Remove a job with all its windows."""
-        self.removes = True
-        self.folder.note_unfinished((job_id, window.number) for window in windows)
-        self.catalogue.remove_job(job_id)
-
-    def remove_window(self, window: StoredWindow) -> None:
-        """Remove a window, and its job where it was the last."""
-        self.removes = True
-        self.folder.note_unfinished([(window.job_id, window.number)])
-        self.catalogue.remove_window(window)
-
-    def remove_part(self, window: StoredWindow, part: Part) -> None:
-        """Remove one file of a window."""
-        self.removes = True
-        self.folder.note_unfinished([(window.job_id, window.number)])
-        self.catalogue.remove_file(window, part)
