@@ -19,14 +19,7 @@ from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, 
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.causes.rules_compute import (
-    BadWorker,
-    DataSkew,
-    SlowHost,
-    SlowRankGroup,
-    SlowSteps,
-    StageImbalance,
-)
+from tracekit.analysis.causes.rules_compute import DataSkew, SlowSteps, StageImbalance
 from tracekit.analysis.causes.rules_host import BusyCores, HostBound, LateData, SlowHostCode, SlowOptimizer
 from tracekit.analysis.causes.rules_lockstep import LockstepJitter, SlowRankOfWorker
 from tracekit.analysis.causes.rules_outside import (
@@ -40,6 +33,7 @@ from tracekit.analysis.causes.rules_outside import (
 )
 from tracekit.analysis.causes.rules_pauses import Checkpoints, Evaluations, ProcessPauses, PythonGc
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
+from tracekit.analysis.causes.rules_workers import BadWorker, SlowHost, SlowRankGroup
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools

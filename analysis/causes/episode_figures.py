@@ -1,0 +1,49 @@
+"""What a `Candidate` says of episodes of slowness: how sure they are, and when they were.
+
+In: `Episodes`. Out: `Figure`s and a `TimePattern`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
+from tracekit.analysis.causes.model import Figure, Unit
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.significance import Bools, Episodes
+from tracekit.analysis.numeric.arrays import Floats
+
+NOISE = "what noise alone does to it"
+
+
+def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
+    """How unlikely these episodes are by chance, and how large the noise of the run is."""
+    members = np.flatnonzero(hit.ravel())
+    return (
+        Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
+        Figure(NOISE, float(np.expm1(episodes.error[members].max())), 0.0, Unit.SHARE),
+    )
+
+
+def time_of_episodes(evidence: Evidence, episodes: Episodes, member: int, series: Floats) -> TimePattern:
+    """When a member is slow, in the words of a time pattern."""
+    steps = evidence.replay.graph.steps
+    on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
+    shape, slow = TimeShape.PERSISTENT, tuple(int(step) for step in steps[on])
+    if on.all():
+        slow = ()
+    elif period:
+        shape = TimeShape.PERIODIC
+    elif since:
+        shape, slow = TimeShape.CHANGED, ()
+    else:
+        shape = TimeShape.TRANSIENT
+    return TimePattern(
+        shape=shape,
+        statistic=float(episodes.nats[member]),
+        needed=episodes.needed,
+        since_step=int(steps[since]) if shape is TimeShape.CHANGED else None,
+        period=period or None,
+        slow_steps=slow,
+        per_step=tuple(float(value) for value in series),
+    )
