@@ -41,15 +41,16 @@ _PART = {
     CauseKind.PROCESS_PAUSES: "process",
     CauseKind.UNRECORDED_WORKER_LATE: "unrecorded",
 }
-#: What of a rank can be slow, each once.
+#: All parts of a rank that can be slow, each once.
 PARTS = tuple(dict.fromkeys(_PART.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """One rank that a cause sits on. `part`: what of it is slow. `cost_s`: of the whole cause, seconds a mean step.
+    """One rank that a cause is on. `part`: what part of it is slow. `cost_s`: of the whole cause, mean seconds per
+    step.
 
-    `rank`, `host`, `gpu_uuid`: None where unknown. `first_step`: since when, None for all along.
+    `rank`, `host`, `gpu_uuid`: None if unknown. `first_step`: since when, None if from the beginning.
     """
 
     rank: int | None
@@ -65,13 +66,13 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Sentences without a full stop, None where there is nothing to say.
+    """Sentences without a full stop, None if there is nothing to say.
 
-    `headline`: as the verdict's, without its kind. `fix`: what to do first about the leading cause, and what it saves;
-    `action` and `saves`: the two apart. `check`: where else to look. `others`: the other causes that cost time, a
-    sentence each, with its cost. `stalls`: isolated slow steps, by how much and what of,
-    longest first. `causes`: where each of the diagnosis's causes is and what it does, in the same order; `places`: only
-    where. `accounts`: of each cause that costs something, the leading one first, all that is to be said about it.
+    `headline`: as the verdict's, without its kind. `fix`: what to do first about the leading cause, and what that
+    saves; `action` and `saves`: the two parts of it. `check`: where else to look. `others`: the other causes that cost
+    time, one sentence each, with the cost. `stalls`: isolated slow steps, by how much and why, longest first. `causes`:
+    where each of the diagnosis's causes is and what it does, in the same order; `places`: only where. `accounts`: for
+    each cause that costs time, the leading one first, everything to say about it.
     """
 
     headline: str
@@ -129,7 +130,8 @@ def answer_of(
 
 def _cost(evidence: Evidence, verdict: Verdict, causes: Sequence[Cause]) -> str:
     a_day = evidence.attribution.world_size * 24
-    # What a fix saves is another figure: beside its peers a slow rank loses more than beside the mean, which it is in.
+    # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
+    # includes it.
     than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence, causes) else ","
     return (
         f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
@@ -150,12 +152,12 @@ def _place(evidence: Evidence, cause: Cause) -> str:
 
 
 def _other(evidence: Evidence, cause: Cause) -> str:
-    """One more cause, with what it costs."""
+    """One more cause, with its cost."""
     return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s)})"
 
 
 def _who(evidence: Evidence, cause: Cause, *, sure: bool = True) -> str:
-    """Ranks and nodes, then coordinates, since when, and, of a job that is trusted, how `sure`."""
+    """Ranks and nodes, then coordinates, since when and, for a trusted job, how `sure`."""
     coordinates = f" ({cause.where.workers[0].coordinates})" if len(cause.where.workers) == 1 else ""
     confidence = f", {min(cause.confidence, 0.99):.0%} sure" if sure else ""
     return f"{_place(evidence, cause)}{coordinates}, {cause.when}{confidence}"
@@ -168,7 +170,7 @@ def _fix(evidence: Evidence, cause: Cause, best: Fix | None) -> str | None:
 
 
 def _saves(evidence: Evidence, cause: Cause, best: Fix) -> str:
-    """What a fix gives back, or why that is not promised."""
+    """What a fix saves, or why that is not reported."""
     if best.withheld is not None:
         return f"no saving promised, {best.withheld}"
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
@@ -195,7 +197,7 @@ def _trust(evidence: Evidence, trust: Trust) -> str:
 
 
 def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
-    """The ranks that causes sit on, costliest cause first."""
+    """The ranks that causes are on, costliest cause first."""
     gpus = evidence.trace.metadata.get("gpus")
     for cause in causes:
         if cause.kind not in _PART or cause.change is None:
@@ -217,7 +219,7 @@ def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
 def _accounts(
     evidence: Evidence, causes: Sequence[Cause], leading: Cause | None, fixes: Sequence[Fix]
 ) -> Iterator[Account]:
-    """What is to be said about each cause that costs something."""
+    """Everything to say about each cause that costs time."""
     gpus = evidence.trace.metadata.get("gpus")
     for cause in sorted(causes, key=lambda cause: cause is not leading):
         if cause.change is None:

@@ -1,6 +1,7 @@
-"""Patterns, causes and fixes of a job in one go.
+"""Patterns, causes and fixes of a job in one pass.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: a `Diagnosis`; what causes and fixes both need is computed once.
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: a `Diagnosis`; evidence that causes and fixes share is computed
+once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tracekit.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """When, where and why a job is slow, what each fix would give back, and whether to believe it.
+    """When, where and why a job is slow, what each fix would save, and whether to believe it.
 
-    `answer`: all of it in a few sentences. `stalls`: isolated slow steps.
-    `trust`: as that of the attribution, but launch delays that a named cause explains do not count against the replay.
+    `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
+    that launch delays that a named cause explains do not count against the replay.
     """
 
     trust: Trust
@@ -63,8 +64,8 @@ def diagnose(
     layers: tuple[int, ...] | None = None,
     method: Method = Method.TRACEKIT,
 ) -> Diagnosis:
-    """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`. By the published method no cause explains launch
-    delays.
+    """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`. With the published method, no cause explains
+    launch delays.
     """
     evidence = Evidence.of(trace, replay, attribution)
     found = causes_of(evidence)
@@ -88,9 +89,9 @@ def diagnose(
 
 
 def _explanations(causes: Sequence[Cause]) -> list[Change]:
-    """The changes that take launch delays away for a reason that shows.
+    """The changes that remove launch delays for a visible reason.
 
-    That a host keeps no worker busy is no such reason: its whole signature is that there are launch delays, and waiting
-    that the graph does not know of looks alike.
+    "The host keeps no worker busy" is not such a reason: its whole signature is launch delays, and waits that the graph
+    does not know about look the same.
     """
     return [cause.change for cause in causes if cause.change is not None and cause.kind is not CauseKind.HOST_BOUND]

@@ -1,7 +1,7 @@
-"""Why a job is slow: `find_causes`, and the words it answers with.
+"""Why a job is slow: `find_causes` and the types of its answer.
 
-A rule (`rule`, `rules_compute`, `rules_pauses`, `rules_host`, `rules_outside`) looks at what `analysis/evidence`
-gathered and yields candidates; `find` prices them by replaying their changes.
+A rule (a class in one of the `rules_*` modules, see `rule`) reads what `analysis/evidence` gathered and yields
+candidates; `find` prices them by replaying their changes.
 """
 
 from tracekit.analysis.causes.find import RULES, causes_of, find_causes

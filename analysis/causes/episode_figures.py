@@ -1,4 +1,4 @@
-"""What a `Candidate` says of episodes of slowness: how sure they are, and when they were.
+"""Figures and time pattern of an episode of slowness: how certain it is, and when it happened.
 
 In: `Episodes`. Out: `Figure`s and a `TimePattern`.
 """
@@ -26,7 +26,7 @@ def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
 
 
 def time_of_episodes(evidence: Evidence, episodes: Episodes, member: int, series: Floats) -> TimePattern:
-    """When a member is slow, in the words of a time pattern."""
+    """When a member is slow, as a time pattern."""
     steps = evidence.replay.graph.steps
     on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
     shape, slow = TimeShape.PERSISTENT, tuple(int(step) for step in steps[on])

@@ -1,8 +1,8 @@
-"""Why a job is slow: every cause whose signature shows and that costs something.
+"""Why a job is slow: every cause whose signature shows and that costs time.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, the costliest first. Several may hold at once: each
-candidate is priced twice by replay, once gone alone (what fixing it first saves) and once with all others gone (what
-it costs even so), because causes hide behind each other.
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Cause`s, costliest first. Several causes may be true at the same
+time and hide behind each other. So each candidate is priced by two replays: with only this cause gone (what fixing it
+first saves), and with all others gone (what it still costs).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
 
-#: A cause that costs less than this share of the step, gone alone or with all others gone, is not named.
+#: Drop causes that cost less than this share of the step, gone alone or with all others gone.
 SMALLEST_COST_SHARE = 0.02
 RULES: tuple[Rule, ...] = (
     BadWorker(),
@@ -77,7 +77,7 @@ _RULE_OF: Mapping[CauseKind, Rule] = {rule.kind: rule for rule in RULES}
 
 
 def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Cause, ...]:
-    """The causes of the job's slowness, costliest first; one of kind `healthy` (or `unexplained`) where none shows."""
+    """The causes of the job's slowness, costliest first; one of kind `healthy` or `unexplained` if there is none."""
     return causes_of(Evidence.of(trace, replay, attribution))
 
 
@@ -90,7 +90,7 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
         for cause in _priced(evidence, candidates)
         if cause.change is None or max(cause.saved_s, cause.alone_s) >= least_s
     ]
-    # What pays as the job is comes before what pays once something else is gone.
+    # Causes that save time in the job as it is come before those that save time only once others are gone.
     named.sort(key=lambda cause: (-cause.saved_s if cause.saved_s >= least_s else 0.0, -cause.alone_s))
     if not any(cause.change for cause in named):
         named.append(_verdict(evidence))
@@ -98,7 +98,7 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
 
 
 def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates, among several slow workers only those that cost something once all other causes are gone."""
+    """The candidates without slow workers whose marginal cost is negligible once all other causes are gone."""
     kept = _one_for_each(evidence, candidates)
     candidates = list(kept)
     for at, candidate in enumerate(candidates):
@@ -109,8 +109,8 @@ def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Ca
 
 
 def _one_for_each(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates without workers that are slow because their processes are stopped, or because one of their ranks
-    is slow: one cause, one trouble.
+    """The candidates without workers that are slow because their processes are stopped or one of their ranks is slow:
+    one problem, one cause.
     """
     stopped = {
         worker
@@ -132,7 +132,7 @@ def _one_for_each(evidence: Evidence, candidates: list[Candidate]) -> list[Candi
 
 
 def _costly_workers(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
-    """Those of `workers` that, slow by themselves, cost as much as a cause must. All, where they do so only together.
+    """The workers that each cost as much as a cause must. All of them, if they do so only together.
 
     The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
     """
@@ -147,7 +147,7 @@ def _costly_workers(evidence: Evidence, workers: tuple[Worker, ...], others: Seq
 
 
 def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
-    """Each candidate with what it costs."""
+    """Price each candidate."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
     floor_s = float(step_times_with(evidence.replay, changes).mean()) if len(changes) > 1 else 0.0
@@ -166,7 +166,7 @@ def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
 
 
 def _saved_when_acting_s(evidence: Evidence, cause: Cause) -> float | None:
-    """What goes with the cause in the steps in which it acts, seconds; None where that is all of them."""
+    """Seconds saved per step in which the cause acts; None if it acts in all steps."""
     acts = acting(evidence, cause)
     if acts is None or cause.without_s is None:
         return None
@@ -174,7 +174,7 @@ def _saved_when_acting_s(evidence: Evidence, cause: Cause) -> float | None:
 
 
 def acting(evidence: Evidence, cause: Cause) -> Bools | None:
-    """The steps in which a cause acts, [steps]; None where that is all of them, or means nothing."""
+    """The steps in which a cause acts, [steps]; None if that is all of them, or if it has no time pattern."""
     if cause.time is None:
         return None
     steps = np.asarray(evidence.replay.graph.steps)
@@ -206,7 +206,7 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
 
 
 def _undecided(evidence: Evidence) -> str:
-    """Who looks slow, but no more so than chance explains, and what would decide it; "" where nobody does."""
+    """Who looks slow, but no more so than chance explains, and what would decide it; "" if nobody does."""
     found = undecided(evidence)
     if found is None:
         return ""
@@ -217,7 +217,7 @@ def _undecided(evidence: Evidence) -> str:
 
 
 def _verdict(evidence: Evidence) -> Cause:
-    """What to say where no cause was found."""
+    """The cause to report if none was found: healthy or unexplained."""
     attribution, more = evidence.attribution, _undecided(evidence)
     lost_s = attribution.original_s - attribution.ideal_s
     figures = (Figure("S", attribution.slowdown, 1.1),)

@@ -1,6 +1,6 @@
-"""The words of causes: what is wrong, where, since when, how sure, on what evidence.
+"""Data model of causes: what is wrong, where, since when, how certain, on what evidence.
 
-In: what the rules find. Out: `Cause`, one row of the table that `whatif` prints and `--json` carries.
+In: what the rules find. Out: `Cause`, one row of the table that `whatif` prints and that `--json` contains.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
 from tracekit.text import hidden, seconds
 
-#: What nobody caused and no fix ends is worth a word from this share of the step on, from which every cause has to be
-#: found.
+#: Report a cause that nobody is to blame for, and no fix ends, only from this share of the step on; above it, every job
+#: needs an explanation.
 SMALLEST_BLAMELESS_SHARE = 0.05
 
 
@@ -55,13 +55,13 @@ class CauseKind(StrEnum):
     HEALTHY = "healthy"
 
 
-#: What hits single ops by chance acts in no step for sure.
+#: Causes that hit single ops by chance: no step is certain to have them.
 _BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES})
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Link:
-    """The connection of a stage to the next one (the last stage's: to the first) on one DP rank."""
+    """The connection of a stage to the next one on one DP rank; the last stage's is to the first."""
 
     dp_rank: int
     pp_rank: int
@@ -78,9 +78,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place of a cause; an empty field says nothing, all empty: the whole job.
+    """The place of a cause. An empty field makes no statement; if all are empty, the cause is in the whole job.
 
-    `ranks`: global ranks, where a cause sits on some of a worker's ranks only.
+    `ranks`: global ranks, if a cause is on only some of a worker's ranks.
     """
 
     workers: tuple[Worker, ...] = ()
@@ -131,18 +131,20 @@ def _listed(items: tuple[Any, ...]) -> str:
 
 
 class Unit(StrEnum):
-    """What a figure of evidence is counted in, and so how people read it."""
+    """The unit of an evidence figure, which decides how it is displayed."""
 
     COUNT = ""
     SHARE = "share"
     FACTOR = "times"
     SECONDS = "s"
-    NATS = "nats"  # of one likelihood over another
+    NATS = "nats"  # log-likelihood ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure that speaks for a cause, with the threshold it passes, 0 where it only informs."""
+    """A figure that supports a cause, with the threshold that it exceeds; a threshold of 0 means that it is only
+    informative.
+    """
 
     name: str
     value: float
@@ -151,7 +153,7 @@ class Figure:
 
     @property
     def words(self) -> str:
-        """The figure as people say it: `compute beyond that of its peers: 80% (4% needed)`."""
+        """The figure in words: `compute beyond that of its peers: 80% (4% needed)`."""
         needed = f" ({self._said(self.needed)} needed)" if self.needed else ""
         return f"{self.name}: {self._said(self.value)}{needed}"
 
@@ -176,13 +178,12 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A cause that shows its signature but has no price yet.
+    """A cause with a visible signature but without a price.
 
-    `effect`: what it does, as a phrase with its size in it ("computes 80 % slower than its peers").
-    `change`: the job without the cause, None where the trace is at fault, not the job. `series`: the cause's strength
-    over the steps, 1 = none, [steps], where it has one; `time`: when it acts, by default what the series shows.
-    `title`, `next_check`, `suggested_fix`: in place of the rule's, where the job tells more. `bound`: it costs at most
-    what the replay says.
+    `effect`: what it does, as a phrase with its size in it ("computes 80 % slower than its peers"). `change`: the job
+    without the cause, None if the trace is at fault and not the job. `series`: the cause's strength over the steps, 1 =
+    none, [steps], if it has one; `time`: when it acts, by default as `series` shows. `title`, `next_check`,
+    `suggested_fix`: override those of the rule if the job gives more detail. `bound`: the price is an upper bound.
     """
 
     kind: CauseKind
@@ -203,11 +204,12 @@ class Candidate:
 class Cause:
     """One cause of a job's slowness.
 
-    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind. `saved_s`: mean step
-    seconds that go when this cause alone goes; `alone_s`: those it costs when all other named causes are gone. The two
-    differ where causes hide each other. `confidence`: 0 to 1. `time`: how it runs over the steps, None where that means
-    nothing. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None where that is all of them.
-    `change`: the job without the cause; `without_s`: its step times, [steps]. `bound`: it costs at most `saved_s`.
+    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind it. `saved_s`: mean step
+    seconds saved if only this cause goes; `alone_s`: mean step seconds that it costs if all other named causes are
+    gone. The two differ if causes hide each other. `confidence`: 0 to 1. `time`: how it develops over the steps, None
+    if that is meaningless. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None if that is all of
+    them. `change`: the job without the cause; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
+    upper bound.
     """
 
     kind: CauseKind
@@ -230,17 +232,17 @@ class Cause:
 
     @property
     def hidden(self) -> bool:
-        """True where it costs little until other causes are gone."""
+        """True if the cause costs little until other causes are gone."""
         return hidden(self.saved_s, self.alone_s)
 
     @property
     def cost_s(self) -> float:
-        """Mean step seconds that go with it: as the job is, or once the others are gone where it hides behind them."""
+        """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
         return self.alone_s if self.hidden else self.saved_s
 
     @property
     def since_step(self) -> int | None:
-        """First step of a lasting change or of a run of slow steps; None: all along."""
+        """First step of a lasting change or of a run of slow steps; None: from the beginning."""
         if self.time is not None and self.time.since_step is not None:
             return self.time.since_step
         return self.where.steps[0] if self.where.steps else None
@@ -281,6 +283,6 @@ class Cause:
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:
-    """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times."""
+    """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times the threshold."""
     ratios = [item.value / item.needed for item in figures if item.needed > 0]
     return round(1 - float(0.5 ** min(ratios, default=1.0)), 3)

@@ -1,4 +1,4 @@
-"""What people call a place in a job: ranks and nodes, not coordinates.
+"""Names of places in a job: ranks and nodes rather than coordinates.
 
 In: a `Where`, and which rank on which host is which worker. Out: a noun phrase, such as "rank 9 on host-0001".
 """
@@ -13,7 +13,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.model import Worker
 from tracekit.text import short
 
-#: Names of a list that are written out; of the others their number.
+#: Lists with more names than this give their number instead.
 _MOST_NAMED = 4
 #: How the name of a worker begins whose ranks nothing tells apart.
 OF_RANKS = "the worker of "
@@ -21,13 +21,13 @@ OF_RANKS = "the worker of "
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in words. `plural`: whether what follows is said of several."""
+    """A place in words. `plural`: whether its verb is in the plural."""
 
     words: str
     plural: bool
 
     def verb(self, singular: str, plural: str) -> str:
-        """The form of a verb that goes with the place."""
+        """The form of a verb that agrees with the place."""
         return plural if self.plural else singular
 
 
@@ -35,8 +35,8 @@ class Place:
 class Names:
     """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages.
 
-    `host_of_rank`: the host of each rank, as far as known. `alike`: how many ranks of a worker, from the recorded
-    one on, nothing in the recording tells apart.
+    `host_of_rank`: the host of each rank, as far as known. `alike`: the number of ranks of a worker, from the recorded
+    one on, that the recording cannot distinguish.
     """
 
     ranks: Mapping[Worker, int]
@@ -53,7 +53,7 @@ class Names:
         return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.host_of_rank, alike)
 
     def place(self, where: Where) -> Place | None:
-        """What `where` is called; None for the whole job."""
+        """The name of `where`; None for the whole job."""
         if where.workers:
             return self._workers(where.workers)
         if where.ranks:
@@ -74,7 +74,7 @@ class Names:
         if self.alike == 1 or any(rank % self.alike for rank in recorded):
             return _on_hosts(_several("rank", recorded), hosts)
         ranks = _several("rank", [rank + more for rank in recorded for more in range(self.alike)])
-        if len(workers) == 1:  # one worker, which computes, costs and waits in the singular
+        if len(workers) == 1:  # one worker computes, costs and waits in the singular
             ranks = Place(OF_RANKS + ranks.words, False)
         return _on_hosts(ranks, hosts)
 
@@ -89,7 +89,7 @@ class Names:
 
 
 def _on_hosts(ranks: Place, hosts: Set[str]) -> Place:
-    """Ranks and the hosts they are on, where all are known and not too many."""
+    """Ranks and the hosts they are on, if all hosts are known and there are few."""
     if "" in hosts or len(hosts) > _MOST_NAMED:
         return ranks
     return Place(f"{ranks.words} on {listed(map(short, sorted(hosts)))}", ranks.plural)
@@ -102,7 +102,7 @@ def listed(items: Iterable[object]) -> str:
 
 
 def _several(noun: str, numbers: Sequence[object]) -> Place:
-    """One or several of a kind, neighbours as ranges."""
+    """One or more things of a kind; neighbours as ranges."""
     if len(numbers) == 1:
         return Place(f"{noun} {numbers[0]}", False)
     runs = _runs([number for number in numbers if isinstance(number, int)]) or [str(number) for number in numbers]
@@ -112,7 +112,7 @@ def _several(noun: str, numbers: Sequence[object]) -> Place:
 
 
 def _runs(numbers: Sequence[int]) -> list[str]:
-    """Ascending numbers, each run of neighbours as first-last."""
+    """Ascending numbers, with each run of neighbours as first-last."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

@@ -1,9 +1,9 @@
-"""What to do about a cause, as an act: a command to type, a setting to change, somebody to ask.
+"""What to do about a cause, as an action: a command to run, a setting to change, a person to ask.
 
 In: the remedy of a rule, with names to fill in, and the place of a cause. Out: the remedy for that place.
 
-Names that a remedy can have in braces: `ranks` ("rank 9"), `it` (the pronoun for them), `hosts` ("host-0001", or "its
-node" where none is known), `ends` (the two ends of a link), `place` (ranks, stage or link with their hosts).
+Names in braces that a remedy can contain: `ranks` ("rank 9"), `it` (the pronoun for them), `hosts` ("host-0001", or
+"its node" if none is known), `ends` (the two ends of a link), `place` (ranks, stage or link with their hosts).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tracekit.analysis.causes.model import Where
 from tracekit.analysis.causes.naming import OF_RANKS, Names, listed
 from tracekit.text import short
 
-#: Slow beside its peers, and nothing says why.
+#: Slow compared with its peers, for no visible reason.
 SLOW_RANK = (
     "check the clocks of {ranks} on {hosts} (nvidia-smi -q -d PERFORMANCE): if throttled, move {it} to another node; if"
     " not, profile {it} beside a peer (torch.profiler, py-spy)"
 )
-#: Slow in forwards alone, or in backwards alone: a machine would be slow in both.
+#: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
     "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what only {it} runs there: hooks, user"
     " code, other input"
@@ -29,12 +29,12 @@ THROTTLED_RANK = (
     "move {ranks} to another node; have the power and the cooling of {hosts} checked, where GPUs are throttled"
 )
 THROTTLED_HOST = "drain {hosts}; have its power and its cooling checked, for GPUs are throttled there"
-#: More hosts than that are counted, not listed.
+#: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4
 
 
 def remedy_for(template: str, names: Names, where: Where) -> str:
-    """The remedy with the names of a place."""
+    """The remedy with the names of a place filled in."""
     if "{" not in template:
         return template
     place, ranks = names.place(where), replace(names, hosts={}, host_of_rank={}).place(where)
@@ -67,7 +67,7 @@ def _hosts(names: Names, where: Where) -> str:
 
 
 def _ends(names: Names, where: Where) -> str:
-    """The nodes that a link joins; its ranks where nodes are not known or the same."""
+    """The nodes that a link joins; its ranks if the nodes are unknown or the same."""
     ends = [end for link in where.links[:1] for end in link.ends]
     hosts = [names.hosts.get(end, "") for end in ends]
     if all(hosts) and len(set(hosts)) > 1:

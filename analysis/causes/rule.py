@@ -1,7 +1,7 @@
-"""What a rule is: one kind of cause, and where a job shows it.
+"""The interface of a rule: one kind of cause, and where a job shows it.
 
-In: `Evidence`. Out: `Candidate`s, each with its evidence and the change that undoes it. A rule looks for a signature
-only; whether a candidate costs anything is asked of the replay afterwards, in `find`.
+In: `Evidence`. Out: `Candidate`s, each with its evidence and the change that undoes it. A rule looks only for a
+signature; `find` asks the replay afterwards whether a candidate costs anything.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tracekit.analysis.evidence.evidence import Evidence
 
 
 class Rule(ABC):
-    """One kind of cause: how it shows, what would refute it, what to look at next, what to do.
+    """One kind of cause: how it shows, what would refute it, what to check next, what to do.
 
-    `suggested_fix`: an act, with names to fill in (`remedies.py`).
+    `suggested_fix`: an action, with names to fill in (`remedies.py`).
     """
 
     kind: ClassVar[CauseKind]

@@ -1,7 +1,7 @@
-"""Rules for causes that sit in the computes of more than a few workers: data, stages, steps.
+"""Rules for causes in the computes of more than a few workers: data, stages, steps.
 
-In: `Evidence`. Out: `Candidate`s. See `rule`. Slow workers are in `rules_workers`, what varies for no lasting reason in
-`rules_variation`.
+In: `Evidence`. Out: `Candidate`s. See `rule`. Slow workers are in `rules_workers`, variation without a lasting reason
+in `rules_variation`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tracekit.analysis.evidence.workers import (
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 
-#: Fewer steps than that leave it open which of them are the usual ones.
+#: Fewer steps do not show which of them are the usual ones.
 FEWEST_STEPS = 3
 
 
 class DataSkew(Rule):
     """A DP rank has more data than the others: its ops take longer on all stages, in proportion.
 
-    Paper: no signature; sequence lengths are found by the correlation of forwards and backwards, which a slow worker
-    raises as well. tracekit fits what the stages of a DP rank share apart from what a worker adds, so that a bad worker
-    beside the skew is still named. Machines that are slow as a whole give themselves away by their optimizer, which
-    knows no tokens. It needs a pipeline: of one stage, data and machine cannot be told apart.
+    Paper: no signature; finds sequence lengths by the correlation of forwards and backwards, which a slow worker raises
+    as well. tracekit separates what the stages of a DP rank share from what a worker adds, so it still names a bad
+    worker next to the skew. Machines that are slow as a whole show in their optimizer, which does not depend on tokens.
+    The rule needs a pipeline: with one stage, data and machine cannot be separated.
     """
 
     kind = CauseKind.DATA_SKEW
@@ -64,7 +64,7 @@ class DataSkew(Rule):
             Figure("optimizer beyond that of other DP ranks", optimizer, 0.0, Unit.SHARE),
         )
         share = np.where(hit, data_factor(evidence), 1.0)
-        even = share.mean(axis=1, keepdims=True) / share  # the data stays in the job
+        even = share.mean(axis=1, keepdims=True) / share  # the total amount of data stays
         change = Scale(evidence.table, even[None, None, None, None])
         series = profile.rank_by_step[:, members].mean(axis=1)
         yield Candidate(
@@ -87,12 +87,12 @@ def _optimizer_excess(evidence: Evidence, hit: Bools) -> float:
 class StageImbalance(Rule):
     """A stage (most often the last, with the loss layer) has more work than the others.
 
-    Paper: M_S, the share of the loss that idealising the last stage gives back; above 0.5 the last stage explains
-    most of it. tracekit does not clamp M_S (idealising also lengthens the faster stages, so it can exceed 1), looks
-    at every stage, not only the last, and compares medians over DP ranks, so that one slow worker moves no stage.
-    Where microbatches differ, what a stage does for all alike (a loss per token) and what follows its layers are
-    fitted apart, and the price is that of a stage that follows its microbatches as the usual one does. 6 %: uneven
-    layers of a model of 16 to a stage.
+    Paper: M_S, the share of the loss saved by idealising the last stage; above 0.5 the last stage explains most of it.
+    tracekit does not clamp M_S (idealising also lengthens the faster stages, so it can exceed 1), looks at every stage,
+    not only the last, and compares medians over DP ranks, so that one slow worker does not affect a stage. If
+    microbatches differ, the work that is equal for all of them (a loss per token) and the work that follows the layers
+    are fitted separately, and the price is that of a stage that follows its microbatches as the usual one does. 6 %:
+    one layer more than the 16 layers of the other stages.
     """
 
     kind = CauseKind.STAGE_IMBALANCE
@@ -134,13 +134,13 @@ class StageImbalance(Rule):
 
 
 def _like_the_usual_stage(profile: ComputeProfile, stage: int, chunks: Bools) -> Floats:
-    """What makes some chunks of a stage cost what those of the usual stage do, for each microbatch."""
+    """The factor that makes some chunks of a stage cost as much as those of the usual stage, for each microbatch."""
     usual_s = lower_median(profile.stage_s.ravel(), -1)
     even = (profile.elasticity[:, stage, chunks] == 1).all()
     work = np.ones((1, 1, 1)) if even else np.nan_to_num(profile.workload, nan=1.0)
     elastic, seconds = profile.elasticity[:, stage], profile.base_s[:, stage]
     now_s = seconds[:, :, None, None, None] * (1 + elastic[:, :, None, None, None] * (work - 1))
-    # Forwards and backwards share the excess as the usual stage shares its time.
+    # Distribute the excess over forwards and backwards as the usual stage distributes its time.
     then_s = (seconds * usual_s / seconds.sum(axis=0))[:, :, None, None, None] * work
     factor = np.ones((len(seconds), len(profile.stage_s), *now_s.shape[1:]))
     factor[:, stage, chunks] = (then_s / safe(now_s))[:, chunks]
@@ -151,9 +151,9 @@ class SlowSteps(Rule):
     """All workers compute slower in some steps: warm-up, a power cap, another tenant.
 
     Paper: reports S per step, without a threshold for slow ones. tracekit compares the lower quartile of the computes
-    of each step with that of the usual step: 4 %, and a likelihood against chance as for workers, the noise being
-    that of the other steps and of the computes within them. Of three steps one may be slow; which of them is the usual
-    one rests on two, so that confidence is at most one less the share of slow steps.
+    of each step with that of the usual step: 4 %, and a likelihood against chance as for workers, with the noise of the
+    other steps and of the computes within them. Of three steps, one may be slow; then only two show what is usual, so
+    the confidence is at most one minus the share of slow steps.
     """
 
     kind = CauseKind.SLOW_STEPS

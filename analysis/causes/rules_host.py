@@ -1,4 +1,4 @@
-"""Rules for causes on the host: data that is late, Python and launches that cannot keep up.
+"""Rules for causes on the host: late data, and Python or launches that cannot keep up.
 
 In: `Evidence`. Out: `Candidate`s. See `rule`.
 """
@@ -36,15 +36,15 @@ from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median,
 from tracekit.model import Worker
 from tracekit.text import seconds
 
-#: Launch delays and other host work, waiting for data apart, that make up this share of the step.
+#: Name launch delays and other host work, without waiting for data, from this share of the step on.
 HOST_BOUND_SHARE = 0.04
-#: Host code of a worker that takes this share of the step longer than that of its peers.
+#: Name host code of a worker that exceeds that of its peers by this share of the step.
 SMALLEST_HOST_SHARE = 0.02
-#: What can be waiting for a processor, of all the time in which a worker does something itself.
+#: At most this share of a worker's own activity can be waiting for a processor.
 LARGEST_WAITING_SHARE = 0.95
-#: Where at least this share of it lies in one place of the step, all of it does.
+#: If at least this share is in one place of the step, all of it counts as being there.
 ALL_OF_IT = 0.9
-#: An optimizer that takes this many times as long as its peers' is slow, if by so many of its standard errors.
+#: An optimizer is slow if it takes this many times as long as its peers', by this many standard errors.
 SMALLEST_OPTIMIZER_FACTOR = 1.5
 OPTIMIZER_ERRORS = 6.0
 
@@ -52,10 +52,10 @@ OPTIMIZER_ERRORS = 6.0
 class LateData(Rule):
     """A step waits for its data.
 
-    Paper: excludes launch delays from the replay and discards jobs in which they exceed 5 % of the step. tracekit
-    keeps them per op: those of the first forwards, and of the first gathering of parameters, are data loading, and are
-    priced by replaying without them. Where the loading itself was recorded, what it takes is the wait, and a delay
-    behind it is something else.
+    Paper: excludes launch delays from the replay, and discards jobs in which they exceed 5 % of the step. tracekit
+    keeps them per op: delays of the first forwards, and of the first gathering of parameters, are data loading, priced
+    by a replay without them. If the loading itself was recorded, its duration is the wait, and a delay after it has
+    another cause.
     """
 
     kind = CauseKind.LATE_DATA
@@ -98,10 +98,10 @@ class LateData(Rule):
 class SlowOptimizer(Rule):
     """The optimizer of a worker takes longer than those of its peers; its forwards and backwards do not.
 
-    Paper: no signature; an optimizer is a compute op among others. tracekit compares the median optimizer of each
-    worker with those of its stage: half as long again, and by six of its standard errors over the steps. Optimizers
-    hold the same parameters on all DP ranks of a stage, so there is nothing that could make them differ by design. A
-    worker that is slow in all it computes is a bad worker.
+    Paper: no signature; an optimizer is a compute op like others. tracekit compares the median optimizer of each worker
+    with those of its stage: at least half as long again, and by six standard errors over the steps. Optimizers hold the
+    same parameters on all DP ranks of a stage, so they do not differ by design. A worker that is slow in everything it
+    computes is a bad worker.
     """
 
     kind = CauseKind.SLOW_OPTIMIZER
@@ -154,9 +154,9 @@ class SlowOptimizer(Rule):
 class SlowHostCode(Rule):
     """The training thread of a worker takes longer between its ops than those of its peers.
 
-    Paper: launch delays are no op and take part in nothing. tracekit compares what the script does between the ops of a
-    worker (launch delays, host work, what lies between a forward and its backward) with its peers, beyond their noise
-    and beyond what a worker that computes slower takes longer there, too, and says at which place of the step.
+    Paper: ignores launch delays. tracekit compares what the script does between the ops of a worker (launch delays,
+    host work, the time between a forward and its backward) with its peers, beyond their noise and beyond what a worker
+    that computes slower takes longer there too, and reports the place in the step.
     """
 
     kind = CauseKind.SLOW_HOST_CODE
@@ -183,7 +183,7 @@ class SlowHostCode(Rule):
         longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
         most = "" if by_place[place, worst] > ALL_OF_IT * longer_s else "mostly "
         stage, dp_index = divmod(worst, hit.shape[1])
-        # Its level, not what it scatters: when it is slow has been told from chance.
+        # Its level, not its scatter: chance has already been ruled out.
         by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / evidence.unchanged_s, 1.0)
         episodes = code.episodes
         figures = (
@@ -206,10 +206,10 @@ class SlowHostCode(Rule):
 
 
 class HostBound(Rule):
-    """Launch delays and host work between ops: Python or kernel launch cannot keep up with the GPUs.
+    """Launch delays and host work between ops: Python or kernel launches cannot keep up with the GPUs.
 
-    Paper: as for late data; above 5 % the job's replay is not trusted. tracekit names it from 4 % of the step on,
-    waiting for data apart, and what single workers take longer than their peers.
+    Paper: as for late data; above 5 %, the job's replay is not trusted. tracekit names it from 4 % of the step on,
+    without waiting for data and without what single workers take longer than their peers.
     """
 
     kind = CauseKind.HOST_BOUND
@@ -234,10 +234,10 @@ class HostBound(Rule):
 
 
 class BusyCores(Rule):
-    """Training threads are ready to run and have no processor: more runs on the host than it has cores for.
+    """Training threads are ready to run but have no processor: more is running on the host than it has cores for.
 
-    Paper: not seen, as nobody asked the kernel. `tracekit collect` asks it once a step how long the training thread
-    waited in the run queue. All that a worker does itself is taken to have waited in proportion.
+    Paper: not seen, because the kernel was not asked. `tracekit collect` asks it once per step how long the training
+    thread waited in the run queue. The wait is assumed to affect all of a worker's own activity in proportion.
     """
 
     kind = CauseKind.BUSY_CORES
@@ -280,15 +280,15 @@ class BusyCores(Rule):
 
 
 def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:
-    """What is left of the time of these workers' own ops without their waits for a processor, as their grid."""
+    """The factor that removes waits for a processor from these workers' own ops, as their grid."""
     left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s(evidence)), LARGEST_WAITING_SHARE)
     return np.asarray(np.where(here, left, 1.0)[:, None, None, :])
 
 
 def slow_host_code(evidence: Evidence) -> Bools:
-    """Whose host code takes longer than its peers', and when, [stages, steps, dp_ranks].
+    """Which workers' host code takes longer than their peers', and when, [stages, steps, dp_ranks].
 
-    A process that is stopped again and again launches late, too: one trouble, one cause.
+    A process that is stopped again and again also launches late: one problem, one cause.
     """
     slow = evidence.host_code.slow(SMALLEST_HOST_SHARE)
     return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]

@@ -1,4 +1,4 @@
-"""Rules for the ranks inside a worker: tensor- and context-parallel ones, which compute in lockstep.
+"""Rules for the ranks inside a worker: tensor- and context-parallel ranks, which compute in lockstep.
 
 In: `Evidence`. Out: `Candidate`s. See `rule`.
 """
@@ -30,9 +30,10 @@ from tracekit.text import seconds
 class SlowRankOfWorker(Rule):
     """One rank of a worker is late for the others at each of their collectives.
 
-    Paper: tensor-parallel ranks run in lockstep, one of them is recorded, and a slow one slows its worker. tracekit
-    takes from every op what each rank waited inside it, and compares what is left. A rank is named that computes longer
-    than its peers by more than their noise explains; fixed, the worker is as fast as its slowest other rank.
+    Paper: tensor-parallel ranks run in lockstep, only one of them is recorded, and a slow one slows down its worker.
+    tracekit subtracts from every op the time that each rank waited inside it, and compares the rest. It names a rank
+    that computes longer than its peers by more than their noise explains; once fixed, the worker is as fast as its
+    slowest other rank.
     """
 
     kind = CauseKind.SLOW_RANK_OF_WORKER
@@ -81,10 +82,10 @@ class SlowRankOfWorker(Rule):
 
 
 class LockstepJitter(Rule):
-    """The ranks of a worker wait for each other in turn, none of them more than the others.
+    """The ranks of a worker take turns in waiting for each other; none waits more than the others.
 
-    Paper: not seen, as one rank of a worker is recorded. Each collective waits for the rank that is last this time, so
-    that noise which evens out over a step still costs time. Nobody is to blame, and no saving is promised.
+    Paper: not seen, because only one rank of a worker is recorded. Each collective waits for the rank that is last this
+    time, so noise that evens out over a step still costs time. Nobody is to blame, and no saving is reported.
     """
 
     kind = CauseKind.LOCKSTEP_JITTER

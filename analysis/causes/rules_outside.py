@@ -30,22 +30,23 @@ from tracekit.text import seconds
 
 #: A member of a ring that takes this many times as long as the others has a slow card.
 SMALLEST_NIC_FACTOR = 1.5
-#: Waiting for somebody unseen that takes this share of the step is worth a word.
+#: Report waiting for an unrecorded worker from this share of the step on.
 SMALLEST_LATENESS_SHARE = 0.02
 FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3
-#: No collective between workers is quicker, seconds.
+#: No collective between workers is faster, seconds.
 SMALLEST_TRANSFER_S = 1e-6
-#: Network time protocols keep clocks closer than this, seconds: a larger offset is worth a word.
+#: Network time protocols keep clocks closer than this, seconds; report larger offsets.
 SMALLEST_OFFSET_S = 1.5e-3
 
 
 class SlowLink(Rule):
     """The connection between two neighbouring stages of one DP rank is slow.
 
-    Paper: no signature. A slow sender shows on the receiver's recv, so tracekit takes the shorter of the two sides of
-    each transfer, which no wrong clock can lengthen. A link is slow where nearly all its transfers of a step take three
-    times as long as on the usual link, and beyond what links differ by anyway. What a slow card explains is the card's.
+    Paper: no signature. A slow sender shows on the receiver's recv, so tracekit uses the shorter of the two sides of
+    each transfer, which no wrong clock can lengthen. A link is slow if nearly all its transfers of a step take three
+    times as long as on the usual link, and longer than the usual differences between links. A slow card explains the
+    slowness of its links.
     """
 
     kind = CauseKind.SLOW_LINK
@@ -67,8 +68,8 @@ class SlowLink(Rule):
             return
         traffic = evidence.traffic
         slow, factor = traffic.slow_links, traffic.factor
-        # Of two stages, the way from the last to the first is the same connection as that from the first to the last:
-        # one cause, named after the way that is slow.
+        # With two stages, the direction from the last stage to the first uses the same connection as that from the
+        # first to the last: one cause, named after the slow direction.
         ways = 2 * evidence.stages if evidence.stages == 2 else 2
         for link in range(2 * evidence.stages // ways):
             mine = np.zeros_like(slow)
@@ -92,13 +93,13 @@ class SlowLink(Rule):
 
 
 class SlowNic(Rule):
-    """The network card of a worker's host is slow, in sending, in receiving or both.
+    """The network card of a worker's host is slow in sending, in receiving, or in both.
 
-    Paper: no signature. A card passes transfers to both neighbouring stages and the collectives of its stage. So a
-    slow one shows in all transfers of one side of it (three times the usual), and in the ring of its stage, which is
-    as slow as its slowest card: one and a half times the rings of the other stages. Where members of a ring are
-    recorded until they themselves are done, the member that takes half as long again as its peers gives it away alone.
-    A ring that is slow on all members alike, without transfers that say on which of them, blames nobody.
+    Paper: no signature. A card carries the transfers to both neighbouring stages and the collectives of its stage. So a
+    slow card shows in all transfers of one side (three times the usual), and in the ring of its stage, which is as slow
+    as its slowest card: one and a half times the rings of the other stages. If members of a ring are recorded until
+    they themselves are done, a member that takes half as long again as its peers is evidence enough. A ring that is
+    slow on all members alike, without transfers that identify one of them, blames nobody.
     """
 
     kind = CauseKind.SLOW_NIC
@@ -150,7 +151,8 @@ class SlowNic(Rule):
             return
         member_s = evidence.collectives.gather(evidence.replay.durations.cost)
         usual = lower_median(median(member_s, (2,)), axis=-1)
-        # Peers that transfer in no time have been waited for, or measured by a wrong clock: no measure of a card.
+        # Peers with transfers of almost no time were waited for, or measured by a wrong clock; they do not measure a
+        # card.
         usual = np.where(usual > SMALLEST_TRANSFER_S, usual, np.nan)
         factor = median(member_s / usual[:, :, None, None], (1, 2))
         if not np.isfinite(factor).any():
@@ -170,9 +172,10 @@ class SlowNic(Rule):
 class UnrecordedWorkerLate(Rule):
     """A worker that was not recorded is late: its peers wait for it in their collectives.
 
-    Paper: traces all ranks. tracekit knows who lacks from the layout, and that peers wait from collectives that move
-    the same bytes: reducing gradients takes longer than gathering parameters, on all recorded members, and in most
-    steps. What it takes longer is waiting for somebody unseen, no transfer time, and is promised to no other fix.
+    Paper: traces all ranks. tracekit gets the missing workers from the layout, and infers waiting from collectives that
+    move the same number of bytes: reducing gradients takes longer than gathering parameters, on all recorded members
+    and in most steps. The difference is time spent waiting for the missing workers, not transfer time, and no other fix
+    claims it.
     """
 
     kind = CauseKind.UNRECORDED_WORKER_LATE
@@ -205,15 +208,16 @@ class UnrecordedWorkerLate(Rule):
             Scale(evidence.collectives, traffic.transfer_share[..., None]),
             1 + longest / evidence.unchanged_s,
             title=f"A worker of {group} that was not recorded is late by {seconds(late_s)}",
-            bound=True,  # what the worker also holds up in its own pipeline was not recorded
+            bound=True,  # what else the worker holds up in its own pipeline was not recorded
         )
 
 
 class Congestion(Rule):
-    """A few transfers and collectives, here and there, take many times as long as usual: congestion, a flapping port.
+    """A few transfers and collectives, at various places, take many times as long as usual: congestion, or a flapping
+    port.
 
-    Paper: takes the median, not the mean, as the ideal of communication, which such hiccups do not move; no
-    signature. tracekit counts transfers and collectives longer than six times what is usual for the same link or ring.
+    Paper: uses the median, not the mean, as the ideal of communication, which such hiccups do not affect; no signature.
+    tracekit counts transfers and collectives longer than six times the usual for the same link or ring.
     """
 
     kind = CauseKind.CONGESTION
@@ -231,7 +235,7 @@ class Congestion(Rule):
             return
         hosts = evidence.hosts
         if len(set(hosts.values())) == 1 and len(hosts) == len(evidence.dp_ranks) * evidence.stages:
-            return  # nothing passes a network: what holds up copies within a host is its cores or memory
+            return  # nothing passes a network: copies within a host are held up by its cores or memory
         found = evidence.hiccups
         if not found.rare:
             return
@@ -243,16 +247,16 @@ class Congestion(Rule):
             f"{found.count:,} of {found.of:,} transfers and collectives take up to {found.longest:.3g} times as long as"
             " usual, on changing links"
         )
-        # No word about when: hiccups come by chance, so that where few of them fell says nothing of the next ones.
+        # No time pattern: hiccups are random, so the place of a few of them does not predict the next ones.
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), found.change)
 
 
 class SharedCard(Rule):
     """Transfers between stages wait behind the job's own collectives, which pass the same cards at the same time.
 
-    Paper: no signature; such waiting lengthens S, as transfers take the median as their ideal. tracekit takes off
+    Paper: no signature; such waits increase S, because the ideal of transfers is the median. tracekit subtracts from
     each transfer the time in which a collective of one of its ends ran, and names what that saves. It blames nobody and
-    promises nothing: the bytes have to pass some time.
+    promises nothing: the bytes have to be transferred at some time.
     """
 
     kind = CauseKind.SHARED_CARD
@@ -295,11 +299,11 @@ class SharedCard(Rule):
 
 
 class ClockError(Rule):
-    """The clock of a worker is off: its ops seem early or late, its transfers long; nothing is slow.
+    """The clock of a worker is off: its ops seem early or late, its transfers long, but nothing is slow.
 
-    Paper: takes synchronised clocks for granted. tracekit compares clocks wherever ops end together (see
-    `tracekit.analysis.replay.clocks`) and removes offsets before anything is measured, so that the rank whose clock is
-    off is not blamed; this rule names those of more than 1.5 ms.
+    Paper: assumes synchronised clocks. tracekit compares clocks wherever ops end together (see
+    `tracekit.analysis.replay.clocks`) and removes offsets before all measurements, so that it does not blame a rank
+    whose clock is off. This rule names offsets above 1.5 ms.
     """
 
     kind = CauseKind.CLOCK_ERROR
@@ -324,7 +328,7 @@ class ClockError(Rule):
 class TooLittleTrace(Rule):
     """Workers or steps are missing, so that what they did counts as waiting elsewhere.
 
-    Paper: traces a sample of steps of all ranks. tracekit takes what there is and says so.
+    Paper: traces a sample of steps of all ranks. tracekit uses what there is and reports the gaps.
     """
 
     kind = CauseKind.TOO_LITTLE_TRACE

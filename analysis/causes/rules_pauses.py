@@ -26,11 +26,11 @@ from tracekit.model import Worker
 from tracekit.text import seconds
 
 FEWEST_PAUSES = 2
-#: Pauses that nobody recorded: fewer than these may be chance.
+#: Fewer unrecorded pauses than this may be chance.
 FEWEST_UNRECORDED = 3
-#: What stops the worst worker for this share of the step is worth a replay to price it.
+#: Price by replay only if the worst worker is stopped for this share of the step.
 SMALLEST_STOP_SHARE = 0.02
-#: That a stall of all ranks is a checkpoint is likely, not seen.
+#: An unrecorded stall of all ranks is probably a checkpoint; the confidence in that.
 UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
     "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
@@ -40,7 +40,7 @@ ROLLOUT_CHECK = (
     " of a batch, and whether the inference engine batches continuously"
 )
 ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
-#: A worker stands out that is stopped this many times as long as the usual one.
+#: A worker stands out if it is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
 
 
@@ -53,7 +53,7 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
 
 
 def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """The workers that are stopped much longer than the usual one; none where most are stopped alike."""
+    """The workers that are stopped much longer than the usual one; empty if most are stopped alike."""
     mean = stops.mean(axis=1)
     usual = float(lower_median(mean.ravel(), 0))
     hit = mean > max(STOP_FACTOR * usual, SMALLEST_STOP_SHARE / 2 * evidence.unchanged_s)
@@ -61,21 +61,23 @@ def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
 
 
 def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """Of what most workers do, the workers that take much longer for it; none where a few do it for all.
+    """Of work that most workers do, the workers that take much longer for it; empty if a few do it for all.
 
-    That rank 0 alone writes checkpoints, or evaluates, is how the job is made: everybody waits, and nobody is slow.
+    If rank 0 alone writes checkpoints or evaluates, the job is designed that way: everybody waits, and nobody is slow.
     """
     return () if _do_it_for_all(evidence, stops) else _stopped_workers(evidence, stops)
 
 
 def _do_it_for_all(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """The workers that do it while the others wait; none where more than half of all workers do."""
+    """The workers that do the work while the others wait; empty if more than half of all workers do it."""
     does = np.asarray((stops > 0).any(axis=1))
     return evidence.workers_where(does) if 2 * does.sum() <= does.size else ()
 
 
 def _said_of_few(evidence: Evidence, workers: tuple[Worker, ...], lost_s: Floats, does: str, do: str) -> str:
-    """What a few workers do for all, how often, and for how long at most. `lost_s`: of each step."""
+    """Sentence about work that a few workers do for all: how often, and how long at most. `lost_s`: seconds of each
+    step.
+    """
     place = Names.of(evidence).place(Where(workers=workers))
     assert place is not None
     pattern = pattern_of_series(1 + lost_s / evidence.unchanged_s, [int(step) for step in evidence.replay.graph.steps])
@@ -85,7 +87,7 @@ def _said_of_few(evidence: Evidence, workers: tuple[Worker, ...], lost_s: Floats
 
 
 def _figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -> tuple[Figure, Figure, Figure]:
-    """How much of the time, how often and how long at most. `lost_s`: of each step."""
+    """How much of the time, how often and how long at most. `lost_s`: seconds of each step."""
     return (
         Figure(f"{what}, over all steps", float(lost_s.mean()) / evidence.unchanged_s, SMALLEST_STOP_SHARE, Unit.SHARE),
         Figure(f"steps with {one}", int((lost_s > 0).sum()), 0.0),
@@ -94,16 +96,16 @@ def _figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -
 
 
 def _longest_share(evidence: Evidence, stops: Floats) -> float:
-    """How long the worst worker of each step is stopped, over the step."""
+    """How long the worst worker of each step is stopped, as a share of the step."""
     return float(stops.max(axis=(0, 2)).mean()) / evidence.unchanged_s
 
 
 class PythonGc(Rule):
     """Python's garbage collector stops a worker between its ops or during a forward.
 
-    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and
-    can lengthen over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
-    that spare backwards so often that it is no chance (see `evidence.pauses`).
+    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
+    get longer over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
+    that spare backwards too often for chance (see `evidence.pauses`).
     """
 
     kind = CauseKind.PYTHON_GC
@@ -163,7 +165,7 @@ class PythonGc(Rule):
 
 
 def pauses_in_forwards(evidence: Evidence) -> Floats | None:
-    """Seconds of each pause in a forward, in the shape of the table; None where pauses are not those of a collector."""
+    """Seconds of each pause in a forward, in the shape of the table; None if not caused by the garbage collector."""
     pauses = evidence.pauses
     if pauses is None or not pauses.spare_backwards:
         return None
@@ -176,7 +178,7 @@ def pauses_in_forwards(evidence: Evidence) -> Floats | None:
 
 
 def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
-    """The usual pause of each step over the step, so that a leak shows as a drift whatever the number of pauses."""
+    """The usual pause of each step over the step, so that a leak shows as a drift, whatever the number of pauses."""
     count = (pause[FORWARD] > 0).sum(axis=(0, 1, 2, 4))
     total = pause.sum(axis=(0, 1, 2, 3, 5))
     usual: Floats = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
@@ -184,7 +186,8 @@ def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
 
 
 def waited_for_a_core(evidence: Evidence, pauses_s: Floats) -> Bools:
-    """Who paused no longer than it waited for a processor, [stages, dp_ranks]. `pauses_s`: as the table.
+    """Workers that paused no longer than they waited for a processor, [stages, dp_ranks]. `pauses_s`: shaped as the
+    table.
 
     A process that somebody stops is not in the run queue.
     """
@@ -193,13 +196,13 @@ def waited_for_a_core(evidence: Evidence, pauses_s: Floats) -> Bools:
 
 
 class ProcessPauses(Rule):
-    """Processes are stopped for a while: by the operating system, throttling, a collector nobody recorded.
+    """Processes are stopped for a while: by the operating system, by throttling, by an unrecorded garbage collector.
 
-    Paper: no signature. tracekit looks for computes that take longer by a time of their own: as long in forwards as in
-    backwards of twice the length, where noise and slow GPUs work in proportion. Pauses of forwards alone are those of
-    Python's collector. On a worker whose process is stopped again and again most computes are hit: they scatter four
-    times as much as its peers', and the fastest are as fast as theirs, which no slow worker's are. What stops the
-    process is not in the trace; the next check says where to look.
+    Paper: no signature. tracekit looks for computes prolonged by a fixed time: as long in forwards as in backwards of
+    twice the length, whereas noise and slow GPUs act in proportion. Pauses of forwards only are those of Python's
+    garbage collector. If a worker's process is stopped again and again, most of its computes are hit: they scatter four
+    times as much as its peers', but the fastest are as fast as theirs, unlike those of a slow worker. The trace does
+    not show what stops the process; the next check says where to look.
     """
 
     kind = CauseKind.PROCESS_PAUSES
@@ -240,11 +243,11 @@ class ProcessPauses(Rule):
         changes: list[Change] = [Scale(evidence.table, factor)]
         if evidence.paused_starts is not None:
             changes.append(evidence.paused_starts.change(~pauses.stopped))
-        # No word about when: pauses come by chance.
+        # No time pattern: pauses are random.
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Together(tuple(changes)))
 
     def _stopped(self, evidence: Evidence, pauses: Pauses, hit: Bools) -> Candidate:
-        """The workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""
+        """The candidate for the workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""
         grid = evidence.table.grid
         mine = np.broadcast_to(stopped_cells(hit, grid.shape), grid.shape)
         beyond = np.where(mine, grid - pauses.usual_s, 0.0)
@@ -272,13 +275,13 @@ class ProcessPauses(Rule):
 
 
 class Checkpoints(Rule):
-    """Checkpoints stop workers while all others wait, or the whole job.
+    """Checkpoints stop workers while all others wait, or stop the whole job.
 
-    Paper: leaves steps with a checkpoint out. tracekit names checkpoints that were recorded as ops and prices them by
-    replaying without. One that was not recorded shows as time in which no rank does anything, before anybody begins
-    a step or between two: a tenth of the usual step or more, in some steps and not in most. Data that is late for all
-    ranks is late in every step, and for some ranks never stops the others. A period makes a checkpoint (or an
-    evaluation) of it; without one the stall is named all the same, less surely.
+    Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
+    replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
+    step or between two steps: a tenth of the usual step or more, in some steps but not in most. Data that is late for
+    all ranks is late in every step, and data that is late for some never stops the others. A period makes the stall a
+    checkpoint (or an evaluation); without one, it is still named, with less confidence.
     """
 
     kind = CauseKind.CHECKPOINT_STALLS
@@ -327,9 +330,9 @@ class Checkpoints(Rule):
 class Evaluations(Rule):
     """Evaluation between training steps takes a large share of the time.
 
-    Paper: no signature. tracekit names evaluations that were recorded as ops and prices them by replaying without. They
-    are compared with those of the same step only, so that an evaluation every n steps makes no straggler. One in every
-    step is no evaluation but a part of the loop in evaluation mode, such as the rollouts of reinforcement learning.
+    Paper: no signature. tracekit names evaluations that were recorded as ops and prices them by a replay without them.
+    They are compared only with those of the same step, so an evaluation every n steps is not a straggler. An evaluation
+    in every step is part of the loop in evaluation mode, such as the rollouts of reinforcement learning.
     """
 
     kind = CauseKind.EVALUATION
@@ -372,6 +375,8 @@ class Evaluations(Rule):
 
 
 def _as_in_step(stops: Floats, workers: Bools) -> Floats:
-    """What takes these workers, [stages, dp_ranks], to what others of their stage take in the same step, as a grid."""
+    """The factor that takes these workers, [stages, dp_ranks], to what others of their stage take in the same step, as
+    a grid.
+    """
     usual = np.asarray(lower_median(stops, axis=-1))[..., None]
     return np.asarray(np.where(workers[:, None] & (stops > usual), usual / safe(stops), 1.0)[:, None])

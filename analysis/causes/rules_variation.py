@@ -1,4 +1,4 @@
-"""Rules for what varies between microbatches and from step to step: sequence lengths, places in a step, chance.
+"""Rules for variation between microbatches and steps: sequence lengths, places in a step, chance.
 
 In: `Evidence`. Out: `Candidate`s. See `rule`.
 
@@ -21,18 +21,18 @@ from tracekit.analysis.numeric.robust import safe
 
 SMALLEST_CORRELATION = 0.6
 SMALLEST_LENGTH_SPREAD = 0.04
-#: Random variation that costs less than this share of the step is what any job has.
+#: Any job has random variation that costs less than this share of the step.
 SMALLEST_VARIATION_SHARE = 0.04
 
 
 class SequenceLengthImbalance(Rule):
     """Microbatches differ in cost because attention grows with the square of sequence lengths.
 
-    Paper: Pearson correlation of forward and backward durations of the same microbatch >= 0.9. On its published job
-    AR that is 0.999 although one bad worker is the cause. tracekit correlates within a DP rank and step, after stage,
-    worker and step factors are out, where only the microbatch is left to vary; there noise correlates with nothing,
-    so 0.6 is proof enough; and the microbatches must differ by more than 4 %. Without a pipeline a worker that wanders
-    looks alike: its neighbouring microbatches do, too, and those of sequence lengths do not.
+    Paper: Pearson correlation of forward and backward durations of the same microbatch >= 0.9. On its published job AR
+    that is 0.999, although one bad worker is the cause. tracekit correlates within a DP rank and step, after removing
+    stage, worker and step factors, so that only the microbatch varies. Noise does not correlate there, so 0.6 is
+    enough; and the microbatches must differ by more than 4 %. Without a pipeline, a worker whose speed wanders looks
+    the same, but then neighbouring microbatches are alike too, which sequence lengths are not.
     """
 
     kind = CauseKind.SEQUENCE_LENGTH_IMBALANCE
@@ -68,9 +68,9 @@ class SequenceLengthImbalance(Rule):
 class PositionEffect(Rule):
     """Microbatches at one place of each step, most often the first, take longer on all ranks.
 
-    Paper: no signature. tracekit compares each place with the others on the same workers and steps, and takes the
-    median over ranks: 4 %, and five standard errors from how the place scatters over the steps, which noise reaches in
-    fewer than one of a thousand jobs of 64 microbatches. Sequence lengths change from step to step and rank to rank.
+    Paper: no signature. tracekit compares each place with the others on the same workers and steps, and uses the median
+    over ranks: 4 %, and five standard errors of the place's scatter over the steps, which noise reaches in fewer than
+    one of a thousand jobs of 64 microbatches. Sequence lengths change from step to step and from rank to rank.
     """
 
     kind = CauseKind.POSITION_EFFECT
@@ -104,11 +104,11 @@ class PositionEffect(Rule):
 
 
 class RandomVariation(Rule):
-    """Workers wander: each is slow for a while, none for long. It costs, and nobody owns it.
+    """The speed of workers wanders: each is slow for a while, none for long. It costs time, and nobody is responsible.
 
-    Paper: no signature. Neighbouring microbatches and steps of a worker are alike (autocorrelation), which sequence
-    lengths, drawn anew for each microbatch, are not; and no worker's level stands out of what such a walk does
-    by chance. Named where making every step as long as usual saves 4 % of it: less is what any job has.
+    Paper: no signature. Neighbouring microbatches and steps of a worker are alike (autocorrelation), unlike sequence
+    lengths, which are drawn anew for each microbatch; and no worker's level exceeds what such a random walk does by
+    chance. Named if making every step as long as usual saves 4 %: any job has less than that.
     """
 
     kind = CauseKind.RANDOM_VARIATION

@@ -30,7 +30,7 @@ from tracekit.analysis.evidence.workers import (
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
 
-#: A worker whose backwards are slow by less than this share of what its forwards are is slow in forwards alone.
+#: A worker is slow in one kind only if the excess of the other kind is below this share of it.
 OTHER_KIND_SHARE = 0.25
 ONE_KIND_CHECK = (
     "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
@@ -39,7 +39,7 @@ ONE_KIND_CHECK = (
 
 
 def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
-    """By how much the workers in `hit` compute slower than `who`, beside what noise does, in words."""
+    """How much slower the workers in `hit` compute than `who`, and how large noise is, in words."""
     alone = _slow_kind(evidence, hit)
     factors = worker_factor(evidence)[hit] - 1 if alone is None else _kind_factors(evidence, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
@@ -60,7 +60,7 @@ def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
 
 
 def _slow_kind(evidence: Evidence, hit: Bools) -> int | None:
-    """`FORWARD` or `BACKWARD` where the workers in `hit` are slow in that alone; None where they are in both."""
+    """`FORWARD` or `BACKWARD` if the workers in `hit` are slow in that kind only; None if they are slow in both."""
     if len(evidence.dp_ranks) < 2 or not hit.any():
         return None
     beyond = _kind_factors(evidence, hit) - 1
@@ -71,9 +71,9 @@ def _slow_kind(evidence: Evidence, hit: Bools) -> int | None:
 
 
 def _kind_factors(evidence: Evidence, hit: Bools) -> Floats:
-    """How slow the forwards and the backwards of the workers in `hit` are beside their peers', [kinds, workers].
+    """How slow the forwards and the backwards of the workers in `hit` are relative to their peers', [kinds, workers].
 
-    Over the steps in which they are slow.
+    The mean over the steps in which they are slow.
     """
     factor = slow_factor(evidence).transpose(0, 1, 3, 2)[:, hit]  # [kinds, workers, steps]
     slow = (factor > 1).any(axis=0)
@@ -81,7 +81,7 @@ def _kind_factors(evidence: Evidence, hit: Bools) -> Floats:
 
 
 def _throttled(evidence: Evidence, hit: Bools) -> float | None:
-    """In which share of its samples the GPU of the worst worker in `hit` was throttled; None where nobody looked."""
+    """The share of samples in which the GPU of the worst worker in `hit` was throttled; None if unknown."""
     shares = [evidence.throttled[worker] for worker in evidence.workers_where(hit) if worker in evidence.throttled]
     return max(shares, default=None)
 
@@ -100,7 +100,7 @@ def _worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
 
 
 def _confidence_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:
-    """What chance would have to explain, and how far the noise of the run itself goes."""
+    """How unlikely the slowness is by chance, and how large the noise of the run is."""
     profile = evidence.profile
     assert profile is not None
     if len(evidence.dp_ranks) < 2:
@@ -127,13 +127,13 @@ def _time_of(evidence: Evidence, hit: Bools) -> TimePattern | None:
 class BadWorker(Rule):
     """A worker that computes slower than its peers of the same stage, always or at times.
 
-    Paper: found by M_W, the share of the loss that idealising the slowest 3 % of the workers (by min(S_dp, S_pp))
-    gives back. tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards,
-    to those of the same stage and microbatch in each step. 4 %: half of what an idle neighbour or a warmer rack does to
-    a GPU, ten times what healthy ones differ by. Chance: a log-likelihood ratio that noise reaches in one healthy job
-    of a thousand, whatever number of workers and of step patterns was looked at; the noise is the run's own, with its
-    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its
-    peers in the steps in which it is slow. M_W is shown beside it: it cannot tell one worker of a DP rank that is slow
+    Paper: finds it by M_W, the share of the loss saved by idealising the slowest 3 % of the workers (by min(S_dp,
+    S_pp)). tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards, to
+    those of the same stage and microbatch in each step. 4 %: half the effect of an idle neighbour or a warmer rack on a
+    GPU, ten times the differences between healthy ones. Chance: a log-likelihood ratio that noise reaches in one
+    healthy job of a thousand, for any number of workers and step patterns; the noise is that of the run, with its
+    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its peers
+    in the steps in which it is slow. M_W is shown next to it; it cannot single out one worker of a DP rank that is slow
     as a whole.
     """
 
@@ -184,9 +184,9 @@ class BadWorker(Rule):
 class SlowHost(Rule):
     """All (or most) workers of one host compute slower than their peers.
 
-    Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host their rank
-    runs on, because the check and the repair differ; it needs two traced workers on the host, 70 % of them slow: of
-    eight, one may be too little busy to show it.
+    Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host of their
+    rank, because the check and the repair differ. It needs two traced workers on the host, 70 % of them slow: of eight,
+    one may not be busy enough to show it.
     """
 
     kind = CauseKind.SLOW_HOST
@@ -213,9 +213,9 @@ class SlowHost(Rule):
 class SlowRankGroup(Rule):
     """Several DP ranks compute slower than the others by one factor: older GPUs, a lower power cap, a warmer rack.
 
-    Paper: no signature. tracekit groups slow DP ranks that follow one another, are slow on all stages, in the same
-    steps, by factors that differ by less than a quarter of what they are slow by, and make up a quarter of the DP ranks
-    (with a pipeline: or whose optimizers are slow, too). Independent faults agree in neither factor nor time.
+    Paper: no signature. tracekit groups slow DP ranks that are adjacent, are slow on all stages, in the same steps, by
+    factors that differ by less than a quarter of their excess, and make up a quarter of the DP ranks (or, with a
+    pipeline, have slow optimizers too). Independent faults agree in neither factor nor time.
     """
 
     kind = CauseKind.SLOW_RANK_GROUP

@@ -1,4 +1,4 @@
-"""Which cause to see to first, and with which fix: what gives back most.
+"""Which cause to address first, and with which fix: the one that saves most.
 
 In: causes with their priced fixes. Out: the causes in that order, and the fix of one of them.
 """
@@ -13,7 +13,7 @@ from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.analysis.fixes.price import IN_VAIN
 from tracekit.text import hidden
 
-#: A fix that gives back less than this share of the step, and less than half of what all fixes do, is no first step.
+#: A fix that saves less than this share of the step, and less than half of what all fixes save, is not a first step.
 SMALLEST_FIRST_SHARE = 0.05
 #: Fixes whose titles say what is to be reached, not how; and when it is, which their prices take for granted.
 _REACHED = {
@@ -33,10 +33,10 @@ _REACHED = {
 
 
 def paying_first(causes: Sequence[Cause], fixes: Sequence[Fix]) -> tuple[Cause, ...]:
-    """The causes, those whose fixes give back most first; those of which no fix gives back anything stay in order.
+    """The causes, those whose fixes save most first; causes without a fix that saves anything stay in order.
 
-    What goes with a cause is more than what its fix gives back where the cause cannot just go: a stage with too many
-    layers has to put them somewhere. A fix that gives back less than a cause must cost to be named moves it nowhere.
+    A cause costs more than its fix saves if the cause cannot just go away: the layers of a stage with too many have to
+    go to other stages. A fix that saves less than a cause must cost to be named does not change the order.
     """
 
     def given_back_s(cause: Cause) -> float:
@@ -49,9 +49,9 @@ def paying_first(causes: Sequence[Cause], fixes: Sequence[Fix]) -> tuple[Cause, 
 
 
 def first_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
-    """What to do first about a cause; where that gives back little until others are gone, all fixes together.
+    """What to do first about a cause; if that saves little until others are gone, all fixes together.
 
-    Where no fix of the cause gives back anything: what helps whatever the cause, if it gives back enough.
+    If no fix of the cause saves anything: the fix that any job can try, if it saves enough.
     """
     best = best_fix(cause, fixes)
     if best is not None and best.withheld == IN_VAIN:
@@ -90,9 +90,9 @@ def _sentence(text: str) -> str:
 
 
 def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
-    """The best fix of a cause, of those at its place if there are any.
+    """The best fix of a cause, preferably one at its place.
 
-    One that is only bounded, or without a promise, only if there is no other.
+    A fix with only an upper bound, or without a reported saving, only if there is no other.
     """
     of_cause = [fix for fix in fixes if fix.cause is cause.kind]
     of_cause = [fix for fix in of_cause if not fix.bound] or of_cause
@@ -101,5 +101,5 @@ def best_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
 
 
 def _step_s(fix: Fix) -> float:
-    """The step as it is, seconds."""
+    """The current step, seconds."""
     return fix.new_step_s + fix.saved_s

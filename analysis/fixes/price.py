@@ -1,7 +1,7 @@
-"""What each fix would give back: every fix is a change to the job's costs, replayed.
+"""What each fix would save: every fix is a change to the job's costs, replayed.
 
-In: a `Trace`, its `JobReplay`, `Attribution` and `Cause`s. Out: `Fix`es, the best first. No saving is promised below
-its error, and none where launch delays that no cause explains make up more than 5 % of the step.
+In: a `Trace`, its `JobReplay`, `Attribution` and `Cause`s. Out: `Fix`es, best first. Savings smaller than their error
+are not reported, and none are if unexplained launch delays make up more than 5 % of the step.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.text import seconds
 from tracekit.trace import Trace
 
-#: Fixes that save less than this share of the step are left out.
+#: Leave out fixes that save less than this share of the step.
 SMALLEST_SAVING_SHARE = 0.01
-#: How many fixes a combination has at most.
+#: A combination has at most this many fixes.
 LONGEST_COMBINATION = 4
-#: The saving's scatter over the steps counts with this many standard errors.
+#: Count the saving's scatter over the steps with this many standard errors.
 CONFIDENCE_ERRORS = 1.96
-#: Garbage is collected every so many steps; the first that costs less than this share of the step is proposed.
+#: Intervals, in steps, at which to collect garbage; the first one that costs less than this share of the step is
+#: proposed.
 GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 LARGEST_GC_SHARE = 0.005
 
@@ -60,20 +61,20 @@ _DIRECT = {
     CauseKind.SLOW_HOST_CODE: (FixKind.REPLACE_WORKERS, "Make the host code as fast as that of its peers"),
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Remove launch delays and host work between ops"),
 }
-#: What their prices take for granted where the title does not say it.
+#: What the prices of these fixes assume, if the title does not say it.
 _ASSUMED = {
     FixKind.CALM_NETWORK: "all very long transfers go",
     FixKind.HIDE_LAUNCHES: "all launch delays go",
 }
-#: What balancing sequences over DP ranks is for.
+#: Causes that balancing sequences over DP ranks addresses.
 _UNEVEN_DATA = frozenset({CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: Why a fix of a cause that hides behind another one has no price of its own.
 HIDDEN = "saves nothing until the other causes are gone, see the combination"
-#: ... and of one that hides behind none.
+#: ... and of a cause that hides behind none.
 IN_VAIN = "it gives back next to nothing here"
-#: Fixes that live with a cause.
+#: Fixes that work around a cause.
 _WAYS_AROUND = frozenset({FixKind.SHIFT_WORK})
-#: Fixes that exclude each other: of a combination at most one of them is part.
+#: Sets of fixes that exclude each other: a combination contains at most one of each set.
 _EXCLUSIVE = ({FixKind.REPLACE_WORKERS, FixKind.DRAIN_HOST, FixKind.SHIFT_WORK},)
 
 
@@ -85,11 +86,11 @@ def price_fixes(
     *,
     layers: tuple[int, ...] | None = None,
 ) -> tuple[Fix, ...]:
-    """The fixes that would pay: those for a cause, then what any job could try, each best first; last the combination.
+    """The fixes that would save time: those for a cause, then what any job can try, each best first; last the
+    combination.
 
-    `layers`: transformer layers per stage; by default those of the trace's metadata. Where neither tells them,
-    fixes say how much work to move and name no split.
-    Raises SelectionError where their number differs from that of the stages.
+    `layers`: transformer layers per stage; by default those of the trace's metadata. If neither is known, fixes give
+    the amount of work to move and no split. Raises SelectionError if their number differs from that of the stages.
     """
     return fixes_of(Evidence.of(trace, replay, attribution), causes, layers=layers)
 
@@ -106,7 +107,7 @@ def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, 
     fixes = [pricer.price(plan) for plan in plans]
     least_s = SMALLEST_SAVING_SHARE * evidence.attribution.recorded_s
     paying = [fix for fix in fixes if fix.saved_s >= least_s]
-    # Causes hide behind each other: a fix of one alone may save nothing, and all of them together a lot.
+    # Causes hide behind each other: a fix of one alone may save nothing, but all of them together a lot.
     removing = [fix for fix in fixes if _removes_a_cause(fix)]
     why = HIDDEN if len({(fix.cause, fix.where) for fix in removing}) > 1 else IN_VAIN
     hidden = [replace(fix, withheld=why) for fix in removing if fix.saved_s < least_s]
@@ -119,12 +120,12 @@ def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, 
 
 
 def _removes_a_cause(fix: Fix) -> bool:
-    """True for a fix that makes a named cause go away, and is no way around it."""
+    """True for a fix that makes a named cause go away rather than work around it."""
     return fix.cause is not None and fix.change is not None and not fix.bound and fix.kind not in _WAYS_AROUND
 
 
 def _withheld(evidence: Evidence, causes: Sequence[Cause]) -> str | None:
-    """Why no saving can be promised; launch delays that a cause explains do not count against the replay."""
+    """Why no saving can be reported; launch delays that a cause explains do not count against the replay."""
     left = evidence.delay_share_without([cause.change for cause in causes if cause.change is not None])
     if left > LARGEST_DISCREPANCY:
         return (
@@ -180,9 +181,10 @@ class _Pricer:
         )
 
     def _seen(self, cause: Cause, saving: Floats) -> int | None:
-        """In how many steps a cause acts that comes too rarely to tell how often; None where its size is open, too.
+        """The number of steps in which a cause acts, if that is too small to estimate its frequency; None if its size
+        is open, too.
 
-        What it costs whenever it comes is then known, and what this trace lost to it.
+        Its cost in those steps, and the total loss in this trace, are known.
         """
         acts = acting(self.evidence, cause)
         if acts is None or acts.sum() < 2:
@@ -194,7 +196,7 @@ class _Pricer:
 
 
 def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
-    """The fix of each cause that simply goes away, and those of sequences and garbage collection."""
+    """The fix of each cause that simply goes away, and those for sequences and garbage collection."""
     for cause in causes:
         if cause.change is None:
             continue
@@ -219,7 +221,7 @@ def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
 
 
 def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
-    """No pauses in forwards; all ranks pause together, once every N steps, as long as a pause took on average."""
+    """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
     pause_s = float(_pauses(evidence).mean())
     step_s = evidence.attribution.recorded_s
     every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
@@ -246,7 +248,7 @@ def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
 
 
 def _pauses(evidence: Evidence) -> Floats:
-    """Seconds of each garbage collection, recorded as an op or seen as a pause of a forward."""
+    """Seconds of each garbage collection, recorded as an op or found as a pause of a forward."""
     between = np.empty(0) if evidence.collections.empty else evidence.collections.gather(evidence.replay.durations.cost)
     inside = pauses_in_forwards(evidence)
     within = np.empty(0) if inside is None else inside
@@ -255,7 +257,7 @@ def _pauses(evidence: Evidence) -> Floats:
 
 
 def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
-    """Microbatches dealt anew over the DP ranks of each step, for whatever of `causes` makes them uneven."""
+    """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
     profile = evidence.profile
     assert profile is not None
     cost = microbatch_cost(evidence)
@@ -283,7 +285,7 @@ def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
 
 
 def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -> Iterator[Fix]:
-    """The best of: the fix that helps most, or those of all named causes; then whatever helps most on top of that.
+    """The best of: the fix that helps most, or those of all named causes; then whatever else helps most on top of that.
 
     `hidden`: fixes of causes that save nothing alone.
     """
@@ -311,13 +313,13 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
                 "assumes": _all_assumed(taken),
             },
         )
-        # As sure as its least sure part.
+        # As certain as its least certain part.
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
         yield replace(pricer.price(plan), confidence=min(sure, default=None))
 
 
 def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
-    """`start` with the fixes that help most on top of it, one by one, and the step times then."""
+    """`start` plus the fixes that help most on top of it, one by one, and the resulting step times, [steps]."""
     taken, times = list(start), _times(pricer.evidence, start)
     while len(taken) < max(LONGEST_COMBINATION, len(start)):
         options = [(fix, _times(pricer.evidence, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
@@ -332,7 +334,7 @@ def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[lis
 
 
 def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
-    """The fixes without those that exclude one before them."""
+    """The fixes without those that exclude an earlier one."""
     taken: list[Fix] = []
     for fix in fixes:
         kinds = {other.kind for other in taken}
@@ -342,7 +344,7 @@ def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
 
 
 def _all_assumed(fixes: Sequence[Fix]) -> str | None:
-    """What any of them takes for granted, each once."""
+    """The assumptions of all these fixes, each once."""
     assumed = dict.fromkeys(fix.assumes for fix in fixes if fix.assumes is not None)
     return "; ".join(assumed) or None
 
