@@ -8,12 +8,13 @@ cannot be read is tried again for a time.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ from tracekit.errors import FormatError
 #: A rank whose files cannot be read is tried again, later each time, and left out after so long, seconds.
 READ_RETRY_S = 300.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
-_FILE = re.compile(r"rank-(\d+)(?:-(\d+))?(\.\w+)$")
+_FILE = re.compile(rf"rank-(\d+)(?:-(\d+))?({'|'.join(map(re.escape, (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX)))})$")
 #: Facts that ranks add to all the time: so many of them are enough, and `merge` wants no others.
 _KEPT_OF = {"device-clock": 64, "dropped": 1}
 #: A rank that no other contradicts is believed that its steps jumped once it has finished so many behind it.
@@ -66,6 +67,22 @@ class _File:
     read: int
     newest_step: int = -1
     lines: int = 0
+
+
+class _FileName(NamedTuple):
+    """What the name of a file says. `rank`: -1 where it is not a rank's. `key`: the same before and after sealing."""
+
+    rank: int
+    number: int
+    suffix: str
+    key: str
+
+    @classmethod
+    def of(cls, name: str) -> _FileName:
+        match = _FILE.match(name)
+        if match is None or (match[2] is None) != (match[3] == FACTS_SUFFIX):
+            return cls(-1, -1, "", name)
+        return cls(int(match[1]), int(match[2] or -1), match[3], name if match[2] is None else Path(name).stem)
 
 
 @dataclass(slots=True)
@@ -203,6 +220,11 @@ class FollowedRank:
             self._add(held, origin, first)
 
     @property
+    def holds_back(self) -> bool:
+        """Whether records wait for `settle`."""
+        return bool(self._held)
+
+    @property
     def reached(self) -> int:
         """The newest step of a record, held back or not."""
         newest = -1 if self._trail is None else self._trail.step
@@ -239,6 +261,7 @@ class AttemptFollower:
     ranks: dict[int, FollowedRank] = field(default_factory=dict)
     grew: bool = False
     _files: dict[str, _File] = field(default_factory=dict)
+    _names: dict[str, _FileName] = field(default_factory=dict)
     _parser: FactParser = field(default_factory=FactParser)
 
     def __post_init__(self) -> None:
@@ -252,19 +275,21 @@ class AttemptFollower:
         """
         notices = []
         self.grew = False
-        for path, rank, number, suffix in self._listed():
+        for entry, file in self._listed():
+            if (rank := self.ranks.get(file.rank)) is None:
+                rank = self.ranks[file.rank] = FollowedRank(file.rank)
             if rank.bad is not None or (rank.trouble is not None and now_s < rank.trouble.again_s):
                 continue
             try:
-                notices += self._read_on(path, number, suffix, rank)
+                notices += self._read_on(entry, file, rank)
             except FileNotFoundError:  # sealed under another name since: the next look finds it
                 continue
             except OSError as error:
-                notices += self._put_off(rank, f"{path}: cannot be read: {error.strerror or error}", now_s)
+                notices += self._put_off(rank, f"{entry.path}: cannot be read: {error.strerror or error}", now_s)
             except FormatError as error:
                 notices.append(self._left_out(rank, str(error)))
         notices += self._recovered(now_s)
-        for rank in self.good.values():
+        for rank in [rank for rank in self.good.values() if rank.holds_back]:
             others = [other for other in self.good.values() if other is not rank]
             try:
                 rank.settle(others, self.origin, self.first, at_end=at_end)
@@ -272,17 +297,13 @@ class AttemptFollower:
                 notices.append(self._left_out(rank, str(error)))
         return notices
 
-    def _listed(self) -> Iterator[tuple[Path, FollowedRank, int, str]]:
-        """The files of ranks, with rank, number of the segment and suffix; facts first, for records refer to them."""
-        found = []
-        for path in self.directory.iterdir():
-            match = _FILE.match(path.name)
-            if match is None or match[3] not in (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX):
-                continue
-            if (match[2] is None) == (match[3] == FACTS_SUFFIX):
-                found.append((int(match[1]), int(match[2] or -1), match[3], path))
-        for rank, number, suffix, path in sorted(found):
-            yield path, self.ranks.setdefault(rank, FollowedRank(rank)), number, suffix
+    def _listed(self) -> list[tuple[os.DirEntry[str], _FileName]]:
+        """The files of ranks; facts first, for records refer to them. Its cost is that of a look at an idle job."""
+        with os.scandir(self.directory) as entries:
+            there = {entry.name: entry for entry in entries}
+        self._names = {name: self._names.get(name) or _FileName.of(name) for name in there}
+        found = [(there[name], file) for name, file in self._names.items() if file.rank >= 0]
+        return sorted(found, key=lambda one: one[1])
 
     def _left_out(self, rank: FollowedRank, why: str) -> Notice:
         rank.leave_out(why)
@@ -306,11 +327,13 @@ class AttemptFollower:
                 rank.trouble = None
                 yield Notice(f"rank {rank.rank} can be read again")
 
-    def _read_on(self, path: Path, number: int, suffix: str, rank: FollowedRank) -> list[Notice]:
-        is_segment = suffix != FACTS_SUFFIX
-        known = self._files.setdefault(path.stem if is_segment else path.name, _File(0))
-        if path.stat().st_size <= known.read:
+    def _read_on(self, entry: os.DirEntry[str], name: _FileName, rank: FollowedRank) -> list[Notice]:
+        is_segment = name.suffix != FACTS_SUFFIX
+        if (known := self._files.get(name.key)) is None:
+            known = self._files[name.key] = _File(0)
+        if entry.stat().st_size <= known.read:
             return []
+        path = Path(entry.path)
         with path.open("rb") as file:
             file.seek(known.read)
             content = file.read()
@@ -329,7 +352,7 @@ class AttemptFollower:
         known.read += head + len(records) * RECORD.size
         self.grew = self.grew or len(records) > 0
         known.newest_step = max(known.newest_step, int(records["step"].max(initial=-1)))
-        rank.add_records(records, self.origin, self.first, left_over=number == LEFT_OVER_SEGMENT)
+        rank.add_records(records, self.origin, self.first, left_over=name.number == LEFT_OVER_SEGMENT)
         return []
 
     @property

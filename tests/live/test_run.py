@@ -12,6 +12,7 @@ import pytest
 from benchmarks.writtenrun import MS, WrittenRun
 from tests.handmade import little_space
 from tests.live.beside import Beside
+from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.runtime.wire_format import RECORD, Category
 from tracekit.errors import FormatError, StoreError, StoreTakenError
 from tracekit.store import Part
@@ -267,6 +268,25 @@ def test_segments_that_are_stored_are_removed_and_forgotten_where_asked(
     assert beside.run._follower is not None
     assert {path for path in beside.run._follower._files if not path.endswith(".facts")} == set()
     assert beside.windows() == [(1, 10)]
+
+
+@pytest.mark.parametrize("ranks", [2, 16])
+def test_a_look_at_an_idle_job_compares_no_ranks_and_opens_no_files(
+    ranks: int, tmp_path: Path, clock: list[float]
+) -> None:
+    """Its cost grows with the number of ranks, not with its square."""
+    written, beside = WrittenRun(tmp_path / "run", ranks), Beside(tmp_path, clock)
+    written.run(range(1, 6))
+    beside.look()
+    follower = beside.run._follower
+    assert follower is not None
+    good = AttemptFollower.good
+    with (
+        mock.patch.object(AttemptFollower, "good", mock.PropertyMock(side_effect=lambda: good.fget(follower))) as asked,
+        mock.patch.object(Path, "open", side_effect=AssertionError("an idle look opens a file")),
+    ):
+        beside.run._update()
+    assert asked.call_count <= 3
 
 
 def test_memory_holds_the_steps_that_are_not_over(tmp_path: Path, written: WrittenRun, clock: list[float]) -> None:
