@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tracekit.collectors.run_directory.launchers import announce_end
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.runtime.wire_format import (
     HEADER,
@@ -124,6 +125,6 @@ class WrittenRun:
         self._written[rank] += len(rows)
         return records
 
-    def end(self) -> None:
-        """The launcher says that its command has ended."""
-        (self.directory / "launcher-elsewhere-1.running").rename(self.directory / "launcher-elsewhere-1.done")
+    def end(self, code: int | None = None) -> None:
+        """The launcher says that its command has ended with `code`, negative for a signal; None: as older ones did."""
+        announce_end(self.directory / "launcher-elsewhere-1.running", code)

@@ -57,7 +57,6 @@ WRITING = {
     "alerts": Writing("tracekit.rules.yml", lambda path: ["alerts", path.parent]),
     "import --store": Writing("jobs.store", lambda path: ["import", "slow.parquet", "--store", path]),
     "collect --out": Writing("out.parquet", lambda path: ["collect", "--no-store", "--out", path, "touch", "started"]),
-    "collect --store": Writing("jobs.store", lambda path: ["collect", "--store", path, "touch", "started"]),
 }
 
 

@@ -284,9 +284,9 @@ def test_a_store_cut_short_is_said(store: Store) -> None:
         ("DROP TABLE store_version", "a DuckDB file, but no tracekit store; choose another --store"),
         (
             "UPDATE store_version SET version = 9",
-            "store version 9; this tracekit uses 5: a newer tracekit wrote it, upgrade",
+            "store version 9; this tracekit uses 6: a newer tracekit wrote it, upgrade",
         ),
-        ("DELETE FROM store_version", "store version none; this tracekit uses 5: use the tracekit that wrote it"),
+        ("DELETE FROM store_version", "store version none; this tracekit uses 6: use the tracekit that wrote it"),
         ("DROP TABLE windows", "DuckDB cannot use the store"),
     ],
 )

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.collectors.launch.launcher import running_launchers
 from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.launchers import running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.run_directory.steering import (
     current_schedule,

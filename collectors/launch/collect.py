@@ -33,13 +33,14 @@ from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import prepare_nccl
+from tracekit.collectors.run_directory.launchers import how_ended
 from tracekit.collectors.run_directory.writing import attempts
 from tracekit.collectors.runtime.wire_format import (
     RuntimeOptions,
     Schedule,
     attempt_directory,
 )
-from tracekit.errors import OutputError, SelectionError, TracekitError
+from tracekit.errors import OutputError, SelectionError, StoreError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import progress as telling
 from tracekit.stderr import say
@@ -176,16 +177,27 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
-    hangs.over()
+    ending = how_ended(directory)
+    hangs.over(None if ending is None else ending.words)
     return _conclude(options, directory, launched, unstored)
 
 
 def _free_name(options: CollectOptions) -> str:
-    """The name of the job: with a number where the store has one of that name, which a restart must not fail for."""
+    """The name of the job: with a number where the store has one of that name, which a restart must not fail for.
+
+    Nor for a store that cannot be used: the segments are kept until it can be.
+    """
     name = job_name(options, 0, last=True)
     if not options.keep_in_store or (options.segments is not None and launched_elsewhere(options.segments)):
         return name
-    free = Store(options.store or default_store()).free_name(name)
+    store = Store(options.store or default_store())
+    try:
+        store.check_new(None)
+        free = store.free_name(name)
+    except StoreError as error:
+        if options.live is None:  # else its watch says so
+            _warn([f"{error}; the run is recorded, and stored at the end if the store can be used by then"])
+        return name
     if free != name:
         say(f"tracekit: the store has a job {short(name)!r}; this run is {short(free)!r}")
     return free
@@ -213,7 +225,7 @@ def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | Non
 
 
 def _check_targets(options: CollectOptions) -> None:
-    """Refuse before the command runs what could not be written after it.
+    """Refuse before the command runs what could not be written after it, but for the store: that keeps nobody waiting.
 
     Not where another node has started the run: that one merges.
     """
@@ -227,8 +239,6 @@ def _check_targets(options: CollectOptions) -> None:
         raise SelectionError(
             "--live reads windows that go on, and NCCL's events are of the whole run; leave out --nccl"
         )
-    if options.keep_in_store:
-        Store(options.store or default_store()).check_new(None)
     if options.profiler is not None and options.profiler.is_dir() and any(options.profiler.iterdir()):
         raise OutputError(f"{options.profiler}: holds other files; choose an empty or new folder for --profiler")
 

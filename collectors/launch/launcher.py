@@ -22,6 +22,7 @@ from tracekit.atomic_write import Kind, Place, write_text
 from tracekit.collectors.launch.inject import write_injection
 from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
 from tracekit.collectors.run_directory.clock_pings import EchoServer, append_sample, measure
+from tracekit.collectors.run_directory.launchers import announce, announce_end, running_launchers
 from tracekit.collectors.run_directory.steering import announced, first_common_step, write_schedule
 from tracekit.collectors.run_directory.writing import RUN_FILE, write_left_over
 from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
@@ -51,7 +52,6 @@ NOTHING_RECORDED = (
 #: What a launcher around this one, or a user's shell, may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 _CLOCK_FILE = "clock-server.json"
-_RUNNING = ".running"
 
 
 def _is_run_file(file: BinaryIO) -> bool:
@@ -114,11 +114,6 @@ def launched_elsewhere(directory: Path) -> bool:
     return (directory / _CLOCK_FILE).exists()
 
 
-def running_launchers(directory: Path) -> list[str]:
-    """The launchers of the run whose command has not ended yet."""
-    return sorted(path.name for path in directory.glob(f"launcher-*{_RUNNING}"))
-
-
 def await_other_launchers(directory: Path) -> None:
     """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
     deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
@@ -140,8 +135,7 @@ def run_command(
     """
     begin = time.monotonic()
     hold()
-    presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
-    presence.touch()
+    presence, code = announce(directory), None
     rings = RingStore(RING_CAPACITY)
     try:
         try:
@@ -168,6 +162,7 @@ def run_command(
                     clocks.tick()
                     if on_poll():
                         process.terminate()
+        code = process.returncode
         for left in rings.left_over():
             with contextlib.suppress(
                 OutputError
@@ -175,12 +170,10 @@ def run_command(
                 write_left_over(directory, left)
     finally:
         rings.close()
-        with contextlib.suppress(OSError):  # the folder is gone: the exit code is the command's all the same
-            presence.rename(presence.with_suffix(".done"))
+        announce_end(presence, code)
         while signal.sigtimedwait(WATCHED, 0) is not None:  # none is left to surprise the merge
             continue
         release()
-    code = process.returncode
     return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
 
 

@@ -74,7 +74,8 @@ def _way(words: str, job: str, window: int | None) -> Component:
 def _age(live: dict[str, Any]) -> Component:
     """How old the newest window is; a badge once no window has come for too long."""
     if not live["watched"]:
-        return html.Span(f"ended; the last window came {viewer().moment(live['added_at'])}", className="note")
+        ending = printable(live["ending"] or "ended")
+        return html.Span(f"{ending}; the last window came {viewer().moment(live['added_at'])}", className="note")
     stale_after = STALE_WINDOWS * ((live["ended_at"] or 0.0) - (live["started_at"] or 0.0)) + STALE_S
     age = max(time.time() - live["added_at"], 0.0)  # of another machine, whose clock may be ahead
     stale = age > stale_after

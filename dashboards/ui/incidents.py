@@ -39,9 +39,15 @@ def _row(incident: Incident) -> Component:
             html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
             html.Td(what),
             html.Td(viewer().moment(incident.opened_at.timestamp())),
-            html.Td(lasted(incident), className="number"),
+            html.Td([lasted(incident), *_because(incident)], className="number"),
         ]
     )
+
+
+def _because(incident: Incident) -> list[Component]:
+    """Why it is over: a job that has crashed is not cured."""
+    why = incident.closed_because
+    return [] if why is None else [html.Div(printable(why), className="note")]
 
 
 def evidence(incident: Incident) -> str:

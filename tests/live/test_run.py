@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 
 from benchmarks.writtenrun import MS, WrittenRun
-from tests.handmade import little_space
+from tests.handmade import little_space, run
 from tests.live.beside import Beside
 from tracekit.collectors.run_directory.follow import AttemptFollower
+from tracekit.collectors.run_directory.launchers import announce_end
 from tracekit.collectors.runtime.wire_format import RECORD, Category
 from tracekit.errors import FormatError, StoreError, StoreTakenError
 from tracekit.store import Part
@@ -335,6 +336,46 @@ def test_a_launcher_of_another_host_counts_as_dead_without_a_sign_of_life(
     clock[0] += 1
     assert beside.run.ended()
     assert beside.said[-1].startswith("no launcher of the run is alive, and no rank has written anything for 300 s")
+    beside.run.finish()
+    assert beside.said[-1] == "the job ended: its launcher died"
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ([0], "ended with exit code 0"),
+        ([1], "ended with exit code 1"),
+        ([137], "ended with exit code 137 (SIGKILL)"),
+        ([-9], "was killed by SIGKILL"),
+        ([-250], "was killed by signal 250"),
+        ([0, 3, 1], "ended with exit code 3 on node-1"),
+        ([None], "ended"),
+    ],
+)
+def test_how_the_job_ended_is_said_where_its_incidents_are(
+    codes: list[int | None], words: str, tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    """Of several nodes, by the first that failed."""
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 11), slow={3: 2.0})
+    beside.look()
+    (tmp_path / "run" / "launcher-elsewhere-1.running").unlink()
+    for node, code in enumerate(codes):
+        presence = tmp_path / "run" / f"launcher-node-{node}-7.running"
+        presence.touch()
+        announce_end(presence, code)
+        os.utime(presence.with_suffix(".done"), ns=(node, node))
+    assert beside.run.ended()
+    beside.run.finish()
+    (incident,) = beside.store.incidents("job")
+    assert incident.closed_because == f"the job {words}"
+    assert beside.said == ([] if codes in ([0], [None]) else [f"the job {words}"])
+    with beside.store.reading() as catalogue:
+        assert catalogue.live.live_jobs()["ending"].to_list() == [words if codes != [None] else None]
+    said = run("store", "incidents", "--store", beside.store.path).out
+    assert f", the job {words}: rank 3" in said
+    title = run("top", "--store", beside.store.path, "--once").out.splitlines()[0]
+    assert f", {words} at " in title
 
 
 def test_a_folder_that_fails_for_a_moment_costs_nothing(

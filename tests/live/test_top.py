@@ -43,7 +43,7 @@ def test_the_costliest_incident_comes_first_and_the_end_of_a_job_is_said(tmp_pat
     (ended_at,) = {one.closed_at for one in store.incidents("live")}
     assert ended_at is not None
     title = run("top", "--store", store.path, "--once").out.splitlines()[0]
-    assert title.endswith(f"steps 0 to 1, ended {ended_at.astimezone():%Y-%m-%d %H:%M:%S}")
+    assert title.endswith(f"steps 0 to 1, ended at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}")
 
 
 def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:

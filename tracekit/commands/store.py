@@ -59,10 +59,12 @@ def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
 
     for incident in Store(store or default_store()).incidents(job, only_open=only_open):
         windows = "" if incident.opened_window is None else f" since window {incident.opened_window}"
-        state = f"open for {lasted(incident)}" if incident.closed_at is None else f"lasted {lasted(incident)}"
+        state = f"open for {lasted(incident)}"
+        if incident.closed_at is not None:
+            state = f"lasted {lasted(incident)}, {incident.closed_because}"
         click.echo(
             f"{incident.incident_id:>6}  {incident.opened_at:%Y-%m-%d %H:%M:%S}  {short(incident.job)}{windows},"
-            f" {state}: {printable(incident.cause.what)}"
+            f" {printable(state)}: {printable(incident.cause.what)}"
         )
         if incident.closed_at is None:
             for title, text in advice(incident):

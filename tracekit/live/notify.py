@@ -206,14 +206,11 @@ def slack_message(opened: Sequence[Incident], closed: Sequence[Incident], page: 
 
 def _slack_lines(incident: Incident, status: str, page: str) -> str:
     said = {name: _escaped(text) for name, text in told(incident, page).items()}
-    mark = (
-        ":red_circle:"
-        if status == "opened"
-        else ":large_green_circle:"
-        if incident.closed_window is not None
-        else ":white_circle:"
-    )
-    state = status if incident.closed_because is None else f"{status}, {incident.closed_because}"
+    if status == "opened":
+        mark = ":red_circle:"
+    else:
+        mark = ":white_circle:" if incident.closed_window is None else ":large_green_circle:"
+    state = status if incident.closed_because is None else f"{status}, {_escaped(incident.closed_because)}"
     lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {said['what']}"]
     if status == "opened":
         lines += [f"*{title}*: {said[key]}" for title, key in _TITLES if said[key]]

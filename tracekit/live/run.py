@@ -8,8 +8,6 @@ on.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -20,6 +18,14 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower, Notice
 from tracekit.collectors.run_directory.host_clocks import read_clocks
+from tracekit.collectors.run_directory.launchers import (
+    Ending,
+    have_ended,
+    how_ended,
+    is_dead,
+    last_sign_ns,
+    running_launchers,
+)
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
     Run,
@@ -138,11 +144,9 @@ class LiveRun:
         """Whether the run has ended: every launcher says so, or none of them gives a sign of life any more and no rank
         has written anything for `QUIET_S`.
         """
-        launchers = list(self.options.directory.glob("launcher-*"))
-        running = [path for path in launchers if path.suffix == ".running"]
-        if not running:
-            return bool(launchers)
-        now_s, beats = time.monotonic(), {path.name: _beat(path) for path in running if not _is_dead(path)}
+        if not (running := running_launchers(self.options.directory)):
+            return have_ended(self.options.directory)
+        now_s, beats = time.monotonic(), {path.name: last_sign_ns(path) for path in running if not is_dead(path)}
         if self._follower is None or beats != self._beats:
             self._heard_s, self._beats = now_s, beats
         if now_s - self._heard_s < QUIET_S:
@@ -151,6 +155,13 @@ class LiveRun:
             f"no launcher of the run is alive, and no rank has written anything for {QUIET_S:.0f} s: it has ended"
         )
         return True
+
+    def _ending(self) -> Ending | None:
+        """How the job ended; None where its launchers have not said so."""
+        ending = how_ended(self.options.directory)
+        if running_launchers(self.options.directory) and (ending is None or not ending.failed):
+            return Ending("ended: its launcher died", failed=True)
+        return ending
 
     def finish(self, wait: Callable[[float], object] = time.sleep) -> None:
         """The job has ended: its last steps are a window, whatever their number.
@@ -164,6 +175,8 @@ class LiveRun:
             except OSError as error:
                 self._tell(f"{self.options.directory}: cannot be read at the end: {error.strerror or error}")
             self._finish_attempt()
+        if (ending := self._ending()) is not None and ending.failed:
+            self._tell(f"the job {ending.words}")
         for delay_s in END_RETRIES_S:
             if self._stored_to_the_end() is None:
                 return
@@ -185,7 +198,8 @@ class LiveRun:
         if self._unstored or self._run is None:
             return self._why_unstored
         try:
-            self._store.end_watch(self.options.name)
+            ending = self._ending()
+            self._store.end_watch(self.options.name, None if ending is None else ending.words)
         except (StoreError, OutputError) as error:
             return str(error)
         return None
@@ -374,25 +388,3 @@ def _said(error: Exception) -> str:
 
 def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
     return replace(recording, ranks={rank: one for rank, one in recording.ranks.items() if rank not in ranks})
-
-
-def _beat(presence: Path) -> int:
-    """When a launcher gave its last sign of life, by the clock of whoever keeps the folder."""
-    try:
-        return presence.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _is_dead(presence: Path) -> bool:
-    """Whether a launcher of this host was killed before it could say that its command has ended."""
-    host, _, number = presence.stem.removeprefix("launcher-").rpartition("-")
-    if host != socket.gethostname() or not number.isdecimal():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # it is somebody else's
-        return False
-    return False

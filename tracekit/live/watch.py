@@ -115,7 +115,7 @@ def lines(news: News) -> Iterator[str]:
     for incident in news.closed:
         yield (
             f"incident {incident.incident_id} of {short(incident.job)} closed after {lasted(incident)},"
-            f" {incident.closed_because}:"
+            f" {printable(incident.closed_because or '')}:"
             f" {incident.cause.what}"
         )
 

@@ -39,12 +39,12 @@ from tracekit.text import short
 if TYPE_CHECKING:
     import duckdb
 
-STORE_VERSION = 5
+STORE_VERSION = 6
 #: Stores from this version on are read as they are, with empty tables for what they lack; the next writer adds these.
 OLDEST_VERSION = 3
 KNOWN_VERSIONS = range(OLDEST_VERSION, STORE_VERSION + 1)
 #: Version -> the file with the tables that it brought.
-_BROUGHT = {4: "live.sql", 5: "gpus.sql"}
+_BROUGHT = {4: "live.sql", 5: "gpus.sql", 6: "endings.sql"}
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Longer values of the free metadata are in the trace only.
 LONGEST_FACT = 1000
@@ -304,6 +304,7 @@ class Catalogue:
             "DELETE FROM culprits",
             "DELETE FROM incidents",
             "DELETE FROM watches",
+            "DELETE FROM endings",
             "DELETE FROM windows",
             "DELETE FROM jobs",
         ):

@@ -28,7 +28,8 @@ class Incident:
 
     `opened_window`, `seen_window`, `closed_window`: the first and the last window that showed it, and the one that
     closed it; None for a hang, which no window shows, and for what the end of the job closed. `clear`: windows in a row
-    that no longer showed it. `incident_id`: 0 until it is stored.
+    that no longer showed it. `incident_id`: 0 until it is stored. `job_ending`: how its job ended, as in "ended with
+    exit code 1"; None while it runs, and where nobody has said so.
     """
 
     incident_id: int
@@ -40,6 +41,7 @@ class Incident:
     clear: int = 0
     closed_at: datetime | None = None
     closed_window: int | None = None
+    job_ending: str | None = None
 
     @property
     def windows(self) -> int:
@@ -53,7 +55,9 @@ class Incident:
         """Why it closed; None while it is open. A job that ends, or crashes, has not been cured."""
         if self.closed_at is None:
             return None
-        return "the job ended" if self.closed_window is None else f"cured in window {self.closed_window}"
+        if self.closed_window is not None:
+            return f"cured in window {self.closed_window}"
+        return f"the job {self.job_ending or 'ended'}"
 
     def shows_in(self, sighting: Account) -> bool:
         """Whether a sighting is of this incident: the same part of some of the same ranks, or of the whole job."""

@@ -41,8 +41,8 @@ SELECT max(number) FROM (
 )
 """
 _INCIDENTS = """
-SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window
-FROM incidents JOIN jobs USING (job_id)
+SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window, ending
+FROM incidents JOIN jobs USING (job_id) LEFT JOIN endings USING (job_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
     AND (incident_id > $after OR list_contains($known::INTEGER[], incident_id))
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
@@ -56,7 +56,7 @@ SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.sl
        newest.started_at, newest.ended_at, counted.windows, counted.lost_gpu_hours,
        findings.verdict, findings.confidence,
        findings.saved_gpu_hours_per_day, findings.ranks_missing, findings.dropped_records,
-       watches.job_id IS NOT NULL AND watches.ended_at IS NULL AS watched
+       watches.job_id IS NOT NULL AND watches.ended_at IS NULL AS watched, endings.ending
 FROM jobs
 JOIN (SELECT job_id, max(number) AS number, count(*) AS windows,
              sum(greatest(coalesce(lost_gpu_hours, 0), 0)) AS lost_gpu_hours
@@ -64,6 +64,7 @@ JOIN (SELECT job_id, max(number) AS number, count(*) AS windows,
 JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = counted.number
 LEFT JOIN findings ON findings.job_id = jobs.job_id AND findings.number = counted.number
 LEFT JOIN watches ON watches.job_id = jobs.job_id
+LEFT JOIN endings ON endings.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
@@ -144,7 +145,7 @@ class LiveTables:
         return tuple(
             Incident(
                 row[0], row[1], Account.of(json.loads(row[2])), _utc(row[3]), row[4], row[5], row[6],
-                None if row[7] is None else _utc(row[7]), row[8],
+                None if row[7] is None else _utc(row[7]), row[8], row[9],
             )
             for row in rows
         )  # fmt: skip
@@ -154,12 +155,14 @@ class LiveTables:
         query = "SELECT 1 FROM watches JOIN jobs USING (job_id) WHERE jobs.name = $name"
         return bool(self.connection.execute(query, {"name": name}).fetchall())
 
-    def ended_at(self, name: str) -> datetime | None:
-        """When a job that was cut into windows ended; None while it runs, and of one that was not."""
+    def end(self, name: str) -> tuple[datetime, str] | None:
+        """When and how a job that was cut into windows ended; None while it runs, and of one that was not."""
         rows = self.connection.execute(
-            "SELECT watches.ended_at FROM watches JOIN jobs USING (job_id) WHERE jobs.name = $name", {"name": name}
+            "SELECT watches.ended_at, coalesce(ending, 'ended') FROM watches JOIN jobs USING (job_id)"
+            " LEFT JOIN endings USING (job_id) WHERE jobs.name = $name AND watches.ended_at IS NOT NULL",
+            {"name": name},
         ).fetchall()
-        return _utc(rows[0][0]) if rows and rows[0][0] is not None else None
+        return (_utc(rows[0][0]), rows[0][1]) if rows else None
 
     def count_incidents(self) -> tuple[int, int]:
         """How many incidents are open, and how many closed."""
@@ -274,8 +277,12 @@ class LiveTables:
             "INSERT OR REPLACE INTO watches VALUES ($job, $at, NULL)", {"job": job_id, "at": _naive(at)}
         )
 
-    def watch_ends(self, job_id: int, at: datetime) -> None:
-        """The job has ended, and so has what went on in it."""
+    def watch_ends(self, job_id: int, at: datetime, ending: str | None) -> None:
+        """The job has ended, and so has what went on in it. `ending`: how, None where nobody knows."""
+        if ending is not None:
+            self.connection.execute(
+                "INSERT OR REPLACE INTO endings VALUES ($job, $ending)", {"job": job_id, "ending": ending}
+            )
         now = {"job": job_id, "at": _naive(at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
         self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)

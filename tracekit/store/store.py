@@ -97,11 +97,14 @@ class Store:
             writer.catalogue.live.watch_begins(job_id, datetime.now(UTC))
             return writer.catalogue.next_window(job_id)
 
-    def end_watch(self, name: str) -> None:
-        """Note that a job has ended; its open incidents close."""
+    def end_watch(self, name: str, ending: str | None = None) -> None:
+        """Note that a job has ended; its open incidents close.
+
+        `ending`: how, as in "ended with exit code 1"; None where nobody knows.
+        """
         with self.writing() as writer:
             if (job_id := writer.catalogue.job_id(name)) is not None:
-                writer.catalogue.live.watch_ends(job_id, datetime.now(UTC))
+                writer.catalogue.live.watch_ends(job_id, datetime.now(UTC), ending)
 
     def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
         """Keep a report on a hang of the job, which need not be in the store: its text and its JSON.

@@ -33,14 +33,15 @@ _WIDTH = 78
 @dataclass(frozen=True)
 class TopState:
     """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
-    first; `workers`: of the newest window; `ended_at`: None while it is cut into windows, or was not while it ran.
+    first; `workers`: of the newest window; `end`: when and how it ended; None while it runs, and
+    of one that was not cut into windows.
     """
 
     job: str
     windows: pl.DataFrame
     incidents: tuple[Incident, ...]
     workers: pl.DataFrame | None
-    ended_at: datetime | None = None
+    end: tuple[datetime, str] | None = None
 
     @classmethod
     def of(cls, store: Store, job: str) -> TopState:
@@ -48,17 +49,20 @@ class TopState:
         with store.reading() as catalogue:
             windows = catalogue.live.history(job, _MOST_WINDOWS)
             incidents = sorted(catalogue.live.incidents(job, only_open=True), key=lambda one: -one.cause.share)
-            ended_at = catalogue.live.ended_at(job)
+            end = catalogue.live.end(job)
         if windows.is_empty():
             raise NotStoredError(f"{store.name}: no window of job {short(job)!r} yet")
-        return cls(job, windows, tuple(incidents), store.workers(job, int(windows["number"][-1])), ended_at)
+        return cls(job, windows, tuple(incidents), store.workers(job, int(windows["number"][-1])), end)
 
 
 def frame(state: TopState, now_s: float | None = None) -> RenderableType:
     """One screen. `now_s`: seconds since the epoch."""
     newest = state.windows.row(-1, named=True)
     age_s = (time.time() if now_s is None else now_s) - newest["added_at"]
-    when = f"{age_s:.0f} s ago" if state.ended_at is None else f"ended {state.ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
+    when = f"{age_s:.0f} s ago"
+    if state.end is not None:
+        ended_at, how = state.end
+        when = f"{printable(how)} at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
     parts: list[RenderableType] = [
         Text(
             f"{short(state.job)}   window {newest['number']}, steps {newest['first_step']} to {newest['last_step']},"

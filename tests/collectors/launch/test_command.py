@@ -1,9 +1,12 @@
 """What `tracekit collect` says at the end, and the environment it gives its command."""
 
+import pytest
+
 from tracekit.collectors.launch.attempts import CollectedAttempt
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.collectors.launch.command import summary_lines
-from tracekit.collectors.launch.launcher import prepare_run
+from tracekit.collectors.launch.launcher import prepare_run, run_command
+from tracekit.collectors.run_directory.launchers import Ending, have_ended, how_ended
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, RuntimeOptions
 
 
@@ -39,3 +42,18 @@ def test_a_command_inherits_none_of_our_variables(tmp_path, monkeypatch):
     environment = prepare_run(tmp_path, RuntimeOptions(), ["train"])
     ours = {name for name in environment if name.startswith("TRACEKIT_")}
     assert ours - {"TRACEKIT_STORE"} == {ENV_DIRECTORY, "TRACEKIT_COLLECT_OPTIONS", "TRACEKIT_NCCL_SLOTS"}
+
+
+@pytest.mark.parametrize(
+    ("script", "ending"),
+    [
+        ("exit 0", Ending("ended with exit code 0", failed=False)),
+        ("exit 3", Ending("ended with exit code 3", failed=True)),
+        ("kill -9 $$", Ending("was killed by SIGKILL", failed=True)),
+    ],
+)
+def test_the_launcher_leaves_word_of_how_its_command_ended(script, ending, tmp_path):
+    command = ["sh", "-c", script]
+    environment = prepare_run(tmp_path, RuntimeOptions(), command)
+    run_command(command, environment, tmp_path, lambda: False)
+    assert (have_ended(tmp_path), how_ended(tmp_path)) == (True, ending)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradictions, environment, python, torchrun
+from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradictions, environment, plain, python, torchrun
 from tests.handmade import run, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import read_attempt
@@ -83,13 +84,45 @@ def refused(directory, *options):
 
 
 def test_what_could_not_be_written_is_refused_before_the_command_starts(tmp_path):
-    """A missing folder, a folder for a file, no store."""
+    """A missing folder, a folder for a file."""
     assert "nowhere/job.parquet: cannot be written: No such file" in refused(tmp_path, "--out", "nowhere/job.parquet")
     assert f"{tmp_path}: is a folder; name a file in it" in refused(tmp_path, "--out", str(tmp_path))
-    assert "nowhere/store: cannot be written: No such file" in refused(tmp_path, "--store", "nowhere/store")
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+
+
+UNUSABLE = [
+    ("nowhere/store", "nowhere/store: cannot be written: No such file"),
+    ("notes.txt", "notes.txt: not a tracekit store"),
+    ("s3://bucket/jobs.store", "s3://bucket/jobs.store: a store in S3 is only read"),
+]
+
+
+@pytest.mark.parametrize(("store", "why"), UNUSABLE)
+def test_a_store_that_cannot_be_used_keeps_no_training_from_starting(store, why, tmp_path):
+    """The run is recorded, its segments are kept, and a line says why, before it starts and at the end."""
     (tmp_path / "notes.txt").write_text("no store at all")
-    assert "notes.txt: not a tracekit store" in refused(tmp_path, "--store", "notes.txt")
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["notes.txt"]
+    ran = plain(under_collect("--store", store), tmp_path, TMPDIR=tmp_path)
+    assert ran.returncode == 0
+    first, *rest = ran.stderr.splitlines()
+    assert first.startswith(f"tracekit: WARNING: {why}")
+    assert any(line.startswith(f"tracekit: no trace: {why}") for line in rest)
+    (merge,) = re.findall(r"segments are kept in .*; merge them with `tracekit (.*)`", ran.stderr)
+    assert (tmp_path / "notes.txt").read_text() == "no store at all"
+    assert run(*shlex.split(merge), "--store", "good.store", cwd=tmp_path).code == 0
+
+
+def under_collect(*options):
+    return [sys.executable, "-m", "tracekit", "collect", *options, "--", *python("quick.py")]
+
+
+def test_a_live_run_starts_though_its_store_cannot_be_used(tmp_path):
+    (tmp_path / "notes.txt").write_text("no store at all")
+    ran = plain(under_collect("--live", "--store", "notes.txt", "--segments", "run"), tmp_path)
+    assert ran.returncode == 0
+    assert "tracekit: notes.txt: not a tracekit store" in ran.stderr
+    assert "windows are missing, because the watch died; store them with `tracekit watch " in ran.stderr
+    assert run("watch", "run", "--store", "good.store", cwd=tmp_path).code == 0
+    assert len(Store(tmp_path / "good.store").windows("run")) == 1
 
 
 @pytest.mark.parametrize("live", [(), ("--live",)], ids=["whole", "live"])

@@ -1,0 +1,116 @@
+"""The launchers of a run, each a file in its directory: which of them live, and how their commands ended.
+
+In: `launcher-HOST-PID.running`, which its launcher touches now and then and renames to `.done` at the end, with the
+exit code of the command in it. Out: the files, and the end of the run in words. Imports the standard library only: it
+runs where the training does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+_RUNNING, _DONE = ".running", ".done"
+#: Characters of an exit code.
+_LONGEST_CODE = 12
+#: Exit codes above it are of commands that a signal ended, as shells report them.
+_SHELL_SIGNALS = 128
+
+
+def announce(directory: Path) -> Path:
+    """Say that a launcher of this process runs a command; the file that says so."""
+    presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
+    presence.touch()
+    return presence
+
+
+def announce_end(presence: Path, code: int | None) -> None:
+    """Say that its command has ended with `code`, negative for a signal; None where that is unknown."""
+    if code is not None:
+        with contextlib.suppress(OSError):  # the disk is full
+            presence.write_text(str(code), encoding="ascii")
+    with contextlib.suppress(OSError):  # the folder is gone: the exit code is the command's all the same
+        presence.rename(presence.with_suffix(_DONE))
+
+
+def running_launchers(directory: Path) -> list[Path]:
+    """Those whose command has not ended yet."""
+    return sorted(directory.glob(f"launcher-*{_RUNNING}"))
+
+
+def have_ended(directory: Path) -> bool:
+    """Whether there were launchers, and every one says that its command has ended."""
+    return not running_launchers(directory) and any(directory.glob(f"launcher-*{_DONE}"))
+
+
+def last_sign_ns(presence: Path) -> int:
+    """When a launcher gave its last sign of life, by the clock of whoever keeps the folder."""
+    try:
+        return presence.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def is_dead(presence: Path) -> bool:
+    """Whether a launcher of this host was killed before it could say that its command has ended."""
+    host, number = _whose(presence)
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # it is somebody else's
+        return False
+    return False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended, as in "the job ended with exit code 1"."""
+
+    words: str
+    failed: bool
+
+
+def how_ended(directory: Path) -> Ending | None:
+    """How the job ended; None where nobody says.
+
+    Of several launchers, the first whose command failed speaks: the others end because of it.
+    """
+    ends = []
+    for path in directory.glob(f"launcher-*{_DONE}"):
+        try:
+            with path.open(encoding="ascii") as file:
+                ends.append((last_sign_ns(path), int(file.read(_LONGEST_CODE)), _whose(path)[0]))
+        except (OSError, ValueError):  # of an older tracekit, or of one whose disk was full
+            continue
+    if not ends:
+        return None
+    _, code, host = min(ends, key=lambda end: (end[1] == 0, end[0]))
+    where = f" on {host}" if code and len(ends) > 1 else ""
+    return Ending(f"{_words(code)}{where}", code != 0)
+
+
+def _words(code: int) -> str:
+    if code < 0:
+        return f"was killed by {_signal(-code) or f'signal {-code}'}"
+    name = _signal(code - _SHELL_SIGNALS)
+    return f"ended with exit code {code}" + (f" ({name})" if name else "")
+
+
+def _signal(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _whose(presence: Path) -> tuple[str, str]:
+    """Host and process id."""
+    host, _, number = presence.stem.removeprefix("launcher-").rpartition("-")
+    return host, number
