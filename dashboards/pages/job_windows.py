@@ -30,7 +30,7 @@ _LOWEST = 0.08
 def window_bar(stored: Stored) -> list[Component]:
     """Which window this is, when the newest came, and a bar for the S of each of the windows around it."""
     live = _live(stored.name)
-    if live is None or (stored.windows < 2 and not live["watched"]):
+    if live is None or (stored.windows < 2 and not live["watched"] and live["ending"] is None):
         return []
     rows = results().history(stored.name, MOST_BARS, stored.window).to_dicts()
     numbers = [row["number"] for row in rows]

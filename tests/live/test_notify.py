@@ -203,6 +203,19 @@ def test_a_message_that_a_receiver_never_finishes_to_take_is_counted() -> None:
     assert line.startswith("--notify: 1 message did not reach 127.0.0.1:")
 
 
+def test_a_message_tells_of_the_costliest_of_very_many_incidents() -> None:
+    many = [replace(OPENED, incident_id=n, cause=replace(SLOW, share=n / 100)) for n in range(1, 51)]
+    with receiving() as receiver:
+        notifier = Notifier(receiver.url)
+        notifier.tell(many, [CLOSED])
+        receiver.wait_for(1)
+        notifier.close(PATIENCE_S)
+    (said,) = receiver.got
+    assert [row["incident"] for row in said["incidents"]] == [*range(50, 30, -1), 7]
+    assert said["left_out"] == 30
+    assert slack_message([OPENED], [], "", 30)["text"].endswith("\n\nand 30 more incidents that cost less")
+
+
 def test_slack_gets_a_text_in_its_markup() -> None:
     text = slack_message([OPENED], [], "https://dash")["text"]
     assert text.splitlines() == [
@@ -213,11 +226,11 @@ def test_slack_gets_a_text_in_its_markup() -> None:
         "<https://dash/job?job=job+%3C1%3E&amp;window=4|the page of this window>",
     ]
     assert slack_message([], [CLOSED], "")["text"] == (
-        ":large_green_circle: *job &lt;1&gt;*: incident 7 closed, cured in window 6: rank 3: slow"
+        ":large_green_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, cured in window 6: rank 3: slow"
     )
     ended = replace(CLOSED, closed_window=None)
     assert slack_message([], [ended], "")["text"] == (
-        ":white_circle: *job &lt;1&gt;*: incident 7 closed, the job ended: rank 3: slow"
+        ":white_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, the job ended: rank 3: slow"
     )
 
 

@@ -179,6 +179,42 @@ def test_what_a_killed_watch_did_not_tell_is_told_by_the_next_and_only_once(tmp_
     assert run("store", "check", "--store", store.path).code == 0
 
 
+def test_an_incident_that_came_and_went_while_nobody_watched_is_told_once_as_past(tmp_path: Path) -> None:
+    """But not what was over before this receiver was ever told anything."""
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, "before", analysed=True))
+    store.end_watch("before")
+
+    def watched(url: str) -> None:
+        stop = threading.Event()
+        stop.set()
+        told = Told(store, url)
+        Watch(store, None, None, print, Notifier(url, arrived=told.note), told).until_ended(stop)
+
+    with receiving() as receiver:
+        watched(receiver.url)
+        store.append(window(0, "between", analysed=True))
+        store.end_watch("between", "ended with exit code 1")
+        watched(receiver.url)
+        watched(receiver.url)
+    rows = [row for message in receiver.got for row in message["incidents"]]
+    assert [(row["job"], row["status"], row["closed_because"]) for row in rows] == [
+        ("between", "closed", "the job ended with exit code 1")
+    ]
+
+
+def test_where_a_receiver_begins_is_noted_once_the_store_is_there(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    told = Told(store, "http://host/hook")
+    watching, news = Watch(store, None, None, print, None, told), StoreNews(store)
+    assert told.left(None) == ([], [])
+    watching._tell(news)
+    store.append(window(0, analysed=True))
+    watching._tell(news)
+    store.end_watch("live")
+    assert [one.job for one in Told(store, "http://host/hook").left(None)[1]] == ["live"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -22,12 +22,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.errors import SelectionError
+from tracekit.live.incident_words import lasted
 from tracekit.live.metrics import told
 from tracekit.store import Incident
 from tracekit.text import printable
 
 #: Messages that wait at most; further ones push out the oldest.
 MOST_WAITING = 100
+#: Incidents that a message tells of, of those that opened and of those that closed: the costliest.
+MOST_TOLD = 20
 #: How often a message is tried, and how long after a failure, seconds, doubled each time up to the last.
 MOST_ATTEMPTS, FIRST_RETRY_S, LONGEST_RETRY_S = 8, 1.0, 60.0
 #: How long a receiver may take to answer, seconds.
@@ -86,7 +89,9 @@ class Notifier:
         if not opened and not closed:
             return
         content = slack_message if self._slack else message
-        body = json.dumps(content(opened, closed, self._page)).encode()
+        some, over = _costliest(opened), _costliest(closed)
+        left_out = len(opened) + len(closed) - len(some) - len(over)
+        body = json.dumps(content(some, over, self._page, left_out)).encode()
         if self._waiting.full():
             with suppress(queue.Empty):  # it was sent just now
                 self._waiting.get_nowait()
@@ -170,11 +175,16 @@ def _shown(url: str) -> str:
     return f"{scheme}://{host}/..." if scheme else host
 
 
-def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -> dict[str, Any]:
+def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
+    return sorted(incidents, key=lambda one: -one.cause.share)[:MOST_TOLD]
+
+
+def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> dict[str, Any]:
     """The generic form: docs/live.md says what each key holds."""
     return {
         "version": 1,
         "sent_at": time.time(),
+        "left_out": left_out,
         "incidents": [
             {
                 "status": status,
@@ -197,10 +207,13 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -
     }
 
 
-def slack_message(opened: Sequence[Incident], closed: Sequence[Incident], page: str) -> dict[str, Any]:
+def slack_message(
+    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0
+) -> dict[str, Any]:
     """Slack's form: one text, in its markup."""
     blocks = [_slack_lines(incident, "opened", page) for incident in opened]
     blocks += [_slack_lines(incident, "closed", page) for incident in closed]
+    blocks += [f"and {left_out} more incidents that cost less"] if left_out else []
     return {"text": "\n\n".join(blocks)}
 
 
@@ -210,7 +223,9 @@ def _slack_lines(incident: Incident, status: str, page: str) -> str:
         mark = ":red_circle:"
     else:
         mark = ":white_circle:" if incident.closed_window is None else ":large_green_circle:"
-    state = status if incident.closed_because is None else f"{status}, {_escaped(incident.closed_because)}"
+    state = status
+    if incident.closed_because is not None:
+        state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
     lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {said['what']}"]
     if status == "opened":
         lines += [f"*{title}*: {said[key]}" for title, key in _TITLES if said[key]]

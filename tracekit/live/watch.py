@@ -102,6 +102,8 @@ class Watch:
             self.tell(line)
         if self.notifier is not None:
             self.notifier.tell(found.opened, found.closed)
+        if self.told is not None and found.windows:
+            self.told.note(())  # the store is there now
 
 
 def lines(news: News) -> Iterator[str]:

@@ -114,11 +114,13 @@ def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tm
     assert "1 open" in text
     assert f"Do: {incident.cause.fix}" in text
     assert "/job?job=live&window=0" in [link.href for link in found(listed, "Link")]
-    store.end_watch("live")
+    store.end_watch("live", "ended with exit code 137 (SIGKILL)")
     text = Pages(store.path).text("/incidents")
     assert "0 open" in text
     assert "1 closed" in text
     assert re.search(r"\d+ min \d+ s", text)
+    assert "the job ended with exit code 137 (SIGKILL)" in text
+    assert "ended with exit code 137 (SIGKILL); the last window came" in Pages(store.path).text("/job", job="live")
 
 
 def _with(store: Store) -> Path:
