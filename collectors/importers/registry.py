@@ -22,10 +22,13 @@ from tracekit.collectors.merge.merge import MergedAttempt, merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.merge.restarts import merge_run
 from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import is_run_directory, read_attempt, read_run
+from tracekit.collectors.run_directory.segments import is_run_directory, read_run
+from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import attempts
 from tracekit.errors import FormatError, LayoutError
 from tracekit.model import Unit, is_size
+from tracekit.stderr import say
+from tracekit.text import printable
 from tracekit.trace import Trace, read_header, read_parquet
 
 #: First bytes of a Parquet file.
@@ -115,8 +118,11 @@ class SegmentsImporter:
         options, clocks = None if layout is None else _stated_sizes(layout), read_clocks(path)
 
         def merge(number: int) -> MergedAttempt:
+            recording = read_attempt(path, number)
+            for line in recording.left_out:
+                say(f"tracekit: {printable(line)}")
             return merge_attempt(
-                read_attempt(path, number),
+                recording,
                 name=path.absolute().name,
                 first_step=run.first_step,
                 options=options,

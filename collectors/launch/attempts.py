@@ -18,7 +18,8 @@ from tracekit.collectors.merge.restarts import segments_of_jobs, trace_of_segmen
 from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.launching import nccl_lines
 from tracekit.collectors.run_directory.host_clocks import read_clocks
-from tracekit.collectors.run_directory.segments import AttemptRecording, read_attempt
+from tracekit.collectors.run_directory.segments import AttemptRecording
+from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.wire_format import IDLE, Category, Flag, attempt_directory
 from tracekit.errors import OutputError, TracekitError
@@ -114,7 +115,7 @@ def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _Rea
         recording = read_attempt(directory, number)
     except TracekitError as error:
         return _ReadAttempt(_failed_attempt(number, None, str(error)))
-    notes = (*unlisted, *find_unrecorded(recording).lines())
+    notes = (*unlisted, *recording.left_out, *find_unrecorded(recording).lines())
     if options.schedule == IDLE and not _recorded_steps(recording):
         idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
         return _ReadAttempt(replace(_failed_attempt(number, recording, None), notes=(*notes, idle)))

@@ -119,6 +119,15 @@ class FollowedRank:
     _trail: Trail | None = None
     _held: list[npt.NDArray[np.void]] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, recording: RankRecording) -> FollowedRank:
+        """A rank that has been read whole. Raises FormatError where its records contradict one another."""
+        followed, records = cls(recording.rank), recording.records
+        first = int(records["step"][0]) if len(records) else 0  # the steps before it were not recorded, or are gone
+        followed._trail = Trail(int(recording.facts["process"][0]["monotonic_ns"]), step=first)
+        followed.add_records(records, 0, 0)
+        return followed
+
     def add_facts(self, content: bytes, path: Path, file: _File, parser: FactParser) -> list[Notice]:
         """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
         *lines, self._line = (self._line + content).split(b"\n")
@@ -200,16 +209,16 @@ class FollowedRank:
                 f"garbage: its step went from {self._trail.step} to {jumped}, and then to {there} in the next records"
             )
 
-    def settle(self, others: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
-        """Decide about records whose steps jumped: others that are there too, or that go on where this one was, decide;
-        where none does, its own following steps. Raises FormatError where the jump is garbage.
+    def settle(self, ranks: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
+        """Decide about records whose steps jumped: others of `ranks` that are there too, or that go on where this one
+        was, decide; where none does, its own following steps. Raises FormatError where the jump is garbage.
         """
         while self._held:
             assert self._trail is not None
             jumped, before, reach = int(self._held[0]["step"][0]), self._trail.step, self._trail.reach
             ends = sum(int((part["category"] == Category.STEP).sum()) for part in self._held)
-            if not any(other.reached >= jumped - reach for other in others):
-                if any(before + 1 < other.whole for other in others):
+            if not any(other is not self and other.reached >= jumped - reach for other in ranks):
+                if any(other is not self and before + 1 < other.whole for other in ranks):
                     raise FormatError(f"garbage: its step went from {before} to {jumped}; no other rank's did")
                 if ends < (2 if at_end else _ENOUGH_STEPS):
                     if at_end:
@@ -290,9 +299,8 @@ class AttemptFollower:
                 notices.append(self._left_out(rank, str(error)))
         notices += self._recovered(now_s)
         for rank in [rank for rank in self.good.values() if rank.holds_back]:
-            others = [other for other in self.good.values() if other is not rank]
             try:
-                rank.settle(others, self.origin, self.first, at_end=at_end)
+                rank.settle(self.good.values(), self.origin, self.first, at_end=at_end)
             except FormatError as error:
                 notices.append(self._left_out(rank, str(error)))
         return notices

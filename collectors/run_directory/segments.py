@@ -1,14 +1,13 @@
-"""Reading what the ranks of a collected run wrote.
+"""What the ranks of a collected run wrote: records and facts, per attempt and rank.
 
-In: a run directory (of `tracekit collect --segments`). Out: per attempt and rank the records and facts. A torn tail is
-cut at the last whole record; the manifest, where the launcher lived to write one, says what must be there.
+In: files of a run directory (of `tracekit collect --segments`). Out: the records of a segment, and what a run is.
+`whole.py` reads all of an attempt that is over, `follow.py` one that goes on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.collectors.run_directory.facts import FactParser
-from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, RUN_FILE
+from tracekit.collectors.run_directory.writing import RUN_FILE
 from tracekit.collectors.runtime.wire_format import (
-    FACTS_SUFFIX,
     HEADER,
     MAGIC,
-    OPEN_SUFFIX,
     RECORD,
-    SEALED_SUFFIX,
     VERSION,
     Category,
-    rank_stem,
 )
 from tracekit.errors import FormatError
 
@@ -85,11 +79,12 @@ class RankRecording:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecording:
-    """All ranks of one attempt, by rank."""
+    """All ranks of one attempt, by rank. `left_out`: a line for each rank, or fact, that is garbage."""
 
     attempt: int
     directory: Path
     ranks: dict[int, RankRecording]
+    left_out: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -117,66 +112,6 @@ class AttemptRecording:
         }
 
 
-def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
-    """Read one attempt of a run directory. Raises FormatError where it holds no segments."""
-    path = Path(directory) / f"attempt-{attempt:03d}"
-    by_rank: dict[int, list[Path]] = {}
-    for name in _file_names(path):
-        match = RANK_FILE.match(name)
-        if match:
-            segments = by_rank.setdefault(int(match.group(1)), [])
-            if not name.endswith(FACTS_SUFFIX):
-                segments.append(path / name)
-    ranks, parser = {}, FactParser()
-    for rank in sorted(by_rank):
-        recording = _read_rank(path, rank, sorted(by_rank[rank]), parser)
-        if recording is not None:
-            ranks[rank] = recording
-    if not ranks:
-        raise FormatError(
-            f"{path}: no rank recorded anything; see what the command printed, and whether it trains with torch in"
-            " this Python environment"
-        )
-    return AttemptRecording(attempt, path, ranks)
-
-
-def _file_names(path: Path) -> list[str]:
-    """The files of ranks. What a manifest lists must be there in full: a folder may have been copied together."""
-    sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if RANK_FILE.match(entry.name)}
-    manifest = path / MANIFEST
-    if manifest.exists():
-        try:
-            listed = {str(name): int(size) for name, size in json.loads(manifest.read_text("utf-8"))["files"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise FormatError(
-                f"{manifest}: damaged ({error!r:.200}); delete it to read the files that are there"
-            ) from None
-        for name, size in listed.items():
-            sealed = name.replace(OPEN_SUFFIX, SEALED_SUFFIX)  # a rank that outlived the launcher
-            if max(sizes.get(name, -1), sizes.get(sealed, -1)) < size:
-                raise FormatError(f"{path / name}: missing, or shorter than the {size} bytes it had; copy it again")
-    return sorted(sizes)
-
-
-def _read_rank(directory: Path, rank: int, paths: Sequence[Path], parser: FactParser) -> RankRecording | None:
-    facts: dict[str, list[Any]] = {}
-    for kind, value in _read_facts(directory / (rank_stem(rank) + FACTS_SUFFIX), rank, parser):
-        facts.setdefault(kind, []).append(value)
-    if "process" not in facts:
-        return None
-    parts, torn = [np.empty(0, RECORD_DTYPE)], 0
-    for path in paths:
-        records, rest = read_segment(path)
-        parts.append(records)
-        torn += rest
-    records = np.concatenate(parts)
-    # What the launcher saved of a rank that was killed can be in its own segments too.
-    _, first = np.unique(records["number"], return_index=True)
-    records = without_torn_steps(records[first])
-    names = dict(facts.get("name", []))
-    return RankRecording(rank, records[records["category"] != 0], names, facts, torn)
-
-
 def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDArray[np.void]:
     """Records, ordered by number, less the ends of steps that began in records which are gone (`--keep`).
 
@@ -188,24 +123,12 @@ def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDAr
     return np.delete(records, ends[torn[torn < len(ends)]])
 
 
-def _read_facts(path: Path, rank: int, parser: FactParser) -> Iterator[tuple[str, Any]]:
-    """Kind and value of each whole line."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    for number, line in enumerate(lines[:-1], 1):
-        yield parser.parse(line, path, number, rank)
-
-
 def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
     """The whole records of a segment and the bytes cut off behind them. Raises FormatError where it is none."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     if len(content) < HEADER.size:
         return np.empty(0, RECORD_DTYPE), len(content)
     return records_in(content, path), (len(content) - HEADER.size) % RECORD.size
@@ -231,7 +154,8 @@ def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.ND
     return records
 
 
-def _unreadable(path: Path, error: OSError) -> FormatError:
+def unreadable(path: Path, error: OSError) -> FormatError:
+    """What to raise where a file of a rank cannot be read."""
     return FormatError(f"{path}: cannot be read: {error.strerror or error}; copy it again")
 
 
@@ -267,7 +191,6 @@ __all__ = [
     "RankRecording",
     "Run",
     "is_run_directory",
-    "read_attempt",
     "read_run",
     "read_segment",
     "records_in",

@@ -14,7 +14,7 @@ import pytest
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradictions, environment, plain, python, torchrun
 from tests.handmade import run, slow_trace
 from tracekit.collectors.importers.registry import read_any
-from tracekit.collectors.run_directory.segments import read_attempt
+from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category
 from tracekit.store import Incoming, Store
 

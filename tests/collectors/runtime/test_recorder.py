@@ -2,7 +2,8 @@
 
 import pytest
 
-from tracekit.collectors.run_directory.segments import read_attempt, read_segment
+from tracekit.collectors.run_directory.segments import read_segment
+from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category, RuntimeOptions

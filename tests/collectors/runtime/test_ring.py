@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.collectors.conftest import environment
 from tests.properties import examples
-from tracekit.collectors.run_directory.segments import RECORD_DTYPE, read_attempt
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE
+from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_left_over
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.ring import PLACES, Ring, RingStore, open_ring, ring_bytes

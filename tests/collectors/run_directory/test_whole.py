@@ -1,0 +1,105 @@
+"""A recording that is over, of which one rank is garbage: it is left out in one line, and the others are read."""
+
+import numpy as np
+import pytest
+
+from benchmarks.writtenrun import WrittenRun
+from tests.handmade import run
+from tests.live.test_hostile_segments import GARBAGE, copies, put
+from tracekit.collectors.importers.registry import read_any
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE
+from tracekit.collectors.run_directory.whole import read_attempt
+from tracekit.collectors.runtime.wire_format import RECORD, Category
+from tracekit.errors import FormatError
+
+#: The reader of a whole attempt puts records in the order of their numbers.
+CONTRADICTIONS = {name: rest for name, *rest in GARBAGE if not name.startswith("number")}
+
+
+@pytest.fixture
+def written(tmp_path) -> WrittenRun:
+    return WrittenRun(tmp_path / "run", 4, per_host=2)
+
+
+def left_out(written):
+    recording = read_attempt(written.directory, 0)
+    assert sorted(recording.ranks) == [0, 2, 3]
+    assert recording.missing_ranks == (1,)
+    (line,) = recording.left_out
+    assert line.startswith("rank 1 is left out: ")
+    assert line.endswith("; the others are read")
+    return line
+
+
+@pytest.mark.parametrize(("change", "said"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_record_that_cannot_be_leaves_its_rank_out(change, said, written):
+    written.run(range(1, 11))
+    copies(written, 1, lambda records: (put("category", Category.COMPUTE)(records), change(records)))
+    written.run(range(11, 21))
+    assert said in left_out(written)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda run: run.write(1, b"\xff" * RECORD.size), "of category 255"),
+        (lambda run: run.tell(1, [("group", 7)]), "the fact 'group' is 7: expected `object`, got `int`"),
+        (lambda run: run.tell(1, [("process", run._facts(1, 8)[0][1])]), None),
+    ],
+)
+def test_bytes_and_facts_that_cannot_be_read_leave_their_rank_out(harm, said, written):
+    written.run(range(1, 11))
+    harm(written)
+    if said is None:  # the process that was there first counts
+        assert read_attempt(written.directory, 0).left_out == ()
+    else:
+        assert said in left_out(written)
+
+
+def test_ranks_of_another_job_are_left_out(written):
+    written.tell(7, written._facts(7, 16))
+    written.run(range(1, 11))
+    recording = read_attempt(written.directory, 0)
+    assert (sorted(recording.ranks), recording.world_size) == ([0, 1, 2, 3], 4)
+    assert recording.left_out == (
+        "rank 7 is left out: it saw 16 ranks, the others 4: segments of two jobs in one folder; the others are read",
+    )
+
+
+def test_a_fact_that_nothing_hangs_on_is_skipped(written):
+    written.run(range(1, 11))
+    written.tell(1, [("dropped", "many"), ("dropped", "more")])
+    recording = read_attempt(written.directory, 0)
+    assert sorted(recording.ranks) == [0, 1, 2, 3]
+    (line,) = recording.left_out
+    assert line.startswith("rank 1: ")
+    assert line.endswith("expected `int`, got `str`; copy it again; facts like this are skipped")
+
+
+def test_garbage_alone_is_an_error(tmp_path):
+    written = WrittenRun(tmp_path / "run", 1)
+    written.run(range(1, 11))
+    written.write(0, b"\xff" * RECORD.size)
+    with pytest.raises(FormatError, match="of category 255"):
+        read_attempt(written.directory, 0)
+
+
+def test_steps_that_the_recording_jumps_over_are_no_garbage(tmp_path):
+    """Of one rank alone, which was attached to twice, for a step each."""
+    written = WrittenRun(tmp_path / "run", 1)
+    written.run([700, 9000])
+    (rank,) = read_attempt(written.directory, 0).ranks.values()
+    assert np.unique(rank.records["step"]).tolist() == [700, 9000]
+
+
+def test_whatif_of_a_folder_says_which_rank_is_left_out_and_reads_the_rest(written):
+    written.run(range(1, 21), slow={3: 2.0})
+    whole = read_any(written.directory)
+    records = np.frombuffer(written.segment(1).read_bytes()[32:], RECORD_DTYPE).copy()
+    records["step"][-7] = 1 << 30
+    written.segment(1).write_bytes(written.segment(1).read_bytes()[:32] + records.tobytes())
+    ran = run("whatif", written.directory)
+    assert ran.code == 0
+    assert ran.err.startswith("tracekit: rank 1 is left out: garbage: its step went from 19 to 1073741824")
+    assert "rank 3 on node-0001" in ran.out
+    assert read_any(written.directory).steps.tolist() == whole.steps.tolist()
