@@ -24,7 +24,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     text = " ".join(ran.out.split())
     assert "1.148 (from 1.148)" in text
     assert "since window 0: rank 1: computes 100% slower than its peers" in text
-    assert "Check DCGM on its GPUs" in text
+    assert "More to check DCGM on its GPUs" in text
     assert "S alone: DP rank down, stage across" in text
 
 
