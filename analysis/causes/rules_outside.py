@@ -129,7 +129,7 @@ class SlowNic(Rule):
                     "its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR, Unit.FACTOR
                 )
                 figures = (*figures, ring)
-            effect = f"transfers over its network card take {figures[0].value:.3g} times as long as usual"
+            effect = f"transfers over one network card take {figures[0].value:.3g} times as long as usual"
             if len(figures) > 1:
                 effect += f", and the collectives of its stage {card.ring_factor:.3g} times as long as other stages'"
             yield Candidate(

@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
-from tracekit.analysis.evidence.significance import Bools
+from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Bools, Noise, needed_nats
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
@@ -53,11 +53,20 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
 
 
 def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """The workers that are stopped much longer than the usual one; empty if most are stopped alike."""
+    """The workers that are stopped much longer than the others, beyond chance; empty if most are stopped alike."""
     mean = stops.mean(axis=1)
     usual = float(lower_median(mean.ravel(), 0))
     hit = mean > max(STOP_FACTOR * usual, SMALLEST_STOP_SHARE / 2 * evidence.unchanged_s)
-    return evidence.workers_where(hit) if 2 * hit.sum() <= max(hit.size, 2) else ()
+    if hit.all() or 2 * hit.sum() > max(hit.size, 2):
+        return ()
+    those = (stops > 0).any(axis=(0, 2))  # steps in which nobody stops say nothing about who does
+    longer = (stops - stops.transpose(1, 0, 2)[:, ~hit].mean(axis=1)[:, None])[:, those]
+    steps = longer.shape[1]
+    if steps < 2:
+        return ()
+    scatter = np.maximum(longer.var(axis=1, ddof=1), (SMALLEST_SIGMA * evidence.unchanged_s) ** 2)
+    by_chance = Noise(scatter, freedom=steps - 1, spread=0.0, memory=0.0)
+    return evidence.workers_where(hit & (by_chance.nats(longer.mean(axis=1), steps) >= needed_nats(hit.size)))
 
 
 def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 import tracekit
+from benchmarks.eventsim.cases import draw_job
 from benchmarks.eventsim.causes import (
     Checkpoints,
     GcPauses,
@@ -192,3 +193,12 @@ def test_to_replace_a_worker_takes_evidence_of_its_hardware():
         assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]
         assert found.answer.action is not None
         assert found.answer.action.startswith(act)
+
+
+@pytest.mark.parametrize("worker", [None, (1, 0)])
+def test_who_collects_garbage_is_named_only_beyond_chance(worker):
+    """All collect at random: one of eight workers does so in 12 of 22 steps, the usual one in 6."""
+    drawn = draw_job(9_950_000, "gc")
+    slow = replace(drawn, causes=tuple(replace(cause, worker=worker) for cause in drawn.causes))
+    (cause,) = tracekit.Job(simulate(slow).trace).whatif().diagnosis.causes
+    assert (cause.kind, str(cause.where)) == (CauseKind.PYTHON_GC, "worker (1,0)" if worker else "whole job")
