@@ -74,5 +74,5 @@ def __getattr__(name: str) -> Any:
         if error.name != _HOMES[name]:
             raise
         raise ImportError(f"tracekit.{name}: tracekit-collect only records; install tracekit to analyse") from None
-    globals()[name] = value  # the next use finds it without asking here
+    globals()[name] = value  # later accesses find it without coming here
     return value

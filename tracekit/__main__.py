@@ -1,7 +1,7 @@
 """The command `tracekit`, and `python -m tracekit`.
 
-In: arguments. Out: what `cli` makes of them. The command line takes longer to import than an impatient Ctrl-C does to
-arrive, so it is imported where an interruption is caught.
+In: arguments. Out: whatever `cli` does with them. Importing the command line takes long enough for an impatient Ctrl-C,
+so it is imported where an interruption is caught.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from tracekit.stderr import open_stderr, say
 
 EXIT_INTERRUPTED = 130
-#: Python looks for garbage after so many new objects. Its default, 700, makes imports a tenth slower for nothing; a
-#: report of a small job makes 100,000, hardly any of them in cycles.
+#: Run Python's garbage collector after this many new objects. The default, 700, makes imports a tenth slower for
+#: nothing; a report of a small job makes 100,000 objects, hardly any of them in cycles.
 NEW_OBJECTS = 500_000
 
 
@@ -29,14 +29,14 @@ def main() -> None:
         say("interrupted")
         sys.exit(EXIT_INTERRUPTED)
     finally:
-        # At the end Python looks through all objects for garbage, which the system frees anyway. DuckDB's bindings
-        # complain about what is left then.
+        # At exit Python searches all objects for garbage, which the system frees anyway. DuckDB's bindings complain
+        # about what is left then.
         if "duckdb" not in sys.modules:
             gc.freeze()
 
 
 def _command_line() -> Callable[[], object]:
-    """All commands, or, in the distribution `tracekit-collect`, those that record."""
+    """All commands or, in the distribution `tracekit-collect`, those that record."""
     if find_spec("tracekit.cli") is not None:
         from tracekit.cli import main as run_any
 

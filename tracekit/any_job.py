@@ -1,4 +1,4 @@
-"""Jobs of any kind, by what their trace is: a pipeline's (`Job`), of GPUs (`GpuJob`), or of any shape (`OpJob`).
+"""Jobs of any kind, by the type of their trace: pipelines (`Job`), GPU recordings (`GpuJob`), or any shape (`OpJob`).
 
 In: a file or a store. Out: the job, loaded and ready for questions.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> Job | OpJob:
-    """The job of a trace. `method` as in `load`; op traces have one method."""
+    """The job of a trace. `method` as in `load`; op traces have only one method."""
     if not isinstance(trace, OpTrace):
         return Job(trace, Method(method))
     from tracekit.op_job import OpJob
@@ -39,7 +39,7 @@ def load_any(
     unit: str | None = None,
     method: Method | str = Method.TRACEKIT,
 ) -> Job | OpJob | GpuJob:
-    """Read a trace of any kind. Parameters and errors as for `load`; SelectionError for what an op trace has not."""
+    """Read a trace of any kind. Parameters and errors as for `load`; SelectionError for options of other traces."""
     of_gpus = importer is None and are_gpu_traces((path,))
     if importer is not None or not (of_gpus or is_op_trace(path)):
         return load(path, layout=layout, importer=importer, unit=unit, method=method)
@@ -57,7 +57,7 @@ def load_any(
 
 
 def are_gpu_traces(paths: Sequence[Path]) -> bool:
-    """Whether these are traces of torch.profiler: none that another importer knows, and one that looks like it."""
+    """Whether these are torch.profiler traces: no other importer recognises any of them, and one looks like it."""
     from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
 
     if not any(map(looks_like_kineto, paths)):

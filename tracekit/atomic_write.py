@@ -1,8 +1,8 @@
-"""How files are written: whole or not at all, and never in the place of something that tracekit did not write.
+"""Write files completely or not at all, and never overwrite anything that tracekit did not write.
 
-In: a path, the kind of file that belongs there, and whatever the caller writes. Out: the file, once all of it is there;
-an OutputError otherwise. Only a new file, or one of the same kind that tracekit wrote, is put there: pipes, sockets,
-devices, folders, links and foreign files stay as they are.
+In: a path, the kind of file that belongs there, and whatever the caller writes. Out: the complete file, or an
+OutputError. A file is put only in a free place or in the place of a file of the same kind that tracekit wrote: pipes,
+sockets, devices, folders, links and foreign files stay as they are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import BinaryIO
 
 from tracekit.errors import OutputError
 
-#: How the names of temporary files begin; a digest of the host follows. Each is locked (flock) while its writer lives.
+#: Prefix of the names of temporary files; a digest of the host follows. Each is locked (flock) while its writer lives.
 TEMPORARY_PREFIX = ".tracekit.new-"
-#: Some shared file systems keep the locks of other hosts from us: what is so old there has no living writer, seconds.
+#: Some shared file systems hide the locks of other hosts: a file older than this, seconds, has no living writer there.
 ABANDONED_S = 86_400.0
 _TYPES = {
     stat.S_IFIFO: "a pipe",
@@ -55,25 +55,27 @@ def parquet_with(key: str) -> Callable[[BinaryIO], bool]:
 
     def recognises(file: BinaryIO) -> bool:
         import pyarrow as pa
-        import pyarrow.parquet as pq  # reads only the footer, and raises where polars panics
+        import pyarrow.parquet as pq  # reads only the footer, and raises an error where polars panics
 
         try:
             return key.encode() in (pq.read_metadata(file).metadata or {})
-        except (pa.ArrowException, OSError, ValueError, MemoryError):  # whatever a damaged file leads to
+        except (pa.ArrowException, OSError, ValueError, MemoryError):  # whatever error a damaged file causes
             return False
 
     return recognises
 
 
 class Place:
-    """A path to write, and what may be replaced there."""
+    """A path to write, and the kind of file that may be replaced there."""
 
     def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
         self.path = Path(path)
         self.kind = kind
 
     def check(self) -> os.stat_result | None:
-        """What is there, None where nothing is. Raises OutputError unless it is a regular file of this kind."""
+        """The status of the file there, None if there is none. Raises OutputError unless it is a regular file of this
+        kind.
+        """
         try:
             found = self.path.lstat()
         except FileNotFoundError:
@@ -85,9 +87,9 @@ class Place:
         raise OutputError(f"{self.path}: {self._what_is_no_file(found)}")
 
     def put(self, temporary: Path) -> None:
-        """Let the complete file `temporary`, in the same folder, take the place; check it anew just before.
+        """Move the complete file `temporary`, which is in the same folder, into place, after checking the place again.
 
-        A file that is replaced hands on its permissions and, where that is allowed, its owner.
+        The new file inherits the permissions and, if allowed, the owner of the file it replaces.
         """
         try:
             found = self.check()
@@ -98,7 +100,7 @@ class Place:
                 if _linked(temporary, self.path):
                     temporary.unlink()
                     return
-                found = self.check()  # somebody was faster, or the file system has no hard links
+                found = self.check()  # another writer was faster, or the file system has no hard links
             if found is not None:
                 with contextlib.suppress(OSError):
                     os.chown(temporary, found.st_uid, found.st_gid)
@@ -108,11 +110,11 @@ class Place:
             raise self.error(error) from None
 
     def error(self, error: OSError) -> OutputError:
-        """What is said of `error`."""
+        """The OutputError for `error`."""
         return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
 
     def _checked_file(self) -> os.stat_result:
-        # Neither a link nor a pipe that takes its place meanwhile is followed or waited for.
+        # Does not follow a link or wait for a pipe that takes the place meanwhile.
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(handle, "rb") as file:
@@ -127,7 +129,7 @@ class Place:
         return found
 
     def _what_is_no_file(self, found: os.stat_result) -> str:
-        """Why what is there is not replaced, and what to do."""
+        """Why the existing thing is not replaced, and what to do."""
         what = ""
         if stat.S_ISLNK(found.st_mode):
             what = f"is a link to {self.path.readlink()}"
@@ -141,10 +143,10 @@ class Place:
 
 
 class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as temporary
-    """Context manager: a temporary file beside `path` that becomes `path` on success and vanishes otherwise.
+    """Context manager: a temporary file next to `path` that becomes `path` on success and is removed otherwise.
 
-    Write into it; another file in its place would lose its lock. What killed writers left in the folder is removed.
-    Raises OutputError where something else is in the way, or the file cannot be written (directory missing, no
+    Write into that file; another file in its place would lose its lock. Also removes files that killed writers left in
+    the folder. Raises OutputError if something else is in the way, or the file cannot be written (directory missing, no
     permission, disk full).
     """
 
@@ -163,7 +165,7 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as 
                     self._lock = lock
                     break
         except BaseException as error:
-            # Ctrl-C can come between the making of the file and the `with` that would remove it.
+            # Ctrl-C can arrive between the creation of the file and the `with` that would remove it.
             if self.temporary != folder:
                 with contextlib.suppress(OSError):
                     self.temporary.unlink(missing_ok=True)
@@ -181,7 +183,7 @@ class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as 
             self._lock.close()
         if isinstance(error, OSError):
             raise self.place.error(error) from None
-        # polars has an error of its own for a full disk; it is not imported here, because the recorder needs none.
+        # polars has its own error for a full disk; polars is not imported here because the recorder does not need it.
         if type(error).__module__.startswith("polars.") and "IO error: " in str(error):
             raise self.place.error(OSError(str(error).rpartition("IO error: ")[2])) from None
 
@@ -193,7 +195,7 @@ def write_text(path: Path, text: str, kind: Kind) -> None:
 
 
 def check_writable(path: Path, kind: Kind) -> None:
-    """Raise the OutputError that writing `path` would end with, as far as that can be told before; writes nothing."""
+    """Raise the OutputError that writing `path` would raise, as far as it can be predicted; writes nothing."""
     place = Place(path, kind)
     place.check()
     try:
@@ -204,9 +206,9 @@ def check_writable(path: Path, kind: Kind) -> None:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Remove this user's temporary files whose writers were killed; a living one holds a lock on its file."""
+    """Remove this user's temporary files whose writers were killed; a living writer holds a lock on its file."""
     of_this_host = _prefix()
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable and not readable
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable but not readable
         for entry in entries:
             if not entry.name.startswith(TEMPORARY_PREFIX) or not _is_own_file(entry):
                 continue
@@ -215,7 +217,7 @@ def remove_left_over(folder: Path) -> None:
 
 
 def _is_own_file(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a regular file of the user who asks."""
+    """Whether this is a regular file of the current user."""
     try:
         found = entry.stat(follow_symlinks=False)
     except OSError:  # gone meanwhile
@@ -237,9 +239,9 @@ def _remove_unless_locked(path: Path) -> None:
 
 
 def _locked(path: Path) -> BinaryIO | None:
-    """A new file, open and locked; None where another writer removed it between its making and its locking."""
+    """A new file, open and locked; None if another writer removed it between creation and locking."""
     file = open(path, "xb+", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - the caller closes
-    with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
+    with contextlib.suppress(OSError):  # on a file system without locks, nobody can lock the file to remove it either
         fcntl.flock(file, fcntl.LOCK_EX)
     if os.fstat(file.fileno()).st_nlink:
         return file
@@ -248,7 +250,7 @@ def _locked(path: Path) -> BinaryIO | None:
 
 
 def _linked(temporary: Path, path: Path) -> bool:
-    """Give the file a second name, unless that is taken; False where it is, or where links cannot be made."""
+    """Give the file a second name, unless that is taken; False if it is, or if links cannot be made."""
     try:
         os.link(temporary, path, follow_symlinks=False)
     except OSError:

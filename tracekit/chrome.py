@@ -23,21 +23,21 @@ import polars as pl
 from tracekit.atomic_write import Kind, replacing
 from tracekit.model import KINDS, OpKind, Worker
 
-#: First key of `otherData`, by which the file is recognised; its value is the version of what stands there.
+#: First key of `otherData`, which identifies the file; its value is the version of the content.
 MARK = "tracekit_timeline"
 VERSION = 1
-#: Key of `otherData` that says that the slices are ops of any shape (`op_chrome.py`), which are not read back.
+#: Key of `otherData` for slices that are ops of any shape (`op_chrome.py`), which are not read back.
 OPS_MARK = "ops"
-#: The timeline that is read back.
+#: The name of the timeline that is read back.
 RECORDED = "recorded"
 #: More slices than this make a browser stall.
 MOST_SLICES = 2_000_000
-#: Behind the last event, each of which is a line.
+#: Text after the last event; each event is a line.
 END = "\n]}\n"
 _SEPARATOR = ",\n"
 _ROWS_AT_ONCE = 100_000
 _BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": '
-#: From the end of a step to the beginning of the next (seconds).
+#: Gap between the end of a step and the beginning of the next, seconds.
 GAP_S = 1e-3
 
 #: The track an op kind is drawn on.
@@ -75,10 +75,10 @@ def write_chrome(
     ranks: Mapping[Worker, int],
     header: Mapping[str, Any],
 ) -> int:
-    """Write the timelines; returns how many slices. Raises OutputError.
+    """Write the timelines; returns the number of slices. Raises OutputError.
 
-    `ranks`: the global rank of each worker. `header`: plain JSON data kept as `otherData`. With them goes what places a
-    slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
+    `ranks`: the global rank of each worker. `header`: plain JSON data stored as `otherData`, together with what locates
+    a slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
     """
     starts = _step_starts(timelines)
     other = {
@@ -93,13 +93,13 @@ def write_chrome(
 
 @dataclass(frozen=True, slots=True)
 class Tracks:
-    """What the tracks are called: `processes` by process id, `threads` by process id and thread."""
+    """Names of the tracks: `processes` by process id, `threads` by process id and thread."""
 
     processes: Mapping[int, str]
     threads: Mapping[tuple[int, int], str]
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The events that name them, and put processes in order of their ids."""
+        """The events that name the tracks, and sort processes by their ids."""
         for pid, name in self.processes.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
             yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -109,9 +109,9 @@ class Tracks:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTimeline:
-    """Where and when slices are: `pid`, `tid`, `ts` and `dur` (microseconds), `name`, `args` and `step`.
+    """Place and time of slices: `pid`, `tid`, `ts` and `dur` (microseconds), `name`, `args` and `step`.
 
-    `critical_path`: those on it, in order.
+    `critical_path`: the slices on it, in order.
     """
 
     slices: pl.DataFrame
@@ -121,9 +121,9 @@ class DrawnTimeline:
 def write_timelines(
     path: str | os.PathLike[str], other: Mapping[str, Any], tracks: Tracks, timelines: Iterable[DrawnTimeline]
 ) -> int:
-    """Write the timelines, one at a time; returns how many slices. `other`: plain JSON data kept as `otherData`.
+    """Write the timelines, one at a time; returns the number of slices. `other`: plain JSON data stored as `otherData`.
 
-    Raises OutputError; leaves no half-written file, and replaces none but another timeline of tracekit.
+    Raises OutputError; leaves no half-written file, and replaces only another timeline of tracekit.
     """
     slices = arrows = 0
     with (
@@ -143,14 +143,14 @@ def write_timelines(
 
 
 def is_timeline(file: BinaryIO) -> bool:
-    """Whether tracekit wrote this timeline; unpacked it still is one."""
+    """Whether tracekit wrote this timeline; also true for an unpacked one."""
     head = file.read(4096)
     with contextlib.suppress(zlib.error):
         head = zlib.decompressobj(wbits=31).decompress(head, len(_BEGINNING))
     return head.startswith(_BEGINNING.encode())
 
 
-#: What `write_timelines` replaces.
+#: The kind of file that `write_timelines` replaces.
 TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 
@@ -202,7 +202,7 @@ def _drawn(timeline: ExportedTimeline, number: int, starts: pl.DataFrame, worker
 
 
 def _slices(ops: pl.DataFrame) -> Iterator[str]:
-    """JSON lines of slices, a chunk of rows at a time, formatted by polars."""
+    """JSON lines of slices, a batch of rows at a time, formatted by polars."""
     line = pl.struct("pid", "tid", "ts", "dur", "name", "args", ph=pl.lit("X")).struct.json_encode()
     for part in ops.iter_slices(_ROWS_AT_ONCE):
         yield part.select(line.alias("line"))["line"].str.join(_SEPARATOR)[0]
@@ -211,7 +211,8 @@ def _slices(ops: pl.DataFrame) -> Iterator[str]:
 def _arrows(path: pl.DataFrame, first: int) -> Iterator[str]:
     """JSON lines of arrows, numbered from `first`, from each op of the critical path to the next one of its step.
 
-    An arrow leaves at the end of a slice, and arrives when that ends, or when the next slice begins if that is later.
+    An arrow leaves at the end of a slice, and arrives at that time or, if it begins later, at the beginning of the
+    next.
     """
     end = pl.col("ts") + pl.col("dur")
     following = [pl.col(name).shift(-1).over("step").alias(f"next_{name}") for name in ("pid", "tid", "ts", "dur")]

@@ -1,7 +1,7 @@
-"""The command line: the group of commands, and what their errors end with.
+"""The command line: the group of commands, and how errors end a command.
 
 In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: `exit_codes.py`. Heavy imports
-live in the commands (`commands/`), so that `--help` is fast.
+are inside the commands (`commands/`), so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
     from tracekit.trace import Trace
 
-#: Where each command is: `NAME_command` of a module.
+#: The module of each command, which defines `NAME_command`.
 _HOMES = {
     "alerts": "tracekit.commands.alerts",
     "attach": "tracekit.commands.attach",
@@ -50,7 +50,7 @@ memory.return_at_once()
 
 
 def main() -> None:
-    """Entry point: run a command, turn every expected failure into one line and an exit code."""
+    """Entry point: run a command; turn every expected failure into one line and an exit code."""
     open_stderr()
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows its escape
         if isinstance(stream, io.TextIOWrapper):
@@ -58,7 +58,7 @@ def main() -> None:
     output = sys.stdout
     try:
         code = commands.main(standalone_mode=False, obj=_analyse)
-        click.echo(nl=False)  # flushes, and bears a stdout that was closed
+        click.echo(nl=False)  # flushes, and tolerates a closed stdout
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
@@ -76,7 +76,7 @@ def main() -> None:
     except SystemExit as stop:
         if sys.stdout is output:
             raise
-        silence_stdout()  # click replaces stdout and leaves with 1 where the reader of our output has left
+        silence_stdout()  # click replaces stdout and exits with 1 if the reader of the output has gone
         sys.exit(0 if stop.code == 1 else stop.code)
     except OSError as error:
         silence_stdout()
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 class _Commands(click.Group):
-    """All commands, each imported where it is called or listed."""
+    """All commands, each imported when it is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """All names, in order."""
@@ -110,7 +110,7 @@ def commands() -> None:
 
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:
-    """What `tracekit collect` stores beside a trace."""
+    """Findings that `tracekit collect` stores with a trace."""
     from tracekit.job import Job
 
     return Job(trace).findings()

@@ -1,4 +1,4 @@
-"""`StrEnum` of Python 3.11 for the older versions of Python in which training may run.
+"""`StrEnum` of Python 3.11 for the older Python versions in which training may run.
 
 Nothing flows in or out.
 """

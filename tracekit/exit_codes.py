@@ -1,6 +1,6 @@
-"""What each exit code of a command means; the table of the README lists the same.
+"""The meaning of each exit code; the table in the README lists the same.
 
-`tracekit collect` and a hang it watches end with the code of the training command instead.
+`tracekit collect`, and a hang that it watches, end with the exit code of the training command instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How every number of the first screen came about: the formula with its symbols, and the figures put in.
+"""How every number of the first screen is computed: the formula with its symbols, and with the figures filled in.
 
 In: a `Report`. Out: rows for `whatif --explain`. T(x) is the mean step time of replay x; the README defines the rest.
 """
@@ -17,7 +17,7 @@ from tracekit.text import error_of, seconds, three_digits
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
-    """What the number is called on the screen or in formulas, and how it came about."""
+    """The name of each number on the screen or in formulas, and how it was computed."""
     yield from _times(report)
     yield from _loss(report, gpu_hour)
     leading = next((cause for loss in report.diagnosis.verdict.losses for cause in loss.causes), None)
@@ -50,7 +50,7 @@ def _times(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
-    """Cost, and the share that the headline names."""
+    """Cost, and the share in the headline."""
     found, verdict, gpus = report.attribution, report.diagnosis.verdict, report.layout.world_size
     if not verdict.lost_s > 0:
         return
@@ -78,7 +78,7 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
-    """Why and how sure."""
+    """Why, and how certain."""
     yield "Why", f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
     ratios = [(figure.value / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
     if ratios and confidence_from(cause.evidence) == cause.confidence:
@@ -95,7 +95,7 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
 
 
 def _headline(report: Report, leading: Cause) -> Iterator[tuple[str, str]]:
-    """What the first line says that the leading cause costs, and it with the other causes of its kind."""
+    """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
     verdict = report.diagnosis.verdict
     step_s = verdict.lost_s / verdict.share
     yield "Cause", f"T(kept) - T(kept, without this cause) = {_of_step(leading.saved_s, step_s)}"

@@ -1,6 +1,6 @@
-"""What the analysis of a trace found, in the form that is stored: a report, its figures, slowdowns of workers.
+"""The stored result of analysing a trace: a report, its figures, slowdowns of workers.
 
-In: a report's JSON and an array. Out: columns of the catalogue, and rows. The analysis makes it, the store keeps it,
+In: a report's JSON and an array. Out: columns of the catalogue, and rows. The analysis creates it, the store keeps it,
 and neither needs to know the other.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-#: Figures of a report that lists of jobs show, so that nobody parses a thousand reports.
+#: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.
 FIGURES = (
     "slowdown",
     "waste",
@@ -31,9 +31,9 @@ FIGURES = (
     "cause_places",
     "cause_hosts",
 )
-#: A cause that costs less of the step is no headline by itself.
+#: A cause that costs less than this share of the step is not a headline by itself.
 SMALLEST_ALARMING_SHARE = 0.05
-#: Verdicts on a job that loses nothing, and on a trace that cannot be right (`analysis.verdict.LossKind`).
+#: Verdicts on a job that loses nothing, and on a contradictory trace (`analysis.verdict.LossKind`).
 _BALANCED, _CONTRADICTION = "balanced", "contradiction"
 
 
@@ -49,9 +49,9 @@ class WorkerSlowdowns:
     slowdown: npt.NDArray[np.float64]
 
     def rows(self, step_starts: Mapping[int, float]) -> pl.DataFrame:
-        """One row per step: `step`, `started_at`, `dp_ranks`, and `slowdown` with stages next to each other.
+        """One row per step: `step`, `started_at`, `dp_ranks`, and `slowdown`, in which stages vary fastest.
 
-        `step_starts`: seconds since the epoch, where known.
+        `step_starts`: seconds since the epoch, if known.
         """
         steps, workers = len(self.steps), self.slowdown[0].size
         return pl.DataFrame(
@@ -67,12 +67,12 @@ class WorkerSlowdowns:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One cause in sentences, with what an alert on it needs.
+    """One cause in sentences, with everything that an alert about it needs.
 
-    `part`: what of a rank is slow, None for what concerns the whole job. `what`: place, effect and cost. `who`,
-    `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: whom it sits on, as far as known.
-    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: by `fix`; None where
-    nothing is promised.
+    `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
+    `who`, `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: where it is, as far as known.
+    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: saved by `fix`; None
+    if no saving is reported.
     """
 
     kind: str
@@ -93,16 +93,16 @@ class Account:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Account:
-        """The row of a report."""
+        """Parse the row of a report."""
         lists = {name: tuple(row[name]) for name in ("ranks", "hosts", "gpu_uuids")}
         return cls(**{**row, **lists})
 
 
 @dataclass(frozen=True, slots=True)
 class WindowVerdict:
-    """What alerts need of a window. `kind`: of its loss; `share`: of the step, lost in all; `fix`: the best one.
+    """What alerts need from a window. `kind`: of its loss; `share`: total loss, of the step; `fix`: the best one.
 
-    `sightings`: causes that cost something, the leading one first.
+    `sightings`: causes that cost time, the leading one first.
     """
 
     kind: str
@@ -116,12 +116,12 @@ class WindowVerdict:
 
     @property
     def judged(self) -> bool:
-        """Whether the window tells what goes on in the job."""
+        """Whether the window shows how the job is doing."""
         return self.trustworthy and self.kind != _CONTRADICTION
 
     @property
     def alarming(self) -> tuple[Account, ...]:
-        """What a person should hear of: the causes of a loss that is a headline, each of a size to be one itself."""
+        """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
         if not self.judged or self.kind == _BALANCED:
             return ()
         return tuple(one for one in self.sightings if one.share >= SMALLEST_ALARMING_SHARE)
@@ -129,7 +129,7 @@ class WindowVerdict:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the analysis of a trace found: `report` is its JSON; `workers`: None for a job of another shape."""
+    """The result of analysing a trace: `report` is its JSON; `workers` is None for a job without that layout."""
 
     report: str
     workers: WorkerSlowdowns | None = None
@@ -140,9 +140,9 @@ class Findings:
         return content
 
     def figures(self) -> dict[str, Any]:
-        """`FIGURES`, taken out of the report."""
+        """The `FIGURES` from the report."""
         found = self._content
-        # The report on an op trace has no such verdict; it states what stragglers cost instead.
+        # The report on an op trace has no such verdict; it gives what stragglers cost instead.
         verdict = found.get("verdict") or {}
         if "lost_gpu_hours" not in verdict:
             verdict = {f"lost_{name}": found[f"wasted_{name}"] for name in ("gpu_hours", "gpu_hours_per_day")}
@@ -185,7 +185,7 @@ class Findings:
         return {(row["dp_rank"], row["pp_rank"]): row["host"] for row in rows if row.get("host")}
 
     def _host_of(self, where: Mapping[str, Any]) -> str | None:
-        """The one host of a place; None where it has several, or none that is known."""
+        """The only host of a place; None if it has several, or no known one."""
         if where.get("host"):
             return str(where["host"])
         cells = [(worker["dp_rank"], worker["pp_rank"]) for worker in where.get("workers") or ()]
@@ -194,7 +194,7 @@ class Findings:
 
 
 def _causes_of_culprit(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The causes that the report on a GPU recording names, as others write theirs."""
+    """The causes in the report on a GPU recording, in the format of other reports."""
     culprit = (report.get("verdict") or {}).get("culprit") or {}
     return [
         {

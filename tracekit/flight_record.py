@@ -1,4 +1,5 @@
-"""What the flight recorders of a job's ranks hold: the door between the reader of dumps and the analysis of hangs.
+"""The content of the flight recorders of a job's ranks: the interface between the reader of dumps and the hang
+analysis.
 
 In: columns that `collectors.importers.flight_recorder` reads. Out: a `FlightRecord`, which `analysis.hang` takes.
 PyTorch's flight recorder keeps the last collectives and transfers of each rank, finished or not.
@@ -14,7 +15,7 @@ import polars as pl
 
 
 class Progress(IntEnum):
-    """How far an operation has come on one rank."""
+    """How far an operation has got on one rank."""
 
     SCHEDULED = 0
     STARTED = 1
@@ -33,10 +34,10 @@ class ProcessGroup:
 class RankDump:
     """What one rank left behind.
 
-    `problem`: why its dump cannot be read, None where it can; `operations`: entries in it, finished ones included.
+    `problem`: why its dump cannot be read, None if it can; `operations`: number of entries, including finished ones.
     `host`, `stack` (innermost frame first), `phase` (what the rank is known to be busy with) and `process` (what the
-    system says about a process that did not answer) are None where the dump does not state them, as none of PyTorch's
-    own does.
+    system reports about a process that did not answer) are None if the dump does not contain them; PyTorch's own dumps
+    never do.
     """
 
     source: str
@@ -50,7 +51,7 @@ class RankDump:
 
 #: One row per operation of one rank. `sequence` counts the collectives (or the transfers) of a group on that rank,
 #: `order` all operations of the rank as it issued them; `source` and `target` are ranks of the job, null in
-#: collectives; `elements_*` count what all tensors hold; `progress` is a `Progress`.
+#: collectives; `elements_*` count the elements of all tensors; `progress` is a `Progress`.
 OPERATIONS = pl.Schema(
     {
         "rank": pl.Int32(),
@@ -70,7 +71,7 @@ OPERATIONS = pl.Schema(
         "p2p": pl.Boolean(),
     }
 )
-#: What a rank's process group says of itself: the sequence numbers of its last issued and last finished operation.
+#: What a rank's process group reports about itself: sequence numbers of its last issued and last finished operation.
 STATUSES = pl.Schema({"rank": pl.Int32(), "group": pl.Int32(), "issued": pl.Int64(), "finished": pl.Int64()})
 
 
@@ -78,8 +79,8 @@ STATUSES = pl.Schema({"rank": pl.Int32(), "group": pl.Int32(), "issued": pl.Int6
 class FlightRecord:
     """The dumps of one job.
 
-    `operations` and `statuses`: columns as above, `group` being a place in `groups`. `dumps` has the ranks that left a
-    file; of the `world_size` ranks, the others left none. `taken_ns`: when the state was recorded, None where unknown.
+    `operations` and `statuses`: columns as above; `group` is an index into `groups`. `dumps` has the ranks that left a
+    file; the other ranks of the `world_size` left none. `taken_ns`: when the state was recorded, None if unknown.
     """
 
     world_size: int

@@ -1,4 +1,4 @@
-"""What GPUs and the calls to them do: the closed sets of a GPU recording.
+"""What GPUs and calls to them do: the closed sets of a GPU recording.
 
 Nothing flows in or out. Processes that read traces import these without the libraries of the analysis.
 """
@@ -21,7 +21,7 @@ class KernelClass(StrEnum):
 
 
 class Activity(StrEnum):
-    """What the profiler calls a GPU op."""
+    """The profiler's category of a GPU op."""
 
     KERNEL = "kernel"
     MEMCPY = "memcpy"
@@ -29,7 +29,7 @@ class Activity(StrEnum):
 
 
 class CallRole(StrEnum):
-    """What a call of the GPU's runtime is for."""
+    """The purpose of a GPU runtime call."""
 
     LAUNCH = "launch"  #: starts a GPU op of the recording
     SYNCHRONISE = "synchronise"  #: returns once the GPU has done something

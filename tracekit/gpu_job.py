@@ -1,4 +1,4 @@
-"""A job recorded on its GPUs, as users of the library hold it: a recording, and what can be asked of it.
+"""A GPU-recorded job for users of the library: a recording, and the questions it can answer.
 
 In: traces of torch.profiler. Out: `GpuJob`, and from it a `GpuReport`.
 """
@@ -32,7 +32,7 @@ from tracekit.op_trace import OpTrace
 
 @dataclass(frozen=True)
 class GpuJob:
-    """One job of GPUs. Matches, clocks, graph and replay are made on first use.
+    """One GPU-recorded job. Matches, clocks, graph and replay are computed on first use.
 
     `recording`: what torch.profiler wrote on each rank, on one time axis.
     """
@@ -41,7 +41,7 @@ class GpuJob:
 
     @cached_property
     def matches(self) -> Matches:
-        """Which communication kernels of different ranks are one collective."""
+        """Which communication kernels of different ranks belong to the same collective."""
         return match_collectives(self.recording)
 
     @cached_property
@@ -74,7 +74,7 @@ class GpuJob:
         return self.ops.export(path, steps=steps)
 
     def findings(self, progress: Callable[[str], None] | None = None) -> Findings | Unanalysed:
-        """What a store keeps of the analysis; why there is none where the recording cannot be replayed."""
+        """The findings that a store keeps; or the reason why the recording cannot be replayed."""
         try:
             return Findings(self.whatif(progress=progress).to_json())
         except TraceError as error:
@@ -118,9 +118,9 @@ class GpuJob:
 def load_gpu(
     *paths: str | os.PathLike[str], kernel_classes: Sequence[str] = (), progress: Callable[[str], None] | None = None
 ) -> GpuJob:
-    """Read traces of torch.profiler (docs/kineto.md): folders, searched with all below them, and files.
+    """Read traces of torch.profiler (docs/kineto.md): files, and folders including their subfolders.
 
-    `kernel_classes`: patterns of kernels, each `class=regular expression` or the path of a YAML file of them. Raises
-    FormatError where a file is no such trace, or files contradict each other.
+    `kernel_classes`: patterns of kernels, each `class=regular expression` or the path of a YAML file with such
+    patterns. Raises FormatError if a file is not such a trace, or files contradict each other.
     """
     return GpuJob(read_kineto([Path(path) for path in paths], classes=kernel_classes, progress=progress))

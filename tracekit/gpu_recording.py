@@ -1,4 +1,4 @@
-"""A GPU recording: what a profiler saw on the GPUs and hosts of a job, before anything is concluded from it.
+"""A GPU recording: what a profiler saw on the GPUs and hosts of a job, before any analysis.
 
 In: columns that an importer read (`collectors/importers/kineto/`). Out: `GpuRecording`, which `analysis/gpu/` matches,
 aligns and turns into an op trace.
@@ -14,9 +14,9 @@ import polars as pl
 from tracekit.model import ProcessGroup
 
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
-#: `launch`: row of the call that launched it, null where that lies outside the recording. `step`: of the launch.
-#: `shape`: of its grid and blocks. `stated`: whether the kernel itself says which collective it belongs to; otherwise
-#: its launch does, where there is one. `group`: name of a process group, null where the recording does not say.
+#: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
+#: its grid and blocks. `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
+#: is one. `group`: name of a process group, null if unknown.
 GPU_OP_SCHEMA = pl.Schema(
     {
         "rank": pl.Int32,
@@ -63,7 +63,7 @@ CALL_SCHEMA = pl.Schema(
         "recorded_at": pl.Float64,
     }
 )
-#: What a host thread did besides calling: `input` (its data loader) or `gc`.
+#: Other activity of a host thread: `input` (its data loader) or `gc`.
 PAUSE_SCHEMA = pl.Schema(
     {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Float64, "duration": pl.Float64, "kind": pl.String}
 )
@@ -75,10 +75,10 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, a sentence each.
-    `world_size`: ranks the job has, `device_name`: its kind of GPU, where the files say so. `cut`: whether the end of
-    some file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process groups
-    are named after axes; `axes`: those that depend on none of the others.
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, one sentence each.
+    `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: whether the
+    end of a file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process
+    groups are named after axes; `axes`: the labels that do not depend on others.
     """
 
     name: str

@@ -1,7 +1,6 @@
-"""The report on a job recorded on its GPUs, as data.
+"""The report on a GPU-recorded job, as data.
 
-In: breakdown, matches, clocks, waits, and what the replay says. Out: `GpuReport`, and one JSON object of it
-(docs/kineto.md).
+In: breakdown, matches, clocks, waits, and replay results. Out: `GpuReport`, and one JSON object of it (docs/kineto.md).
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ _PART = {
     GpuCause.SLOW_LINK: "network",
     GpuCause.LATE_START: "host",
 }
-#: Kernels of no class that are listed.
+#: The number of unclassified kernels to list.
 _MOST_UNKNOWN = 20
 
 
 @dataclass(frozen=True)
 class GpuReport:
-    """What `GpuJob.whatif` found out.
+    """The result of `GpuJob.whatif`.
 
-    `replayed`: of the whole recording, taken as one step. `culprit`: None where no rank stands out.
-    `exposed_communication_s`: by what the recording would be shorter if transfers took no time once all ranks are
-    there. `skew_s`: how far the clock of each rank's host was ahead of its GPU's.
+    `replayed`: of the whole recording as one step. `culprit`: None if no rank stands out. `exposed_communication_s`:
+    how much shorter the recording would be if transfers took no time once all ranks have arrived. `skew_s`: how far the
+    clock of each rank's host was ahead of its GPU's, seconds.
     """
 
     recording: GpuRecording
@@ -68,7 +67,7 @@ class GpuReport:
 
     @property
     def verdict(self) -> str:
-        """Who is to blame, and what it costs, in a sentence."""
+        """Which rank is to blame, and what it costs, in a sentence."""
         found = self.culprit
         if found is None:
             exposed = self.exposed_communication_s
@@ -88,7 +87,7 @@ class GpuReport:
 
     @property
     def cost(self) -> str | None:
-        """What the rank to blame costs: time, and GPU-hours a day at this rate; None where nobody is to blame."""
+        """What the rank to blame costs: time, and GPU-hours per day at this rate; None if nobody is to blame."""
         found = self.culprit
         if found is None:
             return None
@@ -100,7 +99,9 @@ class GpuReport:
 
     @property
     def culprits(self) -> list[dict[str, Any]]:
-        """The rank to blame as a row of `culprits` in docs/report-schema.md, its cost a mean step; [] where none is."""
+        """The rank to blame as a row of `culprits` in docs/report-schema.md, with the cost per mean step; [] if there
+        is none.
+        """
         found = self.culprit
         if found is None:
             return []
@@ -122,12 +123,12 @@ class GpuReport:
 
     @property
     def doubts(self) -> list[str]:
-        """Why not to rely on the numbers: what the replay says, and what was lost or guessed while reading."""
+        """Why the numbers may be wrong: doubts of the replay, and what was lost or guessed while reading."""
         return [*self.replayed.doubts, *self.recording.notes, *self._alone]
 
     @property
     def _alone(self) -> list[str]:
-        """That several ranks have nothing in common, where it is so."""
+        """A note that several ranks have nothing in common, if that is the case."""
         if len(self.recording.ranks) < 2 or self.matches.matched:
             return []
         return ["no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"]
@@ -159,7 +160,7 @@ class GpuReport:
 
     @property
     def without_launch(self) -> int:
-        """GPU ops whose launch lies outside the recording."""
+        """The number of GPU ops whose launch is outside the recording."""
         return self.recording.gpu_ops["launch"].null_count()
 
     def to_dict(self) -> dict[str, Any]:
@@ -238,7 +239,7 @@ class GpuReport:
         }
 
     def _replayed(self) -> dict[str, Any]:
-        """What the replay says; its one step is the recording."""
+        """The results of the replay; its one step is the recording."""
         content, left = self.replayed.to_dict(), self.unexplained
         del content["verdict"]  # here it has causes, too
         content["recording_time_s"] = content.pop("step_time_s")

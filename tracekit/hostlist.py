@@ -1,6 +1,6 @@
-"""Names of nodes as Slurm's hostlists: `node-[1,3-4]`, the form that scontrol and sbatch take and shells pass on.
+"""Names of nodes as Slurm hostlists: `node-[1,3-4]`, which scontrol, sbatch and shells accept.
 
-In: names of hosts from a trace. Out: one line. Ranges are used only where Slurm reads them back as the same names.
+In: names of hosts from a trace. Out: one line. Ranges are used only if Slurm expands them to the same names.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: What a node can be called: a host name, nothing that a shell or Slurm reads otherwise.
+#: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-#: A name that ends in a number; not one that is nothing else, nor one whose number Slurm cannot count, in 64 bits.
+#: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
 _NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
 
 
 def is_node_name(name: str) -> bool:
-    """Whether a name can be passed to a shell and to Slurm as it is."""
+    """Whether a name can be passed unquoted to a shell and to Slurm."""
     return _NODE_NAME.fullmatch(name) is not None
 
 
 def hostlist(names: Iterable[str]) -> str:
-    """Distinct names as a hostlist, in order; numbers at the end of names that begin alike share brackets.
+    """Distinct names as a hostlist, in order; names with the same prefix and a number at the end share brackets.
 
-    Numbers written with leading zeros share brackets only with those of the same length. Raises ValueError for what
-    `is_node_name` refuses.
+    Numbers with leading zeros share brackets only with those of the same length. Raises ValueError for a name that
+    `is_node_name` rejects.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
@@ -44,14 +44,14 @@ def hostlist(names: Iterable[str]) -> str:
 
 
 def _group(name: str) -> tuple[str, int]:
-    """What a numbered name begins with, and how many digits end it."""
+    """The prefix of a numbered name, and the number of digits at its end."""
     match = _NUMBERED.fullmatch(name)
     assert match is not None
     return match[1], len(match[2])
 
 
 def _with_brackets(prefix: str, width: int, numbers: list[int]) -> str:
-    """The numbers after what they have in common, neighbours as ranges."""
+    """The numbers after their common prefix, neighbours as ranges."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

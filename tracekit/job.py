@@ -41,7 +41,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote: how many of the job's steps, and how many slices."""
+    """The result of an export: how many of the job's steps, and how many slices."""
 
     steps: int
     steps_in_job: int
@@ -78,23 +78,23 @@ class Job:
 
     @cached_property
     def report(self) -> Report:
-        """`whatif()` without questions of your own. Raises TraceError where the trace cannot be replayed."""
+        """`whatif()` without custom questions. Raises TraceError if the trace cannot be replayed."""
         return self.whatif()
 
     @cached_property
     def replay(self) -> JobReplay:
-        """The job's dependency graph and durations. Raises GraphError where its ops do not fit together."""
+        """The job's dependency graph and durations. Raises GraphError if its ops contradict each other."""
         from tracekit.analysis.replay.engine import JobReplay
 
         return JobReplay.from_trace(self.trace, Method(self.method))
 
     @cached_property
     def attribution(self) -> Attribution:
-        """What stragglers cost, and who."""
+        """What stragglers cost, and which ones."""
         return self.attribute()
 
     def attribute(self, progress: Progress | None = None) -> Attribution:
-        """Like `attribution`, telling `progress` what is under way."""
+        """Like `attribution`; calls `progress` with the name of each stage of the work."""
         from tracekit.analysis.attribution.attribute import attribute
 
         return attribute(self.replay, progress=progress)
@@ -119,7 +119,7 @@ class Job:
         return self.replayed().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
 
     def replayed(self) -> ReplayedJob:
-        """All that `whatif` needs of the job, without its ops: whoever lets go of this job saves their memory."""
+        """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""
         from tracekit.replayed_job import ReplayedJob, published_view
 
         return ReplayedJob(
@@ -131,16 +131,16 @@ class Job:
         )
 
     def attribute_by(self, *labels: str) -> ByLabel:
-        """Exact S_x for each value of a label of the ops, or for each combination of values of several.
+        """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
 
-        Raises SelectionError for a label that the job has not, or one with too many values.
+        Raises SelectionError for a label that the job does not have, or one with too many values.
         """
         from tracekit.questions import by_labels
 
         return by_labels(self.replay, *labels)
 
     def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
-        """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""
+        """The findings that a store keeps; or the reason why the trace cannot be replayed."""
         from tracekit.findings import Unanalysed
 
         try:
@@ -149,11 +149,11 @@ class Job:
             return Unanalysed(str(error))
 
     def without_steps(self, steps: Sequence[int]) -> Job:
-        """The same job as if these steps had not been recorded. Raises SelectionError where nothing is left."""
+        """The same job as if these steps had not been recorded. Raises SelectionError if nothing is left."""
         return Job(self.trace.without_steps(steps), self.method)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
+        """What if the selected ops were ideal? With `keep`: what if only they were as recorded?"""
         from tracekit.questions import answer
 
         return answer(self.replay, selection, self.trace.layout.world_size, keep=keep)
@@ -165,9 +165,9 @@ class Job:
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
 
-        The recorded one, with what the file says about the job, is the trace of these steps: `load` reads it back.
-        `steps`: step numbers to write; by default all, or the slowest ones where all were too much for a browser.
-        Raises SelectionError where none of `steps` is in the job.
+        The recorded timeline, with the file's data about the job, is a trace of these steps: `load` reads it back.
+        `steps`: step numbers to write; by default all, or the slowest ones if all are too many for a browser. Raises
+        SelectionError if none of `steps` is in the job.
         """
         from tracekit.analysis.attribution.critical_path import critical_ops
         from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
@@ -177,7 +177,7 @@ class Job:
 
         replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
         drawn = [int(step) for step in replay.graph.steps]
-        recorded = self.trace.ops.filter(pl.col("step").is_in(drawn))  # with lanes that have no replay
+        recorded = self.trace.ops.filter(pl.col("step").is_in(drawn))  # includes lanes that cannot be replayed
         timelines = (
             ExportedTimeline(RECORDED, recorded, critical_ops(replay, AS_RECORDED)),
             ExportedTimeline("original", timeline_frame(replay, ORIGINAL), critical_ops(replay, ORIGINAL)),
@@ -211,13 +211,14 @@ def load(
     unit: str | None = None,
     method: Method | str = Method.TRACEKIT,
 ) -> Job:
-    """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or what an importer knows.
+    """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or any format that an importer
+    reads.
 
-    `layout` also states the sizes of collected segments where the ranks do not tell them.
+    `layout` also gives the sizes of collected segments if the ranks do not.
 
-    `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path.
-    `unit`: of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds that can be meant.
-    `method`: "published" analyses by the published rules alone. Raises FormatError, TraceError or LayoutError, each
+    `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path. `unit`:
+    of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds, which must be plausible.
+    `method`: "published" analyses by the published rules only. Raises FormatError, TraceError or LayoutError, each
     naming file, place and next step; ValueError for an unknown method.
     """
     from tracekit.model import unit_of_time
@@ -228,7 +229,7 @@ def load(
 
 def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit | None) -> Trace:
     """The trace in `file`, by whatever reads it."""
-    if importer is None and layout is None and file.suffix == ".parquet":  # saves importing every importer
+    if importer is None and layout is None and file.suffix == ".parquet":  # avoids importing every importer
         from tracekit.trace import read_parquet
 
         return read_parquet(file, unit=unit)
@@ -250,7 +251,7 @@ def load_from_store(
 ) -> Job:
     """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
 
-    `window`: its number, where the job has several; by default the newest. Raises StoreError, also for an op trace;
+    `window`: its number, if the job has several; by default the newest. Raises StoreError, also for an op trace;
     ValueError for an unknown method.
     """
     from tracekit.errors import StoreError

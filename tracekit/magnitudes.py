@@ -1,11 +1,11 @@
-"""Whether the times of a trace can be the seconds they are meant to be.
+"""Whether the times of a trace can be the seconds that they should be.
 
 In: checked ops in seconds. Out: nothing, or one TraceError that names the likely unit.
 
-What is judged is robust: medians, or the quickest op of each step (its median over steps), never a single op. So a
-two-hour checkpoint, an evaluation, one hung step or one slow link cannot raise an alarm: see `USUAL`. Each statistic
-that lies outside its usual range adds its distance in decades, and the alarm is raised where another unit would bring
-them back by `ALARM` or more. A trace whose times are usual in two units cannot be told apart and passes.
+The check uses robust statistics: medians, or the fastest op of each step (its median over steps), never a single op. So
+a two-hour checkpoint, an evaluation, one hung step or one slow link cannot raise an alarm: see `USUAL`. Each statistic
+outside its usual range adds its distance in decades. The alarm is raised if another unit would reduce the sum by
+`ALARM` or more. A trace whose times are usual in two units is ambiguous and passes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tracekit.text import seconds
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """How long ops of `kinds` usually take, seconds.
+    """The usual duration of ops of `kinds`, seconds.
 
-    Their median is held against both ends; that of communication, which waits, only against the lower one, and the
-    quickest op of each step against the upper one.
+    Their median is compared with both ends; that of communication, which includes waiting, only with the lower end, and
+    the fastest op of each step with the upper end.
     """
 
     what: str
@@ -60,25 +60,25 @@ USUAL = (
     Usual("the quickest transfer of a step", P2P, low=2e-7, high=0.2, waits=True),
     Usual("the quickest collective of a step", DP_COLLECTIVES | {OpKind.ALL_TO_ALL}, low=2e-7, high=10.0, waits=True),
 )
-#: Decades beyond the usual that raise an alarm: four times. Whole seconds, which no clock gives, need less. Who says
-#: the unit is believed up to forty times, and any time where it is seconds.
+#: Decades beyond the usual that raise an alarm: a factor of four. Whole seconds, which no clock gives, need less. A
+#: stated unit is believed up to a factor of forty; stated seconds are always believed.
 ALARM, ALARM_OF_INTEGERS, ALARM_OF_STATED = 0.6, 0.3, 1.6
-#: A step lasts between these many times what passes until the next one begins: pauses may be long, overlaps are short.
+#: A step's length over the time until the next step begins is between these: pauses can be long, overlaps are short.
 SHORTEST_STEP, LONGEST_OVERLAP = 0.02, 30.0
-#: What every worker does about equally long, whatever its stage: no rank (no step) of a job takes this many decades
-#: longer for all of it.
+#: Kinds that take every worker about equally long, whatever its stage: no rank (or step) of a job takes this many
+#: decades longer for all of them.
 SAME_WORK = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER})
 OTHER_UNIT = 2.4
 MOST_NAMED = 4
-#: No op and no step takes that long, seconds.
+#: No op and no step takes this long, seconds.
 LONGEST_S = 1e8
-#: How much is looked at.
+#: Upper limits of what is looked at.
 MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A statistic of the trace beside its usual range: `value` against the upper end, `typical` against the lower."""
+    """A statistic and its usual range: `value` is compared with the upper end, `typical` with the lower."""
 
     what: str
     value: float
@@ -88,7 +88,7 @@ class _Found:
     is_ratio: bool = False
 
     def beyond(self, factor: float = 1.0) -> float:
-        """Decades outside the usual range, were all times multiplied by `factor`."""
+        """Decades outside the usual range if all times were multiplied by `factor`."""
         return max(
             math.log10(self.low) - math.log10(self.typical) - math.log10(factor),
             math.log10(self.value) + math.log10(factor) - math.log10(self.high),
@@ -105,9 +105,9 @@ class _Found:
 def check_magnitudes(
     ops: pl.DataFrame, step_starts: Mapping[int, float], source: Source, *, stated: Unit | None, integers: bool
 ) -> None:
-    """Raise TraceError where another unit than seconds would explain the times far better, or one is beyond all bounds.
+    """Raise TraceError if another unit than seconds would explain the times far better, or a time is beyond all bounds.
 
-    `ops`: canonical columns. `stated`: the unit they came in, if somebody said so. `integers`: they came as integers.
+    `ops`: canonical columns. `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
     """
     if stated is not Unit.S:
         few = _few_steps(ops)
@@ -123,7 +123,7 @@ def check_magnitudes(
 
 
 def _check_usual(found: list[_Found], source: Source, stated: Unit | None, *, integers: bool) -> None:
-    """Raise TraceError where the statistics are far from usual and another unit would bring them back."""
+    """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
     now = sum(one.beyond() for one in found)
     alarm = ALARM_OF_STATED if stated else ALARM_OF_INTEGERS if integers else ALARM
     if now < alarm:
@@ -138,7 +138,7 @@ def _check_usual(found: list[_Found], source: Source, stated: Unit | None, *, in
 
 
 def _advice(factor: float, stated: Unit | None) -> str:
-    """What unit it looks like, and what to do. `factor`: what would make the times usual."""
+    """The likely unit, and what to do. `factor`: makes the times usual."""
     used = Unit.S if stated is None else stated
     for unit in Unit:
         if math.isclose(unit.per_second * factor, used.per_second, rel_tol=1e-6):
@@ -172,7 +172,7 @@ def _statistics(here: pl.DataFrame) -> list[_Found]:
 
 
 def _durations(ops: pl.DataFrame) -> dict[OpKind, npt.NDArray[np.float64]]:
-    """The durations of each kind of op that is there."""
+    """The durations of each kind of op in the trace."""
     codes, durations = ops["kind"].cat.physical().to_numpy(), ops["duration"].to_numpy()
     return {KINDS[code]: durations[codes == code] for code in np.flatnonzero(np.bincount(codes))}
 
@@ -182,7 +182,7 @@ def _median(values: npt.NDArray[np.float64]) -> float:
 
 
 def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
-    """The ops that take time of a few steps, evenly spaced."""
+    """The ops of a few evenly spaced steps that take time."""
     steps = distinct_steps(ops["step"].to_numpy())
     few = max(1, min(MOST_STEPS, MOST_OPS * len(steps) // ops.height))
     wanted = steps[np.linspace(0, len(steps) - 1, few).astype(np.int64)].tolist()
@@ -191,7 +191,7 @@ def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
-    """Raise TraceError where some ranks, or some steps, take a thousand times as long as others for the same work."""
+    """Raise TraceError if some ranks, or some steps, take a thousand times as long as others for the same work."""
     here = few.lazy().filter(pl.col("kind").is_in(pl.Series(sorted(SAME_WORK), dtype=KIND_TYPE).implode()))
     over = (pl.col("duration") / pl.col("duration").min().over("kind")).log10()
     for part in ("rank", "step"):
@@ -209,13 +209,13 @@ def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
 
 
 def _named(part: str, numbers: list[int]) -> str:
-    """Some ranks or steps by number. Of the steps, only some were looked at."""
+    """Some ranks or steps by number. Only some of the steps were looked at."""
     shown = ", ".join(map(str, numbers[:MOST_NAMED])) + (" ..." if len(numbers) > MOST_NAMED else "")
     return f"steps such as {shown}" if part == "step" else f"{part}{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Found]:
-    """How long a step lasts beside what passes until the next begins; nothing where that is not known."""
+    """The length of a step over the time until the next one begins; empty if unknown."""
     starts = sorted((step, start) for step, start in step_starts.items() if math.isfinite(start))
     if len(starts) < 2:
         return []

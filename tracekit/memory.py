@@ -1,7 +1,7 @@
-"""How a process that analyses large arrays treats memory that it has freed.
+"""How a process that analyses large arrays treats freed memory.
 
-All calls come before the libraries they are about allocate anything; a library's user decides such things alone, so
-only the command line calls them.
+Each function must be called before the library it affects allocates anything. Only the command line calls them: in a
+library, that decision is up to the user.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _POLARS, _AT_ONCE, _SOON = (
 
 
 def return_at_once() -> None:
-    """Have polars give freed memory back at once: it keeps it for seconds, longer than most commands run."""
+    """Make polars return freed memory at once: by default it keeps it for seconds, longer than most commands run."""
     os.environ.setdefault(_POLARS, _AT_ONCE)
 
 
 def return_soon() -> None:
-    """Have polars keep freed memory for half a second, where it reads many small pieces one after the other.
+    """Make polars keep freed memory for half a second, for reading many small pieces one after the other.
 
     Getting every piece anew from the system takes a third of the processor time of a report on 100,000 jobs.
     """
@@ -35,9 +35,9 @@ def return_soon() -> None:
 
 
 def reuse_large_arrays() -> None:
-    """Let a new array take the place of a freed one, where glibc would ask the system for zeroed pages each time.
+    """Let a new array reuse the memory of a freed one, where glibc would ask the system for zeroed pages each time.
 
-    On a job of thousands of workers that takes a tenth of the processor time. Nothing happens on other systems.
+    On a job of thousands of workers, that takes a tenth of the processor time. No effect on other systems.
     """
     import ctypes
 

@@ -1,7 +1,7 @@
-"""The words of tracekit: op kinds, the parallel layout, workers.
+"""The vocabulary of tracekit: op kinds, the parallel layout, workers.
 
-Nothing flows in or out; every other module speaks in these types. Closed sets are StrEnums, identities are
-frozen dataclasses.
+Nothing flows in or out; every other module uses these types. Closed sets are StrEnums, identities are frozen
+dataclasses.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tracekit.errors import LayoutError, TraceError
 
 
 class OpKind(StrEnum):
-    """What an op does. The order of the members is their code in columns.
+    """What an op does. The order of the members defines their codes in columns.
 
     The first fourteen, forward-compute to gc, are those of a Megatron step trace. `all-reduce` is a gradient reduction
-    over the data-parallel ranks of a stage, as DistributedDataParallel does it; `all-to-all`, `data-load`,
-    `checkpoint` and `host-delay` take a worker's time between its computes. `forward-collectives` is what a forward
-    waited for in its middle, all in one: collectives over the data-parallel ranks, such as FSDP's gathering of
-    parameters; `backward-collectives` likewise. `loss` is what a loop without a pipeline does between a forward and its
-    backward: its loss, and whatever else stands there. `evaluation` is what lies between `model.eval()` and the
-    return to training. `backward-weight` is the part of a backward that zero-bubble schedules put off: the gradients of
-    the weights, which no other stage waits for; `backward-compute` is then the part that the previous stage waits for.
+    over the data-parallel ranks of a stage, as in DistributedDataParallel; `all-to-all`, `data-load`, `checkpoint` and
+    `host-delay` take a worker's time between its computes. `forward-collectives` is all waiting in the middle of a
+    forward for collectives over the data-parallel ranks, such as FSDP's gathering of parameters; `backward-collectives`
+    likewise. `loss` is what a loop without a pipeline does between a forward and its backward: the loss and anything
+    else there. `evaluation` is the time between `model.eval()` and the return to training. `backward-weight` is the
+    part of a backward that zero-bubble schedules defer: the gradients of the weights, which no other stage waits for;
+    `backward-compute` is then the part that the previous stage waits for.
     """
 
     FORWARD_COMPUTE = "forward-compute"
@@ -54,12 +54,12 @@ class OpKind(StrEnum):
 
     @property
     def code(self) -> int:
-        """Position in the enum: the integer that stands for the kind in arrays."""
+        """Index in the enum: the integer code of the kind in arrays."""
         return _CODES[self]
 
     @property
     def is_communication(self) -> bool:
-        """True where the op waits for peers, so that its own cost is its transfer duration."""
+        """True if the op waits for peers, so that its own cost is its transfer duration."""
         return self in COMMUNICATION
 
     @property
@@ -96,7 +96,7 @@ COMMUNICATION = (
 
 
 class Unit(StrEnum):
-    """The unit of the times that come in; a trace holds seconds."""
+    """The unit of input times; a trace holds seconds."""
 
     S = "s"
     MS = "ms"
@@ -105,7 +105,7 @@ class Unit(StrEnum):
 
     @property
     def per_second(self) -> int:
-        """How many of it a second has."""
+        """How many of the unit make a second."""
         return {Unit.S: 1, Unit.MS: 10**3, Unit.US: 10**6, Unit.NS: 10**9}[self]
 
     @property
@@ -115,7 +115,7 @@ class Unit(StrEnum):
 
 
 def unit_of_time(value: str) -> Unit:
-    """The unit of that name; raises TraceError that lists the known units."""
+    """The unit of that name; raises TraceError, which lists the known units."""
     try:
         return Unit(value)
     except ValueError:
@@ -123,7 +123,7 @@ def unit_of_time(value: str) -> Unit:
 
 
 class ReportedKind(StrEnum):
-    """Kinds that exist in reports only: a send and its recv cost one transfer, so they count together."""
+    """Kinds that exist only in reports: a send and its recv cost one transfer, so they count together."""
 
     FORWARD_PP_COMM = "forward-pp-comm"
     BACKWARD_PP_COMM = "backward-pp-comm"
@@ -171,7 +171,7 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
-#: No job has that many GPUs; a larger size is a mistake that would cost all memory.
+#: No job has this many GPUs; a larger size is a mistake that would use up all memory.
 LARGEST_SIZE = 2**20
 
 
@@ -185,10 +185,10 @@ class Layout:
     """Parallel sizes of a job: `dp` data-parallel replicas, `pp` pipeline stages, and `vpp` model chunks on each stage.
 
     `tp`, `cp`, `ep`: tensor-, context- and expert-parallel size. `world_size`: GPUs, by default the product of dp, pp,
-    tp and cp. `dsp` is an extra data-parallel-like degree of the published traces: with dp x dsp > 1 the data-parallel
-    collectives exist. `ep` ranks are part of the data-parallel ones and do not multiply the world size.
-    Raises LayoutError when a size is not an integer from 1 to LARGEST_SIZE, or the world size is no
-    multiple of dp x pp x tp x cp.
+    tp and cp. `dsp` is an additional degree of the published traces, similar to data parallelism: data-parallel
+    collectives exist if dp x dsp > 1. `ep` ranks are part of the data-parallel ranks and do not multiply the world
+    size. Raises LayoutError if a size is not an integer from 1 to LARGEST_SIZE, or the world size is not a multiple of
+    dp x pp x tp x cp.
     """
 
     dp: int = 1
@@ -221,17 +221,17 @@ class Layout:
 
     @property
     def dp_ranks(self) -> int:
-        """How many dp_rank values there can be."""
+        """The number of possible dp_rank values."""
         return self.dp * self.dsp
 
     @property
     def workers(self) -> int:
-        """How many dp_rank x pp_rank cells a step has."""
+        """The number of dp_rank x pp_rank cells of a step."""
         return self.dp_ranks * self.pp
 
     @property
     def has_dp_collectives(self) -> bool:
-        """False where data-parallel collectives have one member and drop out of the graph."""
+        """False if data-parallel collectives have one member and are not part of the graph."""
         return self.dp * self.dsp > 1
 
     def to_dict(self) -> dict[str, int]:

@@ -23,8 +23,8 @@ _ARGS = ("step", "kind", "phase", "operator", "group", "profiler_step", "host")
 class OpTimeline:
     """One replay of all ops, such as "recorded" or "ideal".
 
-    `start` (from the start of the step), `duration`: seconds, [ops]. `critical_path`: positions of the ops on it, by
-    step and time.
+    `start` (from the start of the step), `duration`: seconds, [ops]. `critical_path`: indices of the ops on it, by step
+    and time.
     """
 
     name: str
@@ -34,7 +34,7 @@ class OpTimeline:
 
 
 def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, timelines: Sequence[OpTimeline]) -> int:
-    """Write the timelines; returns how many slices. Raises OutputError; leaves no half-written file.
+    """Write the timelines; returns the number of slices. Raises OutputError; leaves no half-written file.
 
     `ops`: of an op trace, in the order of the timelines.
     """
@@ -62,7 +62,7 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
 
 
 def _tracks(ops: pl.DataFrame) -> pl.DataFrame:
-    """The ops with the positions of rank and stream, `process` and `tid`, and the stream's name, `track`."""
+    """The ops with the indices of rank and stream, `process` and `tid`, and the stream's name, `track`."""
     stream = pl.col("stream").fill_null("") if "stream" in ops.columns else pl.lit("")
     steps = ops if "step" in ops.columns else ops.with_columns(step=pl.lit(0))
     return steps.with_columns(
@@ -72,7 +72,7 @@ def _tracks(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _step_shifts(ops: pl.DataFrame, timelines: Sequence[OpTimeline]) -> npt.NDArray[np.float64]:
-    """When the step of each op begins: after the longest timeline of the one before, seconds, [ops]."""
+    """When the step of each op begins: after the longest timeline of the step before, seconds, [ops]."""
     step = ops["step"].to_numpy() if "step" in ops.columns else np.zeros(ops.height, np.int64)
     _, number = np.unique(step, return_inverse=True)
     lasts = np.zeros(int(number.max(initial=0)) + 1)

@@ -1,4 +1,4 @@
-"""A job of any shape, as users of the library hold it: an op trace, and what can be asked of it.
+"""A job of any shape for users of the library: an op trace, and the questions it can answer.
 
 In: an op trace. Out: `OpJob`, and from it an `OpReport`.
 """
@@ -31,11 +31,11 @@ from tracekit.text import short
 if TYPE_CHECKING:
     from tracekit.op_chrome import OpTimeline
 
-#: The rule of traces made of recordings of GPUs, whose verdict is found before.
+#: The rule of traces made from GPU recordings, whose verdict is already known.
 RECORDING_RULE = "kineto"
-#: Labels by which a report attributes without being asked, as far as the job has them with more than one value.
+#: Labels by which a report attributes by default, if the job has them with more than one value.
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
-#: With more values than that a label is attributed only where it is asked for.
+#: A label with more values than this is attributed only on request.
 MOST_VALUES_UNASKED = 512
 
 
@@ -43,8 +43,8 @@ MOST_VALUES_UNASKED = 512
 class OpJob:
     """One job of any shape. Graph and replay are built on first use.
 
-    `trace`: its ops and what they wait for. `verdict`: who holds the others up, as it was found in the recording that
-    the trace was made of; None where that is not known.
+    `trace`: its ops and what they wait for. `verdict`: who holds the others up, as found in the recording that the
+    trace was made from; None if unknown.
     """
 
     trace: OpTrace
@@ -52,7 +52,7 @@ class OpJob:
 
     @cached_property
     def graph(self) -> FoldedGraph:
-        """The job's op graph, laid out for replay. Raises TraceError, or GraphError where its ops contradict."""
+        """The job's op graph, laid out for replay. Raises TraceError, or GraphError if ops contradict each other."""
         try:
             return fold(op_graph(self.trace))
         except TraceError as error:
@@ -74,7 +74,7 @@ class OpJob:
         """The report: step times, S, who costs what, the critical path, and the answers to custom questions.
 
         `fix`, `keep`, `by`: as for `Job.whatif`. Raises SelectionError for a selection that cannot be understood or
-        matches no op, or a label that the job has not.
+        matches no op, or a label that the job does not have.
         """
         tell = progress or (lambda _: None)
         tell("step times")
@@ -113,26 +113,27 @@ class OpJob:
         )
 
     def attribute_by(self, *labels: str) -> ByLabel:
-        """Exact S_x for each value of a label of the ops, or for each combination of values of several.
+        """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
 
-        Raises SelectionError for a label that the job has not, or one with too many values.
+        Raises SelectionError for a label that the job does not have, or one with too many values.
         """
         return by_labels(self.replay, *labels)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?"""
+        """What if the selected ops were ideal? With `keep`: what if only they were as recorded?"""
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
 
     def _critical_label(self) -> str:
-        """By what the critical path is told: classes of comparable ops, or kinds where those are numbers."""
+        """The label of the critical path: classes of comparable ops, or kinds if the classes are numbers."""
         numbers = self.trace.ops["peer"].dtype.is_integer() if "peer" in self.trace.ops.columns else False
         return "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
 
     def export(self, path: str | os.PathLike[str], *, steps: Sequence[int] | None = None) -> int:
-        """Write the recorded, replayed and ideal timeline for ui.perfetto.dev, as .json.gz; returns how many slices.
+        """Write the recorded, replayed and ideal timeline for ui.perfetto.dev, as .json.gz; returns the number of
+        slices.
 
-        Replayed is without launch delays. `steps`: only these, by the label `profiler_step` where ops have it. Raises
-        SelectionError where the job has none of them, or there were too many slices for a browser, and OutputError.
+        The replayed timeline has no launch delays. `steps`: only these, by the label `profiler_step` if ops have it.
+        Raises SelectionError if the job has none of them or there are too many slices for a browser, and OutputError.
         """
         from tracekit.chrome import MOST_SLICES
         from tracekit.op_chrome import OpTimeline, write_op_chrome
@@ -160,7 +161,7 @@ class OpJob:
         )  # fmt: skip
 
     def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
-        """When each op ran in a replay, and the critical path; `recorded` as it was recorded."""
+        """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
         from tracekit.op_chrome import OpTimeline
 
         graph, path = self.graph, critical_path(self.replay, scenario)
@@ -175,7 +176,7 @@ class OpJob:
         return OpTimeline(name, start, end - start, on_path)
 
     def findings(self, progress: Callable[[str], None] | None = None) -> Findings | Unanalysed:
-        """What a store keeps of the analysis; why there is none where the trace cannot be replayed."""
+        """The findings that a store keeps; or the reason why the trace cannot be replayed."""
         try:
             return self.whatif(progress=progress).findings()
         except TraceError as error:
@@ -188,7 +189,7 @@ class OpJob:
 
 
 def load_ops(path: str | os.PathLike[str]) -> OpJob:
-    """Read an op trace (docs/op-trace.md). Raises FormatError where the file is none."""
+    """Read an op trace (docs/op-trace.md). Raises FormatError if the file is not one."""
     return OpJob(read_op_trace(path))
 
 

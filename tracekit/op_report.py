@@ -24,12 +24,13 @@ _MOST_GAPS = 3
 
 @dataclass(frozen=True, slots=True)
 class OpReport:
-    """What `OpJob.whatif` found out. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps].
+    """The result of `OpJob.whatif`. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps].
 
-    `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds a step on the
-    critical path of the recorded job, most first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous that
-    lack members. `clamped`: transfers and delays far below zero. `of_recording`: whether the trace was made of a
-    recording of GPUs, in which a rank can hold up the others at any S; `verdict`: who does, as it was found there.
+    `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds per step on the
+    critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous
+    with missing members. `clamped`: number of transfers and delays far below zero. `of_recording`: whether the trace
+    was made from a GPU recording, in which a rank can hold up the others at any S; `verdict`: which rank does, as found
+    there.
     """
 
     name: str
@@ -53,7 +54,7 @@ class OpReport:
 
     @property
     def slowdown(self) -> float:
-        """S = T(original) / T(ideal), nan where the ideal job takes no time."""
+        """S = T(original) / T(ideal), nan if the ideal job takes no time."""
         return _ratio(float(self.original.mean()), float(self.ideal.mean()))
 
     @property
@@ -63,7 +64,7 @@ class OpReport:
 
     @property
     def replay_error(self) -> float:
-        """How far the replay with launch delays misses the recording, a share of it."""
+        """How far the replay with launch delays misses the recording, as a share of it."""
         recorded = float(self.recorded.mean())
         return abs(_ratio(float(self.with_delays.mean()) - recorded, recorded))
 
@@ -74,7 +75,7 @@ class OpReport:
 
     @property
     def doubts(self) -> list[str]:
-        """Why not to rely on the numbers; empty where nothing speaks against them."""
+        """Why the numbers may be wrong; empty if there is no reason."""
         doubts = []
         if not self.slowdown >= SMALLEST_SLOWDOWN:
             doubts.append(

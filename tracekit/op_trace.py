@@ -1,7 +1,7 @@
-"""The op trace: a job of any shape, one row per op, each with the ops it waits for.
+"""The op trace: a job of any shape, one row per op, each with the ops that it waits for.
 
 In: a polars frame or a Parquet file that any tool can write (docs/op-trace.md). Out: `OpTrace`. Its values are checked
-where the graph is made of it (`analysis/graph/rules/explicit.py`).
+when the graph is built (`analysis/graph/rules/explicit.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tracekit.trace import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_colu
 
 @dataclass(frozen=True, slots=True)
 class OpTrace:
-    """One job: its ops, what their ranks' coordinates are called, and its process groups.
+    """One job: its ops, the names of its ranks' coordinates, and its process groups.
 
-    `ops`: a column each for `rank`, `start` and `duration` (seconds), and as far as there are any `step`, `kind`,
-    `name`, `peer`, `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words)
-    and labels. `axes`: labels that are coordinates of ranks, such as dp_rank. `rules`: where dependencies come from,
-    `explicit` (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `groups`:
-    process groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data.
+    `ops`: a column each for `rank`, `start` and `duration` (seconds); optional: `step`, `kind`, `name`, `peer`,
+    `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words) and labels.
+    `axes`: labels that are coordinates of ranks, such as dp_rank. `rules`: where dependencies come from, `explicit`
+    (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `groups`: process
+    groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data.
     """
 
     ops: pl.DataFrame
@@ -41,12 +41,12 @@ class OpTrace:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the op trace, in the place of none but another trace. Raises OutputError."""
+        """Write the op trace; replaces only another trace. Raises OutputError."""
         with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
             self.write_to(file)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Write the content of that file."""
+        """Write the content of the Parquet file."""
         header = {
             "schema_version": OP_TRACE_VERSION,
             "name": self.name,
@@ -59,7 +59,7 @@ class OpTrace:
 
 
 def is_op_trace(path: Path) -> bool:
-    """Whether a file is an op trace; False for whatever cannot be read."""
+    """Whether a file is an op trace; False if it cannot be read."""
     try:
         return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == OP_TRACE_VERSION
     except FormatError:
@@ -67,7 +67,7 @@ def is_op_trace(path: Path) -> bool:
 
 
 def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
-    """Read an op trace. Raises FormatError where the file is none."""
+    """Read an op trace. Raises FormatError if the file is not one."""
     header = read_header(path)
     if header is None or header.get("schema_version") != OP_TRACE_VERSION:
         raise FormatError(f"{path}: no op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")

@@ -1,4 +1,4 @@
-"""The critical path of one step, as spans of its timeline: which ops the step consists of, one after the other.
+"""The critical path of one step, as spans of its timeline: the chain of ops that determines the step time.
 
 In: one step of a `JobReplay` and its `StepOps`. Out: `PathSpans`. Pure functions, as in `tracekit/spans.py`.
 """
@@ -21,10 +21,10 @@ _NAME = ["dp_rank", "pp_rank", "kind", "seq"]
 
 @dataclass(frozen=True, slots=True)
 class PathSpans:
-    """The ops on the path from first to last, [ops] each. `op`, `worker`: positions in the `StepOps`.
+    """The ops on the path from first to last, [ops] each. `op`, `worker`: indices in the `StepOps`.
 
-    `start`, `duration`: the part of the op that the step consists of, without waiting, seconds. Between two ops nothing
-    on the path ran: those are launch delays.
+    `start`, `duration`: the part of the op that is on the path, without waiting, seconds. Between two ops nothing on
+    the path ran: these are launch delays.
     """
 
     op: Ints

@@ -1,4 +1,4 @@
-"""What-if questions of one's own, of jobs of any shape: what if these ops were ideal, who costs how much.
+"""Custom what-if questions about jobs of any shape: what if these ops were ideal, who costs how much.
 
 In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s, answered.
 """
@@ -27,14 +27,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ByLabel:
-    """What the ops of each value of a label, or of several together, cost; costliest first."""
+    """What the ops of each value of a label, or of a combination of labels, cost; costliest first."""
 
     labels: tuple[str, ...]
     shares: tuple[Share, ...]
 
 
 def answer(replay: GraphReplay, selection: str, gpus: int, *, keep: bool = False) -> Question:
-    """What if the selected ops were ideal? With `keep`: what if they alone were as recorded?
+    """What if the selected ops were ideal? With `keep`: what if only they were as recorded?
 
     Raises SelectionError for a selection that cannot be understood or matches no op.
     """
@@ -51,9 +51,9 @@ def answer(replay: GraphReplay, selection: str, gpus: int, *, keep: bool = False
 
 
 def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:
-    """Exact S_x for each value of a label of the ops, or for each combination of values of several.
+    """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
 
-    Raises SelectionError for a label that the job has not, or one with too many values.
+    Raises SelectionError for a label that the job does not have, or one with too many values.
     """
     names = tuple(label.strip() for label in labels)
     return ByLabel(names, attribute_by(replay, names))

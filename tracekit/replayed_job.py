@@ -1,7 +1,7 @@
-"""A job whose graph is built: all that a report needs of it.
+"""A job whose graph is built: everything that a report needs from it.
 
-In: a job's replay, and its trace in outline. Out: a `Report`. The ops of a trace take as much memory as their replay,
-and nothing looks at them again once that is there.
+In: a job's replay, and an outline of its trace. Out: a `Report`. The ops of a trace take as much memory as their
+replay, and nothing reads them again once the replay exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 class ReplayedJob:
     """What a report needs of a job.
 
-    `trace`: in outline (`Trace.outline`); `ops`: how many the whole trace has. `published`: see `Report`.
+    `trace`: an outline (`Trace.outline`); `ops`: the number of ops in the whole trace. `published`: see `Report`.
     """
 
     trace: Trace
@@ -52,7 +52,7 @@ class ReplayedJob:
         attribution: Callable[[], Attribution] | None = None,
         progress: Progress | None = None,
     ) -> Report:
-        """The whole report. As `Job.whatif`; `attribution`: gives what may be known already."""
+        """The whole report. As `Job.whatif`; `attribution`: returns the attribution, which may be known already."""
         check_layers(self.trace, layers)
         graph = self.replay.graph
         gpus = self.trace.layout.world_size
@@ -89,7 +89,7 @@ class ReplayedJob:
 
 
 def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
-    """Which clocks were off, and whose could not be compared."""
+    """Which clocks were off, and which could not be compared."""
     clocks, graph = replay.clocks, replay.graph
     offsets = [
         ClockOffset(
@@ -107,7 +107,7 @@ def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
 
 
 def published_view(trace: Trace, replay: JobReplay, method: Method) -> PublishedView | None:
-    """What the published method says of the job, None where it cannot differ. `trace`: with all ops."""
+    """The result of the published method, None if it cannot differ. `trace`: with all ops."""
     if method is Method.PUBLISHED:
         return None
     graph = replay.graph
@@ -128,8 +128,8 @@ def published_view(trace: Trace, replay: JobReplay, method: Method) -> Published
         return None
     if replay.clocks.any_off or graph.reconstructed or not same_rules:
         published = JobReplay.from_trace(trace, Method.PUBLISHED)
-    else:  # the same graph and costs, other ideals
+    else:  # the same graph and costs, different ideals
         published = replay.with_ideals(Method.PUBLISHED)
-    if not published.mean_step_time(IDEAL):  # no slowdown; the attribution says so
+    if not published.mean_step_time(IDEAL):  # no slowdown; the attribution reports it
         return None
     return PublishedView(slowdown_of(published), tuple(reasons))

@@ -1,7 +1,7 @@
-"""S3-compatible storage, as the environment describes it (AWS_* variables, AWS_ENDPOINT_URL).
+"""S3-compatible storage, as configured by the environment (AWS_* variables, AWS_ENDPOINT_URL).
 
-In: addresses such as s3://bucket/path. Out: objects as files or bytes. Nothing is written there. Traces of a study and
-stores are read by this alone.
+In: addresses such as s3://bucket/path. Out: objects as files or bytes. This module only reads; all traces of a study
+and stores in S3 are read through it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 S3 = "s3://"
-#: So often a request is repeated that was throttled or failed, each time after twice as long.
+#: Retry a request that was throttled or failed this many times, doubling the delay.
 _ATTEMPTS = 8
 _CHUNK = 1 << 20
 
 
 def s3_url(place: str | os.PathLike[str]) -> str | None:
-    """The address in S3 that a path is, without a slash at its end; None for a place of this machine.
+    """The S3 address that a path stands for, without a slash at its end; None for a local path.
 
-    A `Path` has one slash where the address that it was made of has two.
+    A `Path` has one slash where the address that it was made from has two.
     """
     match = re.match(r"s3:/+(.*)", os.fspath(place))
     return None if match is None else S3 + match[1].rstrip("/")
@@ -63,7 +63,7 @@ def _filesystem(endpoint: str | None, region: str | None) -> FileSystem:
 
 
 def objects_below(url: str) -> list[FileInfo]:
-    """The object of that address, or all that lie below it. Raises OSError."""
+    """The object at that address, or all objects below it. Raises OSError."""
     from pyarrow import fs
 
     system, place = s3_filesystem(), url.removeprefix(S3).strip("/")
@@ -75,13 +75,13 @@ def objects_below(url: str) -> list[FileInfo]:
 
 
 def fetch(url: str, path: Path) -> None:
-    """Write an object into a file. Raises OSError; FileNotFoundError where there is no such object."""
+    """Download an object to a file. Raises OSError; FileNotFoundError if there is no such object."""
     with s3_filesystem().open_input_stream(url.removeprefix(S3)) as reading, open(path, "wb") as writing:
         shutil.copyfileobj(reading, writing, _CHUNK)
 
 
 def has_bucket(name: str) -> bool:
-    """Whether there is such a bucket. Raises OSError."""
+    """Whether a bucket exists. Raises OSError."""
     from pyarrow import fs
 
     found = s3_filesystem().get_file_info(name)
@@ -89,12 +89,12 @@ def has_bucket(name: str) -> bool:
 
 
 def tag(url: str) -> str:
-    """What tells one content of an object from the next. Raises OSError; FileNotFoundError where there is none."""
+    """A tag that changes with the content of an object. Raises OSError; FileNotFoundError if there is none."""
     with s3_filesystem().open_input_stream(url.removeprefix(S3)) as reading:
         described: dict[str, bytes] = reading.metadata()
     return (described.get("ETag") or described["Last-Modified"]).decode()
 
 
 def said(error: OSError) -> str:
-    """What an error of S3 says, short."""
+    """The message of an S3 error, shortened."""
     return f"{encodable(str(error)):.300}"

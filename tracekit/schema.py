@@ -1,7 +1,7 @@
-"""The columns of a trace: which there are, and whether a frame has them as it should.
+"""The columns of a trace, and whether a frame conforms to them.
 
-In: a polars frame, the layout, and what messages call its columns. Out: the canonical columns in canonical types, or
-one error that names source, column, row, value, expectation and next step.
+In: a polars frame, the layout, and the names of its columns for messages. Out: the canonical columns in canonical
+types, or one error that names source, column, row, value, expectation and next step.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "start": pl.Float64,
     "duration": pl.Float64,
 }
-#: Columns with a meaning for some kinds only.
+#: Columns that apply to some kinds only.
 NULLABLE = frozenset({"microbatch", "chunk"})
-#: A column that a trace need not have: seconds that each rank of the worker waited inside the op for the others, ranks
-#: in the order of their numbers; null or empty where nobody looked.
+#: An optional column: seconds that each rank of the worker waited for the others inside the op, ranks in the order of
+#: their numbers; null or empty if not recorded.
 WAITED, WAITED_TYPE = "waited", pl.List(pl.Float64)
-#: Runs of equal rows are looked at instead of rows where they are as long as this on average.
+#: Work on runs of equal rows instead of rows if runs are at least this long on average.
 SHORTEST_RUN = 4
 
 
 def run_starts(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
     """Where runs of rows that are equal in all of `columns` begin.
 
-    Traces are written worker by worker and step by step: to look at runs is to look at few of the rows.
+    Traces are written worker by worker and step by step, so there are far fewer runs than rows.
     """
     begins = np.zeros(len(columns[0]), np.bool_)
     begins[:1] = True
@@ -64,7 +64,7 @@ def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Position of each of `step` among the ascending step numbers `steps`, int32."""
+    """Index of each of `step` in the ascending step numbers `steps`, int32."""
     starts = run_starts(step)
     if len(starts) < len(step) // SHORTEST_RUN:
         lengths = np.diff(starts, append=len(step))
@@ -80,7 +80,7 @@ def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) ->
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where ops come from, as messages say it: a name, and its names of canonical columns where they differ."""
+    """The origin of ops for messages: a name, and its names of canonical columns if they differ."""
 
     name: str
     columns: Mapping[str, str]
@@ -89,14 +89,14 @@ class Source:
         return self.name
 
     def column(self, name: str) -> str:
-        """The column as messages name it."""
+        """The name of a column in messages."""
         return f"column {self.columns.get(name, name)!r}"
 
 
 def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.DataFrame:
-    """The canonical columns of `ops`, one contiguous chunk each, every value in place.
+    """The canonical columns of `ops`, one contiguous chunk each, all values validated.
 
-    Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
+    Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
     """
     checked = _canonical_columns(ops, source)
     _check_values(checked, source)
@@ -125,7 +125,7 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def _waited(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
-    """The column `waited`: as many numbers from 0 for each op as a worker has ranks, or none."""
+    """The column `waited`: for each op, one number from 0 for each rank of the worker, or none."""
     try:
         waited = column.cast(WAITED_TYPE).rechunk()
     except pl.exceptions.PolarsError:
@@ -145,7 +145,7 @@ def _waited(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
 
 
 def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Source) -> pl.Series:
-    """`column` as `dtype`, or the error that names the first value which is none."""
+    """`column` as `dtype`. Raises TraceError, which names the first invalid value."""
     if dtype == KIND_TYPE:
         return _kinds(column, source)
     wanted = "a number" if dtype == pl.Float64 else "an integer"
@@ -183,7 +183,7 @@ def _kinds(column: pl.Series, source: Source) -> pl.Series:
 
 
 def _check_values(ops: pl.DataFrame, source: Source) -> None:
-    """Ranges that hold for every trace, whatever its layout."""
+    """Check the ranges that are valid for every trace, whatever its layout."""
     for name in ("start", "duration"):
         finite = ops[name].is_finite()
         if not finite.all():
@@ -196,7 +196,7 @@ def _check_values(ops: pl.DataFrame, source: Source) -> None:
 
 
 def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
-    """Every rank inside the layout, and no stage or chunk of the layout that never occurs."""
+    """Check that every rank is inside the layout, and that every stage and chunk of the layout occurs."""
     for name, size, parameter in (
         ("dp_rank", layout.dp_ranks, "dp"),
         ("pp_rank", layout.pp, "pp"),
@@ -227,7 +227,9 @@ def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
 
 
 def _check_identity(ops: pl.DataFrame, source: Source) -> None:
-    """One rank per worker, and (step, worker, kind, seq) names one op with seq running from 0 without a gap."""
+    """Check that each worker has one rank, and that (step, worker, kind, seq) identifies an op, with seq from 0 without
+    gaps.
+    """
     if _is_in_runs(ops):
         return
     dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
@@ -245,7 +247,7 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
     stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
     del worker, step_index
     streams = int(stream.max()) + 1
-    if streams > 8 * len(seq) + 10_000_000:  # few ops spread thin: number the streams that exist
+    if streams > 8 * len(seq) + 10_000_000:  # a few ops, widely spread: number only the streams that exist
         _, stream = np.unique(stream, return_inverse=True)
         streams = int(stream.max()) + 1
     count = np.bincount(stream, minlength=streams)
@@ -274,7 +276,7 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
 
 
 def _is_in_runs(ops: pl.DataFrame) -> bool:
-    """Whether ops are as `_check_identity` expects and those of a stream follow each other; False where they may be."""
+    """Whether ops satisfy `_check_identity` and those of a stream are adjacent; False if that is uncertain."""
     columns = [ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank", "rank")]
     kind, seq = ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
     starts = run_starts(*columns, kind)
@@ -299,5 +301,5 @@ def _describe(ops: pl.DataFrame, row: int) -> str:
 
 
 def violation(source: Source, column: pl.Series, row: int, expectation: str) -> TraceError:
-    """The error that says what is wrong with the value in `row` of `column`."""
+    """The error for an invalid value in `row` of `column`."""
     return TraceError(f"{source}: {source.column(column.name)}, row {row}: {column[row]!r}; {expectation}")

@@ -2,11 +2,11 @@
 
 In: one step of a `JobReplay`. Out: `StepOps` (columns ordered by worker), and from it the spans of some workers in a
 window of time, an overview of all workers, and the slowest ops as a table. A track is one worker's line: one stream of
-one replay. Pure functions: nothing here knows of Flask, Dash or the store.
+one replay. Pure functions: this module does not know Flask, Dash or the store.
 
 An op is compared with its peers by its own cost (without waiting): the ratio to the median of its kind over all workers
-and microbatches of the step; in the ideal replay all peers are equal. A kind that fewer than half of the workers of a
-stage ran (a garbage collection, say) has no peers there: its ratio is infinite, for the others did without.
+and microbatches of the step; in the ideal replay all peers are equal. If fewer than half of the workers of a stage ran
+a kind (a garbage collection, for example), it has no peers there, and its ratio is infinite.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS]
 _COMMUNICATES = np.array([kind.is_communication for kind in KINDS])
 _COMPUTE = STREAM_NAMES.index("compute")
 
-#: Peers that take less than this count as if they took this long: below it a ratio says nothing.
+#: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
 SHORTEST_PEER_S = 1e-6
-#: The overview stores a ratio as this many steps per 1, in a byte; 0 is "no op".
+#: The overview stores a ratio in a byte, in this many steps per 1; 0 is "no op".
 OVERVIEW_STEPS = 50
 
 
 def stream_of(kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The stream of ops of these kinds, as a position in `STREAM_NAMES`."""
+    """The stream of ops of these kinds, as an index into `STREAM_NAMES`."""
     return _STREAM_OF_KIND[kinds]
 
 
 class Replay(StrEnum):
-    """Which times: the recording, its replay without launch delays, the ideal."""
+    """Which times: the recording, its replay without launch delays, or the ideal."""
 
     RECORDED = "recorded"
     ORIGINAL = "original"
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From when to when, seconds from the start of the step, and how many pixel columns show it."""
+    """The start and end, seconds from the start of the step, and the number of pixel columns that show it."""
 
     start_s: float
     end_s: float
@@ -73,10 +73,10 @@ class Window:
 class StepOps:
     """All ops of one step, ordered by worker (dp_rank, pp_rank) and recorded start. Times are seconds.
 
-    `dp_rank`, `pp_rank`: of each worker, [workers]. `first`: where the ops of each worker begin, [workers + 1]. Then
-    one value per op; `microbatch` and `chunk` are -1 where they have no meaning. `cost`: own cost by replay.
-    `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True
-    where fewer than half of the workers of the stage ran the kind.
+    `dp_rank`, `pp_rank`: of each worker, [workers]. `first`: where the ops of each worker begin, [workers + 1]. The
+    rest is one value per op; `microbatch` and `chunk` are -1 where they do not apply. `cost`: own cost by replay.
+    `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True if
+    fewer than half of the workers of the stage ran the kind.
     """
 
     step: int
@@ -96,11 +96,11 @@ class StepOps:
 
     @property
     def workers(self) -> int:
-        """How many workers have ops in the step."""
+        """The number of workers with ops in the step."""
         return len(self.dp_rank)
 
     def begin(self) -> float:
-        """When the view of the whole step begins, whole milliseconds: 0, or earlier where a rank was early."""
+        """When the view of the whole step begins, in whole milliseconds: 0, or earlier if a rank was early."""
         return min(0.0, float(np.floor(min(start.min() for start in self.start.values()) * 1e3 + 1e-6)) / 1e3)
 
     def end(self, replay: Replay) -> float:
@@ -113,11 +113,11 @@ class StepOps:
         return tuple(STREAM_NAMES[stream] for stream in present)
 
     def peers(self, ops: Ints, replay: Replay) -> Floats:
-        """What the peers of each op cost by themselves: the median of its kind; its own cost in the ideal replay."""
+        """Own cost of each op's peers, seconds: the median of its kind; in the ideal replay, the op's own cost."""
         return self.cost[replay][ops].astype(np.float64) if replay is Replay.IDEAL else self.median[self.kind[ops]]
 
     def ratios(self, ops: Ints, replay: Replay) -> Floats:
-        """Own cost over that of its peers; infinite where it has none, 1 in the ideal replay."""
+        """Own cost over that of the peers; infinite without peers, 1 in the ideal replay."""
         if replay is Replay.IDEAL:
             return np.ones(len(ops))
         alone = self.alone[self.kind[ops], self.pp_rank[self.worker_of(ops)]]
@@ -125,11 +125,11 @@ class StepOps:
         return np.where(alone, np.inf, np.maximum(self.cost[replay][ops], 0.0) / peers)
 
     def worker_of(self, ops: Ints) -> Ints:
-        """The position of each op's worker."""
+        """The index of each op's worker."""
         return np.searchsorted(self.first, ops, side="right") - 1
 
     def find(self, dp_rank: int, pp_rank: int, kind: OpKind, seq: int) -> int | None:
-        """The op of that name; None where the step has none."""
+        """The op with that identity; None if the step has none."""
         worker = np.flatnonzero((self.dp_rank == dp_rank) & (self.pp_rank == pp_rank))
         if not len(worker):
             return None
@@ -142,9 +142,9 @@ class StepOps:
 class Spans:
     """Spans ordered by track and start.
 
-    `first`: where the spans of each track begin, [tracks + 1]; track = position of the worker x lines + line. `wait`:
-    the first part of the span that is waiting for peers, seconds. `ratio`: own cost over that of the peers. `covers`:
-    seconds of all the spans that this one stands for, its own duration where it stands for itself.
+    `first`: where the spans of each track begin, [tracks + 1]; track = index of the worker x lines + line. `wait`: the
+    first part of the span, spent waiting for peers, seconds. `ratio`: own cost over that of the peers. `covers`: total
+    seconds of the spans that this one represents, or its own duration if it represents only itself.
     """
 
     first: npt.NDArray[np.uint32]
@@ -207,10 +207,10 @@ def _alone(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> 
 
 
 def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None) -> Spans:
-    """The spans of these workers (positions in `ops`), track by track.
+    """The spans of these workers (indices in `ops`), track by track.
 
-    With a window only those that touch it, and of those narrower than a pixel column only the longest and the slowest
-    of each column and track: what is slow never vanishes.
+    With a window, only spans that touch it; of those narrower than a pixel column, only the longest and the slowest of
+    each column and track, so slow spans never disappear.
     """
     chosen = _ops_of(ops, workers)
     position = np.repeat(np.arange(len(workers)), ops.first[workers + 1] - ops.first[workers])
@@ -236,7 +236,7 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
 
 
 def count(ops: StepOps, workers: Ints, lines: Sequence[Line]) -> int:
-    """How many spans these workers have on these lines."""
+    """The number of spans of these workers on these lines."""
     streams = np.bincount(_STREAM_OF_KIND[ops.kind[_ops_of(ops, workers)]], minlength=len(STREAM_NAMES))
     return int(sum(streams[STREAM_NAMES.index(line.stream)] for line in lines))
 
@@ -277,7 +277,7 @@ def _part(
 
 
 def _thinned(columns: dict[str, npt.NDArray[Any]], window: Window) -> dict[str, npt.NDArray[Any]]:
-    """Without the spans narrower than a pixel column that are neither the longest nor the slowest of theirs."""
+    """Remove the spans narrower than a pixel column that are neither the longest nor the slowest in theirs."""
     width = (window.end_s - window.start_s) / window.columns
     narrow = np.flatnonzero(columns["duration"] < width)
     if not len(narrow):
@@ -298,7 +298,7 @@ def _thinned(columns: dict[str, npt.NDArray[Any]], window: Window) -> dict[str, 
 
 
 def _last_of_each(order: Ints, cell: Ints) -> Ints:
-    """The last item of each cell, cells ascending, where `order` sorts the items by cell."""
+    """The last item of each cell, cells ascending, if `order` sorts the items by cell."""
     ordered = cell[order]
     last: Ints = order[np.append(np.flatnonzero(np.diff(ordered)), len(order) - 1)]
     return last
@@ -307,10 +307,8 @@ def _last_of_each(order: Ints, cell: Ints) -> Ints:
 def overview(ops: StepOps, workers: Ints, replay: Replay, rows: int, columns: int) -> npt.NDArray[np.uint8]:
     """The highest ratio among the computes of each part of the step, for these workers top to bottom, [rows, columns].
 
-    The columns go from `ops.begin()` to the end of the replay.
-
-    In steps of 1 / OVERVIEW_STEPS, at most 255; 0 where nothing computes. Workers are pooled evenly where there are
-    more of them than rows.
+    The columns go from `ops.begin()` to the end of the replay. In steps of 1 / OVERVIEW_STEPS, at most 255; 0 where
+    nothing computes. Workers are pooled evenly if there are more of them than rows.
     """
     chosen = _ops_of(ops, workers)
     position = np.repeat(np.arange(len(workers)), ops.first[workers + 1] - ops.first[workers])
@@ -330,7 +328,7 @@ def overview(ops: StepOps, workers: Ints, replay: Replay, rows: int, columns: in
 
 
 def _largest(values: npt.NDArray[Any], most: int) -> Ints:
-    """Where the `most` largest values are, largest first, equal ones in order; without sorting all of them."""
+    """Indices of the `most` largest values, largest first, equal ones in order; without sorting all of them."""
     if len(values) <= most:
         return np.argsort(-values, kind="stable")
     bound = np.partition(values, len(values) - most)[len(values) - most]
@@ -339,9 +337,9 @@ def _largest(values: npt.NDArray[Any], most: int) -> Ints:
 
 
 def slowest(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None, most: int) -> pl.DataFrame:
-    """The ops that take longest beyond their peers among what the first replay of `lines` shows, at most `most`.
+    """The ops that exceed their peers most, among those that the first replay of `lines` shows; at most `most`.
 
-    Times in seconds. `beyond_peers_s`: own cost less that of the peers; the whole cost where there are none.
+    Times in seconds. `beyond_peers_s`: own cost minus that of the peers; the whole cost if there are none.
     """
     replay = lines[0].replay
     streams = [STREAM_NAMES.index(line.stream) for line in lines if line.replay is replay]

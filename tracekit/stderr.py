@@ -1,7 +1,7 @@
-"""Best-effort writes to stderr: closed before the start, on a full disk, its reader gone.
+"""Best-effort writes to stderr, which may be closed from the start, on a full disk, or without a reader.
 
-In: lines. Out: they are on stderr, or nowhere; no line is worth the run it is about. What others would say there, or on
-stdout to a reader who has left, is kept back here too.
+In: lines. Out: they are on stderr, or nowhere; no line is worth ending the run for. This module also suppresses other
+output to stderr, and output to a stdout whose reader has gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SPINNER = "|/-\\"
 
 
 def open_stderr() -> None:
-    """Give a process that was started without stderr one that goes nowhere, so that no file opened takes its place."""
+    """Give a process that was started without stderr a null device, so that no other file gets its descriptor."""
     if sys.stderr is not None:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -30,7 +30,7 @@ def open_stderr() -> None:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Write `text` on stderr. Once that fails, what follows goes nowhere."""
+    """Write `text` to stderr. If that fails once, later writes are discarded."""
     if sys.stderr is None:
         return
     try:
@@ -41,15 +41,16 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def silence_stdout() -> None:
-    """Send what is still buffered nowhere: its reader has left, or its disk is full."""
+    """Discard what is still buffered: the reader has gone, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager
 def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
-    """Yields a function that says what is under way.
+    """Yield a function to call with the name of each stage of the work.
 
-    On a terminal, a line shows that and for how long, from `after_s` seconds on, until the end. Elsewhere nothing does.
+    On a terminal, a line shows the stage and the time it takes, from `after_s` seconds on; elsewhere there is no
+    output.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
@@ -83,7 +84,7 @@ def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def hushed_panics() -> Iterator[None]:
-    """Keep what polars prints, from its own threads, about a damaged file off stderr; the error says it in one line."""
+    """Suppress what polars' threads print to stderr about a damaged file; the error message has it in one line."""
     try:
         kept = os.dup(2)
     except OSError:  # started without stderr
@@ -100,7 +101,7 @@ def hushed_panics() -> Iterator[None]:
 
 
 def _silence_stderr() -> None:
-    """Send what is still buffered nowhere too, or Python leaves with an exit code of its own at the end."""
+    """Discard what is still buffered for stderr too; otherwise Python exits with its own exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)

@@ -1,8 +1,8 @@
-"""Times as they come in, made what a trace holds: seconds, `start` from the start of its step.
+"""Convert input times to those of a trace: seconds, with `start` counted from the start of its step.
 
-In: a frame whose times may be in another unit, and whose starts may be read off a clock that runs on from step to step
-(seconds since 1970, a monotonic clock). Out: the same frame in seconds from the start of each step, and the absolute
-starts of the steps. Integers are moved as integers and floats by exact subtraction, so no digit is lost on the way.
+In: a frame whose times may be in another unit, and whose starts may come from a clock that runs across steps (seconds
+since 1970, a monotonic clock). Out: the same frame in seconds from the start of each step, and the absolute starts of
+the steps. Integers are shifted as integers and floats by exact subtraction, so no digit is lost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tracekit.magnitudes import LONGEST_S
 from tracekit.model import Unit
 from tracekit.schema import WAITED, Source
 
-#: Clock times between these, seconds since 1970, are taken for such: 2001 to 2100.
+#: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9
-#: A start of a step in the metadata is the zero of its ops if the first of them begins this close to it.
+#: A step's start in the metadata is the zero of its ops if the first of them begins this close to it, seconds.
 SAME_START_S = 1.0
-#: A rank may begin a step this long before it has ended the one before.
+#: A rank may begin a step this long before it has ended the one before, seconds.
 SAME_END_S = 1e-3
-#: A clock that runs on shows in at least this many steps; in each, it has moved on by this share of the step before.
+#: A clock that runs across steps shows in at least this many steps; in each, it has advanced by this share of the step
+#: before.
 FEWEST_STEPS = 3
 SMALLEST_SHARE = 0.5
 
@@ -33,7 +34,7 @@ SMALLEST_SHARE = 0.5
 @dataclass(frozen=True, slots=True)
 class Timed:
     """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, or of the clock
-    that ran on from step to step, where known.
+    that runs across steps, if known.
     """
 
     ops: pl.DataFrame
@@ -41,9 +42,9 @@ class Timed:
 
 
 def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Source) -> Timed:
-    """`ops` with times in seconds from the start of their step. `unit`: of the times now; None is taken for seconds.
+    """`ops` with times in seconds from the start of their step. `unit`: of the input times; None means seconds.
 
-    Columns that hold no times are left for `checked_columns` to name. Raises TraceError where starts are clock times in
+    Columns without times are left for `checked_columns` to report. Raises TraceError if starts are clock times in
     another unit than `unit`.
     """
     start, duration = (_raw(ops, name) for name in ("start", "duration"))
@@ -63,7 +64,7 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
 
 
 def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
-    """A column of times as Int64 or Float64; None where a value is missing, infinite or none."""
+    """A column of times as Int64 or Float64; None if a value is missing, infinite or not a number."""
     if name not in ops.columns or not ops[name].dtype.is_numeric():
         return None
     column = ops[name].cast(pl.Int64 if ops[name].dtype.is_integer() else pl.Float64, strict=False)
@@ -77,7 +78,7 @@ def _has_ranks(ops: pl.DataFrame) -> bool:
 
 
 def _may_run_on(ops: pl.DataFrame, start: pl.Series, duration: pl.Series, per_second: int) -> bool:
-    """Whether starts lie beyond any step, or those of one rank, a quick look, move on from step to step."""
+    """Quick check: whether starts are beyond any step, or those of one rank advance from step to step."""
     if float(start.max()) > LONGEST_S * per_second:  # type: ignore[arg-type]
         return True
     if not _has_ranks(ops):
@@ -94,7 +95,7 @@ def _by_step(raw: pl.DataFrame, *also: str) -> pl.DataFrame:
 
 
 def _runs_on(steps: pl.DataFrame) -> bool:
-    """Whether each step begins on the clock of the one before, and not anew at its own zero."""
+    """Whether each step continues on the clock of the one before instead of starting at its own zero."""
     if steps.height < FEWEST_STEPS:
         return False
     first, end = steps["first"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
@@ -106,7 +107,7 @@ def _runs_on(steps: pl.DataFrame) -> bool:
 def _from_step_start(
     raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Source, *, stated: bool
 ) -> tuple[pl.Series, Mapping[int, float]]:
-    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock that ran on."""
+    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock across steps."""
     per_second = unit.per_second
     steps = _by_step(raw)
     runs_on = _runs_on(steps)
@@ -134,8 +135,8 @@ def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float
     """How long after its first op each step starts: when the last op of the step before it has ended.
 
     Ranks of a late stage begin while an early one still finishes; counted twice, that time would make steps longer than
-    they are apart. Where the step before was not traced, it is taken for what it usually is. Where ranks overlap with
-    themselves, no clock ran on from that step to the next.
+    the distance between them. If the step before was not traced, the usual value is used. If ranks overlap with
+    themselves, no clock ran from that step to the next.
     """
     by_rank = _by_step(raw, "rank").with_columns(
         again=pl.when(pl.col("step").diff().over("rank") == 1).then(
@@ -155,7 +156,7 @@ def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float
 
 
 def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Source, *, stated: bool) -> None:
-    """Raise TraceError where `first` would be a clock time in another unit."""
+    """Raise TraceError if `first` would be a clock time in another unit."""
     for other in Unit:
         if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
             row = int((start >= first).arg_max() or 0)

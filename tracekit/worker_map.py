@@ -1,7 +1,7 @@
-"""The map of exact S_w, ready to be drawn: who is where, what is missing, and pooling for maps larger than a screen.
+"""The map of exact S_w, ready to be drawn: where each worker is, what is missing, and pooling for large maps.
 
-In: the table `by_worker` of a report and S of each worker in each step. Out: `WorkerMap`, `Pooled`, `HostLoad`.
-Here because three figures on two pages read the same map, and so that none of them searches 65,536 rows for a worker.
+In: the table `by_worker` of a report and S of each worker in each step. Out: `WorkerMap`, `Pooled`, `HostLoad`. Three
+figures on two pages share this map, so that none of them searches 65,536 rows for a worker.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tracekit.text import short
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
-#: Workers below this S_w are not pointed at: analysis/attribution/patterns.py takes less than 2 % for noise.
+#: Do not point at workers below this S_w: analysis/attribution/patterns.py treats less than 2 % as noise.
 WORTH_NAMING = 1.02
-#: More cells or rows than this are pooled: a screen cannot show them and a browser draws them slowly.
+#: Pool maps with more cells or rows: a screen cannot show them, and a browser draws them slowly.
 MOST_CELLS, MOST_MAP_ROWS = 20_000, 160
-#: Stands for a rank or host that the trace does not name.
+#: Marks a rank or host that the trace does not name.
 UNKNOWN = -1
 
 
@@ -41,12 +41,12 @@ class HostLoad:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMap:
-    """Exact S_w of every analysed worker. Arrays are [dp_ranks, stages] unless said.
+    """Exact S_w of every analysed worker. Arrays are [dp_ranks, stages] unless stated otherwise.
 
-    `dp_ranks`: those analysed, ascending, [dp_ranks]. `slowdown`, `approx`: exact and min(S_dp, S_pp).
-    `rank`: global rank, `host`: position in `hosts`; both UNKNOWN where the trace does not say.
-    `table`: the same as rows, worst first. `steps`: step numbers, [steps]. `per_step`: exact S_w,
-    [steps, dp_ranks, stages], nan where the DP rank was left out.
+    `dp_ranks`: those analysed, ascending, [dp_ranks]. `slowdown`, `approx`: exact and min(S_dp, S_pp). `rank`: global
+    rank, `host`: index into `hosts`; both UNKNOWN if the trace does not name them. `table`: the same as rows, worst
+    first. `steps`: step numbers, [steps]. `per_step`: exact S_w, [steps, dp_ranks, stages], nan if the DP rank was left
+    out.
     """
 
     table: pl.DataFrame
@@ -68,7 +68,7 @@ class WorkerMap:
         per_step: Floats,
         dropped: Collection[tuple[int, int]],
     ) -> WorkerMap:
-        """`dropped`: the (step, dp_rank) that were left out of the analysis."""
+        """`dropped`: the (step, dp_rank) pairs that were left out of the analysis."""
         shape = per_step.shape[1:]
         where = np.searchsorted(dp_ranks, by_worker["dp_rank"].to_numpy()), by_worker["pp_rank"].to_numpy()
         named = by_worker["host"].cast(pl.String)
@@ -103,11 +103,11 @@ class WorkerMap:
 
     @property
     def only_host(self) -> str | None:
-        """The host of all workers; None where there are several, or some worker's is unknown."""
+        """The host of all workers; None if there are several, or some worker's is unknown."""
         return self.hosts[0] if len(self.hosts) == 1 and not (self.host == UNKNOWN).any() else None
 
     def values(self, position: int | None) -> Floats:
-        """S_w in the step at that position, over all steps for None."""
+        """S_w in the step at that index; over all steps for None."""
         return self.slowdown if position is None else self.per_step[position]
 
     def worker(self, cell: int) -> Worker:
@@ -116,7 +116,7 @@ class WorkerMap:
         return Worker(int(self.dp_ranks[at]), stage)
 
     def cell(self, worker: Worker) -> int | None:
-        """The inverse of `worker`; None where it is not on the map."""
+        """The inverse of `worker`; None if it is not on the map."""
         at = int(np.searchsorted(self.dp_ranks, worker.dp_rank))
         there = at < len(self.dp_ranks) and self.dp_ranks[at] == worker.dp_rank and worker.pp_rank < self.stages
         return at * self.stages + worker.pp_rank if there else None
@@ -132,36 +132,36 @@ class WorkerMap:
         return None if rank == UNKNOWN else rank
 
     def name(self, cell: int) -> str:
-        """What people call the worker of a flat cell number: `rank 9 on host-0001`; its coordinates where unknown."""
+        """The name of the worker of a flat cell number: `rank 9 on host-0001`; its coordinates if unknown."""
         rank, host = self.rank_of(cell), self.host_name(cell)
         if rank is None:
             return self.worker(cell).coordinates
         return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
 
     def full_name(self, cell: int) -> str:
-        """The name, and the coordinates after it: `rank 9 on host-0001 (dp 1, stage 2)`."""
+        """The name followed by the coordinates: `rank 9 on host-0001 (dp 1, stage 2)`."""
         if self.rank_of(cell) is None:
             return self.name(cell)
         return f"{self.name(cell)} ({self.worker(cell).coordinates})"
 
     def label(self, cell: int) -> str:
-        """As an axis or a table of a host says it: `rank 9`."""
+        """Its name on an axis or in a table of a host: `rank 9`."""
         rank = self.rank_of(cell)
         return self.worker(cell).coordinates if rank is None else f"rank {rank}"
 
     def cell_of_rank(self, rank: int) -> int | None:
-        """The flat cell number of the worker that this global rank recorded; None where there is none."""
+        """The flat cell number of the worker that this global rank recorded; None if there is none."""
         cells = np.flatnonzero(self.rank.ravel() == rank)
         return int(cells[0]) if cells.size and rank != UNKNOWN else None
 
     def worst(self, position: int | None, most: int) -> list[int]:
-        """Flat cell numbers of the slowest workers, slowest first; none that were left out of the step."""
+        """Flat cell numbers of the slowest workers, slowest first; excludes those left out of the step."""
         values = np.nan_to_num(self.values(position).ravel(), nan=-np.inf)
         order = np.argsort(-values, kind="stable")[:most]
         return [int(cell) for cell in order if np.isfinite(values[cell])]
 
     def place(self, cell: int) -> int:
-        """How many workers are at least as slow, this one included: 1 is the slowest."""
+        """The number of workers at least as slow, including this one: 1 is the slowest."""
         values = self.slowdown.ravel()
         return int((values > values[cell]).sum()) + 1
 
@@ -191,7 +191,7 @@ class WorkerMap:
 class Pooled:
     """A map with blocks of cells reduced to their largest value; arrays are [blocks down, blocks across].
 
-    `row`, `column`: where in the map that value stood. `row_block`, `column_block`: cells per block.
+    `row`, `column`: where in the map that value was. `row_block`, `column_block`: cells per block.
     """
 
     values: Floats
@@ -202,9 +202,9 @@ class Pooled:
 
 
 def blocks_that_fit(rows: int, columns: int, most: int = MOST_CELLS) -> tuple[int, int]:
-    """Cells per block down and across so that at most about `most` blocks are left: the longer side gives way.
+    """Cells per block down and across, so that at most about `most` blocks are left: the longer side is pooled first.
 
-    Rows are pooled beyond MOST_MAP_ROWS in any case, so that each can be seen.
+    Rows are pooled above MOST_MAP_ROWS in any case, so that each stays visible.
     """
     factor = -(-rows * columns // most)
     down, across = (factor, 1) if rows >= columns else (1, factor)
