@@ -1,6 +1,6 @@
-"""Text fit to be shown or stored: names and paths from outside, and durations.
+"""Text that is safe to display or store: names and paths from outside, and durations.
 
-In: any string. Out: one that cannot break a line, steer a terminal or fail to encode.
+In: any string. Out: a string that cannot break a line, control a terminal or fail to encode.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-#: A name longer than this is cut where it is shown.
+#: Longer names are cut for display.
 LONGEST_NAME = 80
 
 
 def encodable(text: str) -> str:
-    """`text` with what UTF-8 cannot hold (undecodable bytes of a path, lone surrogates) as escapes."""
+    """`text` with escapes for what UTF-8 cannot represent (undecodable bytes of a path, lone surrogates)."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with control characters and what UTF-8 cannot hold as escapes."""
+    """`text` on one line, with escapes for control characters and what UTF-8 cannot represent."""
     shown = encodable(text)
-    if shown.isprintable():  # nearly always, and a hundred times as fast
+    if shown.isprintable():  # the usual case, and a hundred times as fast
         return shown
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
 
@@ -45,7 +45,7 @@ def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
 
 
 def cost(saved_s: float, alone_s: float) -> str:
-    """What a cause costs: a cause can hide behind another one, and cost little until that is gone."""
+    """What a cause costs; a cause that hides behind another one costs little until that is gone."""
     if hidden(saved_s, alone_s):
         return f"costs {seconds(alone_s)} a step once the others are gone"
     return f"costs {seconds(saved_s)} a step"
@@ -70,7 +70,9 @@ def with_error(value: float, error: float) -> str:
 
 
 def error_of(value: float, error: float) -> str:
-    """The error of a duration in the unit in which that is shown; one that it would show as nothing keeps its own."""
+    """The error of a duration, in the unit in which that is displayed; an error that would display as 0 keeps its own
+    unit.
+    """
     return f"{error * 1e3:.1f} ms" if 1e-3 <= abs(value) < 1 and 5e-5 <= error < 1 else seconds(error)
 
 

@@ -1,7 +1,7 @@
 """The trace: one job's recorded ops as validated, read-only columns.
 
-In: a polars frame (from a canonical Parquet file, an importer, the store or `synth`) with layout and metadata.
-Out: `Trace`, which everything behind this door may trust. A trace is checked where it is made, once, by `schema`.
+In: a polars frame (from a canonical Parquet file, an importer, the store or `synth`) with layout and metadata. Out:
+`Trace`, which all other code may trust. A trace is validated once, when it is made, by `schema`.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from tracekit.schema import WAITED, Source, checked_columns, distinct_steps, run
 from tracekit.text import encodable
 from tracekit.units import in_seconds
 
-#: Of the files: pipeline traces, and op traces (`op_trace`).
+#: Versions of the file formats: pipeline traces, and op traces (`op_trace`).
 SCHEMA_VERSION, OP_TRACE_VERSION = 1, 2
 #: Key of tracekit's JSON in the key-value metadata of a Parquet file.
 METADATA_KEY = "tracekit"
-#: What `write_parquet` replaces.
+#: The kind of file that `write_parquet` replaces.
 TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
-#: Key of the free metadata: the unit that the times were in before they came here, where that was stated.
+#: Key of the free metadata for the original unit of the times, if it was stated.
 UNIT_KEY = "time_unit"
-#: Rank -> seconds of the mean step in which its training thread was ready to run and had no processor.
+#: Rank -> seconds of the mean step in which its training thread was ready to run but had no processor.
 RUN_QUEUE = "run_queue_s"
-#: Metadata `format` of traces of our own collectors.
+#: Metadata `format` of traces from our own collectors.
 COLLECTED = "collected"
-#: Metadata that names nobody and that the analysis reads: whole, and of each GPU the field.
+#: Metadata without names that the analysis reads: whole, and the field of each GPU.
 _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
-#: More rows than that in a file, beyond the first million, are no ops: each has two times of its own.
+#: Beyond the first million, a file with more rows per byte than this contains no real ops: each op has two times of its
+#: own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
-#: More rows than these are read a column at a time.
+#: Read files with more rows than this one column at a time.
 MOST_ROWS_AT_ONCE = 100_000
-#: So many workers that were not traced are named.
+#: Name at most this many workers that were not traced.
 MOST_MISSING = 1000
-#: Seconds since 1970 that no clock shows.
+#: No clock shows this many seconds since 1970.
 LARGEST_CLOCK_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of the job the trace holds. A worker-step is one worker in one step.
+    """How much of the job the trace covers. A worker-step is one worker in one step.
 
     `missing_workers`: those without any op, the first `MOST_MISSING` of them.
     """
@@ -66,7 +67,7 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """True when every worker of the layout is there in every traced step."""
+        """True if every worker of the layout is in every traced step."""
         return self.worker_steps_traced == self.worker_steps_expected
 
 
@@ -76,9 +77,9 @@ class Trace:
 
     `ops`: a polars frame with a row per op and the canonical columns (step, rank, dp_rank, pp_rank, kind, seq,
     microbatch, chunk, start, duration; times in seconds, from the start of the step). `layout`: the parallel sizes.
-    `name`: of the job. `step_starts` maps a step to its absolute start, where known: seconds since the epoch, or of
-    another clock that ran on from step to step. `metadata` is plain JSON data (framework, GPU model, hosts, the labels
-    of a synthetic trace ...). Build one with `Trace.from_frame`, which validates; the constructor does not.
+    `name`: of the job. `step_starts` maps a step to its absolute start, if known: seconds since the epoch, or of
+    another clock that runs across steps. `metadata` is plain JSON data (framework, GPU model, hosts, the labels of a
+    synthetic trace ...). Build a trace with `Trace.from_frame`, which validates; the constructor does not.
     """
 
     ops: pl.DataFrame
@@ -100,14 +101,14 @@ class Trace:
         columns: Mapping[str, str] | None = None,
         unit: Unit | str | None = None,
     ) -> Trace:
-        """Validate `ops` and freeze it. `source` (a file name, say) opens every error message.
+        """Validate `ops` and freeze it. `source` (for example a file name) opens every error message.
 
-        `columns`: what a canonical column is called there, where that is another name; messages use it.
-        `unit`: of `start` and `duration`, by default seconds. Seconds that cannot be meant are an error then; a unit
-        that is stated is believed, and kept in the metadata as `time_unit`. Starts that are times of a clock, such as
-        seconds since 1970, come out relative to the start of their step.
+        `columns`: the original names of canonical columns, if they differ; used in messages. `unit`: of `start` and
+        `duration`, by default seconds, which must then be plausible; a stated unit is believed, and kept in the
+        metadata as `time_unit`. Starts that are clock times, such as seconds since 1970, are converted to be relative
+        to the start of their step.
 
-        Raises TraceError for a violation of the data model, LayoutError where the layout contradicts the ops.
+        Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
         """
         origin, kept = Source(source, columns or {}), dict(metadata or {})
         known = None if unit is None else unit_of_time(unit)
@@ -151,20 +152,20 @@ class Trace:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Rank -> host from the free metadata, as far as it is that."""
+        """Rank -> host from the free metadata, as far as it is valid."""
         hosts = self.metadata.get("hosts")
         named = hosts.items() if isinstance(hosts, dict) else ()
         return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
 
     @property
     def one_clock(self) -> bool:
-        """Whether all ranks were timed by one clock: `tracekit collect` reads that of the host, and there is one."""
+        """Whether all ranks used the same clock: that of the only host of a `tracekit collect` run."""
         hosts = self.hosts
         ranks = set(self.worker_ranks().values())
         return self.metadata.get("format") == COLLECTED and ranks <= hosts.keys() and len(set(hosts.values())) == 1
 
     def redacted(self) -> Trace:
-        """The trace without names: hosts are numbered in order of their ranks, of the metadata only figures stay."""
+        """The trace without names: hosts are numbered in order of their ranks, and the metadata keeps only figures."""
         numbers: dict[str, str] = {}
         for _, host in sorted(self.hosts.items()):
             numbers.setdefault(host, f"host-{len(numbers) + 1}")
@@ -186,7 +187,7 @@ class Trace:
         return replace(self, name="job", metadata=MappingProxyType({**kept, "hosts": hosts}))
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
-        """The trace without these step numbers. Raises SelectionError where none is left, or none was there."""
+        """The trace without these step numbers. Raises SelectionError if none is left, or none of them was there."""
         left = self.ops.filter(~pl.col("step").is_in(list(steps)))
         if left.height in (0, self.ops.height):
             which = "every step is" if left.height == 0 else "none of these steps is there to be"
@@ -200,7 +201,8 @@ class Trace:
         steps, dp_rank, pp_rank = (column[starts] for column in columns)
         workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
-        here = distinct_steps(dp_rank)  # few of many DP ranks may be traced: those alone take memory per step
+        # often only a few of many DP ranks are traced: use memory per step only for those
+        here = distinct_steps(dp_rank)
         present = np.zeros((len(numbers), len(here) * self.layout.pp), dtype=bool)
         position = step_positions(dp_rank, here).astype(np.int64)
         present[step_positions(steps, numbers), position * self.layout.pp + pp_rank] = True
@@ -217,9 +219,9 @@ class Trace:
         )
 
     def outline(self) -> Trace:
-        """The trace with one op of each worker and step: as much as `coverage` and `worker_ranks` need.
+        """The trace with one op of each worker and step: enough for `coverage` and `worker_ranks`.
 
-        All ops stay where they say who waited inside workers (WAITED): the analysis reads that from them.
+        Keeps all ops if they record waits inside workers (WAITED), which the analysis reads.
         """
         if WAITED in self.ops.columns:
             return self
@@ -227,7 +229,7 @@ class Trace:
         return replace(self, ops=self.ops[starts])
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the canonical Parquet file, in the place of none but another one.
+        """Write the canonical Parquet file; replaces only another one.
 
         Raises OutputError; never leaves half a file.
         """
@@ -235,7 +237,7 @@ class Trace:
             self.write_to(file)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Write the content of that file."""
+        """Write the content of the Parquet file."""
         header = {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,
@@ -247,9 +249,9 @@ class Trace:
 
 
 def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:
-    """Read a canonical Parquet file, whose times may be stated to be in another `unit` than seconds.
+    """Read a canonical Parquet file, whose times may be in another `unit` than seconds.
 
-    Raises FormatError where it is none, TraceError where its content is off.
+    Raises FormatError if it is not one, TraceError if its content is invalid.
     """
     source = str(path)
     header = read_header(path)
@@ -286,7 +288,7 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The JSON that tracekit keeps inside a Parquet file, None without. Raises FormatError for other files."""
+    """The JSON that tracekit keeps inside a Parquet file, None if there is none. Raises FormatError for other files."""
     text = _parquet(path, pl.read_parquet_metadata).get(METADATA_KEY)
     if text is None:
         return None
@@ -300,7 +302,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
-    """All columns of a Parquet file. Raises FormatError where it is empty, truncated or something else."""
+    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
     few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
     if few.height <= MOST_ROWS_AT_ONCE:
         return few.rechunk()
@@ -309,16 +311,16 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     _check_rows(path)
 
     def column(name: str) -> pl.Series:
-        """One column in one piece."""
+        """One column as a single chunk."""
         series: pl.Series = _parquet(path, lambda file: pl.read_parquet(file, columns=[name]))[name].rechunk()
         return series
 
-    # One column at a time: joining the pieces of all at once would hold a big trace twice.
+    # One column at a time: joining the chunks of all columns at once would hold a large trace twice.
     return pl.DataFrame([column(name) for name in names])
 
 
 def _check_rows(path: str | os.PathLike[str]) -> None:
-    """Raise FormatError where the file claims more ops than its bytes can hold: one value repeated without end."""
+    """Raise FormatError if the file claims more ops than its bytes can hold: one value repeated without end."""
     rows = _parquet(path, lambda file: int(pl.scan_parquet(file).select(pl.len()).collect().item()))
     size = Path(path).stat().st_size
     if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
@@ -347,7 +349,7 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
 
 
 def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
-    """The same, checked to be times of a clock. Raises TraceError."""
+    """`step_starts`, checked to be clock times. Raises TraceError."""
     for step, start in step_starts.items():
         if not abs(start) <= LARGEST_CLOCK_S:
             raise TraceError(
@@ -366,5 +368,5 @@ def share_of_samples(value: object) -> float | None:
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
-    """How many dp_rank values a complete trace has: with dsp > 1 some recorders number dp only, some dp x dsp."""
+    """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
     return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks

@@ -1,7 +1,7 @@
 """The store: many jobs in one folder, each with its windows.
 
-In: validated traces of any kind and what the analysis found. Out: the same by job and window, and lists of both.
-`folder.py` says what is where.
+In: validated traces of any kind and findings of the analysis. Out: the same by job and window, and lists of both.
+`folder.py` describes the files.
 """
 
 from tracekit.store.backend import STORE_VARIABLE, default_store

@@ -30,7 +30,7 @@ DEFAULT_NAME, OLD_DEFAULT_NAME = "tracekit.store", "tracekit.duckdb"
 
 
 def default_store() -> Path:
-    """`$TRACEKIT_STORE`, else tracekit.store in the working directory, or a tracekit.duckdb that an older one left."""
+    """`$TRACEKIT_STORE`, else tracekit.store in the working directory, or a tracekit.duckdb of an older version."""
     if named := os.environ.get(STORE_VARIABLE):
         return Path(named)
     new, old = Path(DEFAULT_NAME), Path(OLD_DEFAULT_NAME)
@@ -38,7 +38,7 @@ def default_store() -> Path:
 
 
 class Backend(Protocol):
-    """How one form of a store is read."""
+    """Reads one form of a store."""
 
     def reading(self) -> AbstractContextManager[Catalogue]:
         """The catalogue as it is now."""
@@ -50,7 +50,7 @@ class Backend(Protocol):
         """The report on it as JSON; None where there is none."""
 
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""
@@ -93,7 +93,7 @@ def check_encodable(path: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything is at a path. Raises StoreError if that cannot be found out."""
+    """Whether anything is at a path. Raises StoreError if that cannot be determined."""
     check_encodable(path)
     try:
         return path.exists()
@@ -103,7 +103,7 @@ def exists(path: Path) -> bool:
 
 def is_duckdb_file(path: Path) -> bool:
     """Whether a path is a DuckDB file. Raises StoreError if it cannot be read."""
-    try:  # without waiting for the writer of a pipe
+    try:  # must not wait for the writer of a pipe
         with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What keeps a store in order: checking its files, dropping damaged ones, pruning ops, migrating older stores.
+"""Maintenance of a store: check its files, drop damaged ones, prune ops, migrate older stores.
 
-In: a store. Out: what was found or done, a line each. Findings stay when ops go.
+In: a store. Out: what was found or done, one line each. Findings stay when ops go.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracekit.store.writer import Writer
 from tracekit.text import short
 from tracekit.trace import read_parquet
 
-#: Says what is under way.
+#: Called with the name of each stage of the work.
 Tell = Callable[[str], None]
 
 
@@ -35,7 +35,7 @@ _NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of wo
 
 
 def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
-    """What is wrong with the files of a store, a line each; reads every byte. Nothing is changed."""
+    """Problems with the files of a store, one line each; reads every byte. Changes nothing."""
     folder = _folder(store)
     with store.reading() as catalogue:
         windows = catalogue.windows()
@@ -52,9 +52,9 @@ def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
 
 
 def repair(store: Store, tell: Tell = _silent) -> list[str]:
-    """Drop what is damaged, a line each: a window whose ops are gone keeps its report, and the other way round.
+    """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
 
-    Where the catalogue is gone, it is made anew of the traces, each of which says its job.
+    If the catalogue is gone, it is rebuilt from the traces, each of which names its job.
     """
     folder = _folder(store)
     if not folder.catalogue.exists():
@@ -77,7 +77,7 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
 
 
 def _damaged_hangs(store: Store) -> dict[Path, str]:
-    """What is wrong with reports on hangs, by file."""
+    """Problems with reports on hangs, by file."""
     found = {}
     for path in hang_files(store.path):
         try:
@@ -90,7 +90,7 @@ def _damaged_hangs(store: Store) -> dict[Path, str]:
 
 
 def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
-    """Make a catalogue of the traces in the folder; of jobs of one name the newest."""
+    """Build a catalogue from the traces in the folder; of several jobs with one name, the newest."""
     lines: list[str] = []
     paths = [path for path in (store.path / JOBS).glob("*/*.parquet") if path.stem.isdecimal()]
     jobs: dict[str, int] = {}
@@ -119,7 +119,7 @@ def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
 
 
 def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
-    """Drop the damaged parts of a window; the window itself where nothing is left of it."""
+    """Drop the damaged parts of a window, or the window itself if nothing is left of it."""
     bad = {part: problem for part in window.files if (problem := writer.folder.damage(window, part))}
     if not bad:
         return
@@ -137,10 +137,11 @@ def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
 def prune(
     store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = _silent
 ) -> list[str]:
-    """Remove ops, a line each, oldest windows first: those added before, and as many as the size asks for.
+    """Remove ops, one line each, oldest windows first: those added earlier than `older_than` ago, and as many as
+    needed.
 
-    Reports and slowdowns of workers stay. Reports on hangs go by age alone; their incidents stay. `most_bytes`: of all
-    files of windows.
+    Reports and slowdowns of workers stay. Reports on hangs are removed by age only; their incidents stay. `most_bytes`:
+    target size of all files of windows.
     """
     _folder(store)
     lines = [] if older_than is None else list(_prune_hangs(store, older_than))
@@ -161,7 +162,7 @@ def prune(
 
 
 def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
-    """Remove reports on hangs that were made before."""
+    """Remove reports on hangs that are older than that."""
     for path in hang_files(store.path):
         made_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         if datetime.now(UTC) - made_at > older_than:
@@ -170,7 +171,7 @@ def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
 
 
 def migrate(old: Path, new: Path, tell: Tell = _silent) -> int:
-    """Put the jobs of a store of version 2, in one file, into a new store; returns how many. The file stays."""
+    """Copy the jobs of a single-file store of version 2 to a new store; returns how many. The file stays."""
     source = Store(old)
     source.check()
     if old.is_dir():
@@ -196,7 +197,7 @@ def migrate(old: Path, new: Path, tell: Tell = _silent) -> int:
 
 
 def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> Findings | Unanalysed | None:
-    """What an older store has found of a job."""
+    """The findings of an older store about a job."""
     if not row["analysed"]:
         return None
     report, rows = reader.report(window), reader.workers(window)
@@ -210,7 +211,7 @@ def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> 
 
 
 def _folder(store: Store) -> Folder:
-    """The folder of a store. Raises StoreError where it is none."""
+    """The folder of a store. Raises StoreError if it has none."""
     if s3_url(store.path) is not None:
         raise StoreError(f"{store.name}: a store in S3 is only read; keep the folder in order that it is a copy of")
     store.check()

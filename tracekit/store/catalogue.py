@@ -1,7 +1,8 @@
-"""The catalogue: what the store knows of jobs and windows without opening their files, and the only SQL of the store.
+"""The catalogue: what the store knows about jobs and windows without opening their files, and the only SQL of the
+store.
 
-In: a connection to a DuckDB file that has the tables of `schema.sql`, or views of their names. Out: lists; and rows for
-a window that was written.
+In: a connection to a DuckDB file that has the tables of `schema.sql`, or views with their names. Out: lists; and rows
+for a window that was written.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
     import duckdb
 
 STORE_VERSION = 6
-#: Stores from this version on are read as they are, with empty tables for what they lack; the next writer adds these.
+#: Stores from this version on are read as they are, with empty tables for missing ones; the next writer adds these.
 OLDEST_VERSION = 3
 KNOWN_VERSIONS = range(OLDEST_VERSION, STORE_VERSION + 1)
-#: Version -> the file with the tables that it brought.
+#: Version -> the file with the tables that it added.
 _BROUGHT = {4: "live.sql", 5: "gpus.sql", 6: "endings.sql"}
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
-#: Longer values of the free metadata are in the trace only.
+#: Longer values of the free metadata are only in the trace.
 LONGEST_FACT = 1000
 
 _JOB_LIST = """
@@ -82,7 +83,7 @@ WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR files.number 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """An open catalogue of the store at `path`, which errors name."""
+    """An open catalogue of the store at `path`, which appears in errors."""
 
     connection: duckdb.DuckDBPyConnection
     path: Path | str
@@ -95,28 +96,28 @@ class Catalogue:
 
     @classmethod
     def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
-        """A catalogue of this version, brought to the newest."""
+        """Upgrade a catalogue of this version to the newest."""
         connection.execute(_lacking(version))
         connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
         return cls(connection, path)
 
     @classmethod
     def read_only(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
-        """A catalogue of this version that is only read: with the tables that it lacks, empty."""
+        """A read-only catalogue of this version, with empty tables for missing ones."""
         connection.execute(_lacking(version).replace("CREATE ", "CREATE TEMP "))
         return cls(connection, path)
 
     def job_list(self) -> pl.DataFrame:
-        """One row per job: name, source, and what the table `windows` has of its newest window; costliest first.
+        """One row per job: name, source, and the columns of `windows` for its newest window; costliest first.
 
-        `windows`, `all_steps`, `all_ops`: of all its windows. `imported_at`: seconds since the epoch.
+        `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch.
         """
         return self._job_list(None, None)
 
     def job_row(self, name: str, number: int) -> dict[str, Any]:
-        """The row of `job_list` as it was when window `number` of the job was its newest, but for the sums.
+        """The row of `job_list` as it was when window `number` of the job was its newest, except for the totals.
 
-        Raises NotStoredError where there is none.
+        Raises NotStoredError if there is none.
         """
         self.window(name, number)
         return self._job_list(name, number).row(0, named=True)
@@ -144,7 +145,7 @@ class Catalogue:
         )
 
     def windows(self, name: str | None = None) -> tuple[StoredWindow, ...]:
-        """The windows of a job, or of all jobs, oldest first. Raises NotStoredError where there is no such job."""
+        """The windows of a job, or of all jobs, oldest first. Raises NotStoredError if there is no such job."""
         found = self._windows(name, None)
         if name is not None and not found:
             raise self._missing(name)

@@ -24,7 +24,7 @@ from tracekit.errors import StoreBusyError, StoreError
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-#: How the names of copies begin; a digest of the store's name follows.
+#: Prefix of the names of copies; a digest of the store's name follows.
 COPY_PREFIX = ".tracekit.store-"
 
 
@@ -33,13 +33,13 @@ def is_duckdb(file: BinaryIO) -> bool:
     return file.read(12)[8:] == b"DUCK"
 
 
-#: What a catalogue may take the place of. Whether tracekit made it is known once DuckDB has opened it.
+#: The kind of file that a catalogue may replace. Whether tracekit made it is known once DuckDB has opened it.
 STORE_FILE = Kind("a tracekit store", is_duckdb)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueCopy:
-    """A copy on its way to become the catalogue. `path`: where it is to be; nothing is there yet.
+    """A copy that will become the catalogue. `path`: where to create it; nothing is there yet.
 
     `replaces`: whether there is a catalogue already, which `fill` copies.
     """
@@ -54,9 +54,9 @@ class CatalogueCopy:
         shutil.copyfile(self._place.path, self.path)
 
     def put(self) -> None:
-        """Let the copy take the catalogue's place, down to the disk.
+        """Replace the catalogue by the copy, and sync it to the disk.
 
-        Raises StoreBusyError where another program has changed it meanwhile.
+        Raises StoreBusyError if another program has changed the catalogue meanwhile.
         """
         if _identity(self._place.check()) != self._found:
             raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
@@ -67,9 +67,9 @@ class CatalogueCopy:
 
 @contextmanager
 def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
-    """A copy to work on, for who is `alone`; without `put` it vanishes.
+    """A copy to work on, for a process that is `alone`; without `put` it is removed.
 
-    Raises OutputError or StoreError where something else is at `path` or it cannot be written.
+    Raises OutputError or StoreError if something else is at `path` or it cannot be written.
     """
     place = Place(path, STORE_FILE)
     try:
@@ -85,10 +85,10 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
 def alone(path: Path) -> Iterator[None]:
     """Wait until no other process writes the catalogue at `path`, and keep others waiting.
 
-    Raises StoreBusyError when that takes too long, OutputError where the lock cannot be written.
+    Raises StoreBusyError if that takes too long, OutputError if the lock cannot be written.
     """
     place = Place(path, STORE_FILE)
-    place.check()  # before a lock is put beside what is no store
+    place.check()  # before a lock is created next to something that is not a store
     try:
         with _locked(path):
             yield
@@ -114,7 +114,7 @@ def _locked(path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(_POLL_S)
                 continue
-            if not os.fstat(lock).st_nlink:  # whoever held it has removed the store
+            if not os.fstat(lock).st_nlink:  # the previous holder has removed the store
                 continue
             yield
             return
@@ -124,9 +124,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _copy_path(path: Path) -> Iterator[Path]:
-    """A name for a copy, which is removed at the end. Before, what killed writers of this store left is removed.
+    """A name for a copy, which is removed at the end. First removes what killed writers of this store left.
 
-    Nobody else writes the store now, so no other copy is in use.
+    Nobody else is writing the store now, so no other copy is in use.
     """
     digest = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
     prefix = f"{COPY_PREFIX}{digest}-"
@@ -139,8 +139,8 @@ def _copy_path(path: Path) -> Iterator[Path]:
 
 
 def _remove_own(folder: Path, prefix: str) -> None:
-    """Remove what of this user's begins with `prefix` in a folder: copies, and what DuckDB puts beside them."""
-    with suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable and not readable
+    """Remove this user's files with `prefix` in a folder: copies, and what DuckDB creates next to them."""
+    with suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable but not readable
         for entry in entries:
             if entry.name.startswith(prefix) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 if entry.is_dir(follow_symlinks=False):
@@ -150,17 +150,17 @@ def _remove_own(folder: Path, prefix: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # some file systems cannot for folders
+        with suppress(OSError):  # some file systems cannot do so for folders
             os.fsync(handle)
     finally:
         os.close(handle)
 
 
 def _check_complete(path: Path) -> None:
-    """Raise StoreError where DuckDB would add the changes in another file to the store."""
+    """Raise StoreError if DuckDB would add changes from another file to the store."""
     log = f"{path}.wal"
     if os.path.lexists(log):
         raise StoreError(
@@ -170,5 +170,5 @@ def _check_complete(path: Path) -> None:
 
 
 def _identity(found: os.stat_result | None) -> tuple[int, ...]:
-    """Which file this is, and whether it has changed."""
+    """Identifies a file and its state."""
     return () if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

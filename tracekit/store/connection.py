@@ -1,6 +1,6 @@
-"""DuckDB files opened with DuckDB's errors turned into ours.
+"""Open DuckDB files, converting DuckDB's errors to ours.
 
-In: the path of a DuckDB file. Out: a connection to it, which sees that file and nothing else.
+In: the path of a DuckDB file. Out: a connection that can access only that file.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tracekit.errors import StoreBusyError, StoreError
 if TYPE_CHECKING:
     import duckdb
 
-#: DuckDB shares one instance per path within a process, so a connection opened while another is still open would see
-#: the file as it was before it was replaced: threads that read take turns.
+#: DuckDB shares one instance per path within a process, so a connection opened while another is open would see the file
+#: as it was before it was replaced: reading threads take turns.
 _ONE_READS = threading.RLock()
-#: How long a file may be opened again because it was replaced meanwhile. A writer takes many times as long as one
-#: opening, so a second attempt is rare.
+#: How long to retry opening a file that was replaced meanwhile. A writer takes many times as long as opening, so a
+#: second attempt is rare.
 _OPENING_S = 60.0
 
 
 @contextmanager
 def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The DuckDB file `path` of the store that errors name. Raises StoreError, StoreBusyError where it is in use."""
+    """Open the DuckDB file `path` of a store, named in errors. Raises StoreError, StoreBusyError if it is in use."""
     import duckdb
 
     try:
@@ -36,7 +36,7 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
                 yield connection
             return
         with _ONE_READS, _opened(path) as connection:
-            # a view in a catalogue from elsewhere reads no file of this machine
+            # a view in a foreign catalogue must not read files of this machine
             connection.execute("SET enable_external_access = false")
             yield connection
     except duckdb.Error as error:
@@ -44,10 +44,10 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
 
 
 def _opened(path: Path) -> duckdb.DuckDBPyConnection:
-    """A connection that reads one state of a file which writers replace. Raises duckdb.Error.
+    """A connection that reads one state of a file that writers replace. Raises duckdb.Error.
 
-    DuckDB opens a file several times to make one connection: the header may be of the file as it was, and the blocks of
-    the one that has taken its place. So it is opened again, until it was the same file before and after.
+    DuckDB opens a file several times for one connection: the header may come from the old file, and the blocks from the
+    one that replaced it. So the file is opened again until it is the same before and after.
     """
     import duckdb
 
@@ -67,12 +67,12 @@ def _opened(path: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _name(path: Path) -> str:
-    """An absolute path: DuckDB takes ":memory:" and prefixes such as "md:" for other things than a file."""
+    """An absolute path: DuckDB interprets ":memory:" and prefixes such as "md:" differently."""
     return str(path.absolute())
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """What tells a file from the one that takes its place; None where there is none."""
+    """Identifies a file, as opposed to one that replaces it; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -91,7 +91,7 @@ def _store_error(error: Exception, store: Path | str) -> StoreError:
 
 
 def version_in(connection: duckdb.DuckDBPyConnection) -> tuple[int, ...] | None:
-    """What the table `store_version` holds; None where there is no such table."""
+    """The content of the table `store_version`; None if there is no such table."""
     import duckdb
 
     try:
@@ -101,7 +101,9 @@ def version_in(connection: duckdb.DuckDBPyConnection) -> tuple[int, ...] | None:
 
 
 def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, *known: int) -> int:
-    """The version of a store, one of `known`, the newest last. Raises StoreError for any other, and for no store."""
+    """The version of a store, one of `known`, the newest last. Raises StoreError for any other, and if it is not a
+    store.
+    """
     found = version_in(connection)
     if found is None:
         raise StoreError(f"{store}: a DuckDB file, but no tracekit store; choose another --store")

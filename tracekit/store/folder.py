@@ -48,7 +48,7 @@ _CHUNK = 1 << 20
 
 
 class FileGoneError(StoreError):
-    """A file that the catalogue named is not there: it may have been removed since."""
+    """A file that the catalogue named is missing: it may have been removed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Folder:
         return self.path / CATALOGUE
 
     def file(self, job_id: int, number: int, part: Part) -> Path:
-        """Where a part of a window is."""
+        """The path of a part of a window."""
         return self.path / JOBS / str(job_id) / f"{number}{_SUFFIX[part]}"
 
     @contextmanager
@@ -82,20 +82,20 @@ class Folder:
             yield catalogue
 
     def check_no_jobs(self) -> None:
-        """Raise StoreError where files of jobs lie in a store without a catalogue."""
+        """Raise StoreError if there are files of jobs in a store without a catalogue."""
         left = any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists()
-        if left and not self.catalogue.exists():  # the first writer may have finished between two looks
+        if left and not self.catalogue.exists():  # the first writer may have finished between the two checks
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is gone; `tracekit store repair {self.path}` makes it anew of the traces"
             )
 
     def trace(self, window: StoredWindow) -> AnyTrace:
-        """The trace of a window. Raises FileGoneError, StoreError where it is damaged."""
+        """The trace of a window. Raises FileGoneError, StoreError if it is damaged."""
         path = self._checked(window, Part.OPS)
         try:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
-            self._checked(window, Part.OPS)  # it may have gone only now
+            self._checked(window, Part.OPS)  # it may have been removed just now
             raise _damaged(str(error)) from None
 
     def report(self, window: StoredWindow) -> str | None:
@@ -113,7 +113,7 @@ class Folder:
         return tuple(read_hangs(self.path, job))
 
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
         if Part.WORKERS not in window.files:
             return None
         path = self._checked(window, Part.WORKERS)
@@ -123,7 +123,7 @@ class Folder:
             raise _damaged(str(error)) from None
 
     def _checked(self, window: StoredWindow, part: Part) -> Path:
-        """The path of a file that is there and as large as it was."""
+        """The path of a file that exists with its recorded size."""
         path = self.file(window.job_id, window.number, part)
         try:
             size = path.stat().st_size
@@ -136,7 +136,7 @@ class Folder:
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
-        """What is wrong with a file, None where it is as it was written; reads all of it."""
+        """What is wrong with a file, None if it is as it was written; reads all of it."""
         try:
             path = self._checked(window, part)
             found = checksum(path)
@@ -149,10 +149,10 @@ class Folder:
     # ---- writing
 
     def make(self) -> bool:
-        """Make the folder a store, unless it is one; whether it had to be made.
+        """Make the folder a store, unless it is one; returns whether it had to be made.
 
-        Of several first writers one makes it, whole: nobody meets a folder without its mark. Raises OutputError where
-        something else is there.
+        Of several first writers, one creates it atomically: nobody sees a folder without its mark. Raises OutputError
+        if something else is there.
         """
         if self.check_place():
             return False
@@ -176,7 +176,7 @@ class Folder:
         return not empty
 
     def _remove_unborn(self) -> None:
-        """Remove stores that killed writers were making. Of those still at work none can take the place any more."""
+        """Remove stores that killed writers were creating. Writers still at work can no longer install theirs."""
         for other in self.path.parent.glob(f".{glob.escape(self.path.name)}.????????"):
             if other.is_dir() and {file.name for file in other.iterdir()} <= {MARK}:
                 shutil.rmtree(other, ignore_errors=True)
@@ -214,7 +214,7 @@ class Folder:
         raise OutputError(f"{self.path}: is a folder, but no tracekit store; choose another place")
 
     def check_writable(self) -> None:
-        """Raise the OutputError that writing would end with, as far as that can be told before; writes nothing."""
+        """Raise the OutputError that writing would raise, as far as it can be predicted; writes nothing."""
         folder = self.path if self.check_place() else self.path.parent
         try:
             with tempfile.TemporaryFile(dir=folder):
@@ -223,7 +223,7 @@ class Folder:
             raise _place(self.path).error(error) from None
 
     def write_window(self, job_id: int, number: int, item: Incoming) -> dict[Part, StoredFile]:
-        """Write the files of a window; on disk when this returns. Raises OSError."""
+        """Write the files of a window; they are on disk when this returns. Raises OSError."""
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
         parts: dict[Part, Callable[[BinaryIO], object]] = {Part.OPS: trace.write_to}
         if isinstance(item.findings, Findings):
@@ -248,14 +248,14 @@ class Folder:
             file.writelines(f"{job_id} {number}\n" for job_id, number in windows)
 
     def forget_unfinished(self) -> None:
-        """All that was noted is named."""
+        """Forget the note: the catalogue names all noted files."""
         (self.path / UNFINISHED).unlink(missing_ok=True)
 
     def clear_unfinished(self) -> None:
-        """Remove what the noted windows have of files that the catalogue does not name, and the note."""
+        """Remove files of the noted windows that the catalogue does not name, and the note."""
         note = self.path / UNFINISHED
         try:
-            lines = note.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be half of one
+            lines = note.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete
         except FileNotFoundError:
             return
         with self.reading() as catalogue:
@@ -271,7 +271,7 @@ class Folder:
 
 @contextmanager
 def open_catalogue(path: Path, store: Path | str) -> Iterator[Catalogue]:
-    """The catalogue in the file `path`, of the store that errors name, to be read."""
+    """The catalogue in the file `path`, for reading; errors name `store`."""
     with connected(path, store, read_only=True) as connection:
         version = check_version(connection, store, *KNOWN_VERSIONS)
         yield Catalogue.read_only(connection, store, version)
@@ -295,13 +295,13 @@ def checksum(path: Path) -> StoredFile:
 
 
 def _written(path: Path, write: Callable[[BinaryIO], object]) -> StoredFile:
-    """Write a new file, down to the disk."""
+    """Write a new file and sync it to the disk."""
     try:
         with open(path, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-    except pl.exceptions.PolarsError as error:  # an error of the disk, said by polars
+    except pl.exceptions.PolarsError as error:  # an error of the disk, reported by polars
         raise OSError(errno.EIO, short(str(error).splitlines()[0])) from None
     return checksum(path)
 

@@ -1,8 +1,8 @@
-"""Reports on hangs in a store: beside its jobs, for a job that hangs in its first step has no trace.
+"""Reports on hangs in a store: stored next to its jobs, because a job that hangs in its first step has no trace.
 
-    STORE/hangs/<time>-<number>.json      one report: the job's name, when it was found, its text and its JSON
+STORE/hangs/<time>-<number>.json      one report: the job's name, when it was found, its text and its JSON
 
-Each file is written once and whole, so it needs no place in the catalogue.
+Each file is written once and atomically, so it needs no entry in the catalogue.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _KIND = Kind("a report on a hang", starting_with(b'{"format": "tracekit-hang"'))
 
 @dataclass(frozen=True, slots=True)
 class StoredHang:
-    """`job`: its name; there need be no such job in the store. `found_at`: seconds since the epoch. `lines`: the report
-    as a terminal shows it; `report`: as docs/hang.md says.
+    """`job`: its name; the store need not have such a job. `found_at`: seconds since the epoch. `lines`: the report as
+    a terminal shows it; `report`: as described in docs/hang.md.
     """
 
     job: str
@@ -63,7 +63,7 @@ def hang_files(folder: Path) -> list[Path]:
 
 
 def read_hang(path: Path) -> StoredHang:
-    """One report. Raises StoreError where it is none, FileNotFoundError where it is gone."""
+    """One report. Raises StoreError if it is not one, FileNotFoundError if it is gone."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         del content["format"]
@@ -75,9 +75,9 @@ def read_hang(path: Path) -> StoredHang:
 
 
 def sighting_of_hang(report: Mapping[str, Any]) -> Account:
-    """What an incident says of a hang, in the words of its report (docs/hang.md), as far as it has them.
+    """The account of a hang for an incident, in the words of its report (docs/hang.md), as far as it has them.
 
-    All of the job stands.
+    The whole job is stuck.
     """
     headline, culprits = str(report.get("headline", "the job hangs")), report.get("culprits", ())
     hosts = dict.fromkeys(str(one["host"]) for one in culprits if one.get("host"))

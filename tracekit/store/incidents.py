@@ -1,8 +1,8 @@
 """Incidents: how long a cause has been acting on a job, across its windows.
 
-In: the incidents that are open and what a window shows. Out: which open, go on and close. A cause opens an incident in
-the first window that shows it. The incident closes once several windows in a row no longer do, so that a cause which
-comes and goes is one incident, and one alarm.
+In: the open incidents and the causes in a window. Out: which incidents open, continue and close. A cause opens an
+incident in the first window that shows it. The incident closes once several windows in a row no longer show it, so that
+a cause that comes and goes is one incident, and one alarm.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from datetime import datetime
 
 from tracekit.findings import SMALLEST_ALARMING_SHARE, Account, WindowVerdict
 
-#: An incident closes after so many windows in a row without its cause.
+#: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2
-#: An incident goes on while its cause costs this share of the step: less than it takes to open one, so that a cause
-#: about as large as that does not open one after the other.
+#: An incident continues while its cause costs this share of the step. It is less than it takes to open one, so that a
+#: cause of about that size does not open one incident after another.
 SMALLEST_LASTING_SHARE = SMALLEST_ALARMING_SHARE / 2
-#: The kind of the cause of a hang.
+#: The kind of cause of a hang.
 HANG = "hang"
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A cause that acts on a job, or acted until `closed_at`; `cause`: as the last window showed it.
+    """A cause that acts on a job, or acted until `closed_at`; `cause`: as in the last window that showed it.
 
     `opened_window`, `seen_window`, `closed_window`: the first and the last window that showed it, and the one that
-    closed it; None for a hang, which no window shows, and for what the end of the job closed. `clear`: windows in a row
-    that no longer showed it. `incident_id`: 0 until it is stored. `job_ending`: how its job ended, as in "ended with
-    exit code 1"; None while it runs, and where nobody has said so.
+    closed it; None for a hang, which no window shows, and for an incident closed by the end of the job. `clear`:
+    windows in a row that no longer showed it. `incident_id`: 0 until it is stored. `job_ending`: how its job ended, as
+    in "ended with exit code 1"; None while it runs, and if unknown.
     """
 
     incident_id: int
@@ -45,14 +45,14 @@ class Incident:
 
     @property
     def windows(self) -> int:
-        """Windows from the first to the last that showed it; 0 for a hang."""
+        """The number of windows from the first to the last that showed it; 0 for a hang."""
         if self.opened_window is None or self.seen_window is None:
             return 0
         return self.seen_window - self.opened_window + 1
 
     @property
     def closed_because(self) -> str | None:
-        """Why it closed; None while it is open. A job that ends, or crashes, has not been cured."""
+        """Why it closed; None while it is open. A job that ends, or crashes, was not cured."""
         if self.closed_at is None:
             return None
         if self.closed_window is not None:
@@ -60,7 +60,7 @@ class Incident:
         return f"the job {self.job_ending or 'ended'}"
 
     def shows_in(self, sighting: Account) -> bool:
-        """Whether a sighting is of this incident: the same part of some of the same ranks, or of the whole job."""
+        """Whether a sighting belongs to this incident: the same part of some of the same ranks, or of the whole job."""
         if (self.cause.part or self.cause.kind) != (sighting.part or sighting.kind):
             return False
         return bool({*self.cause.ranks} & {*sighting.ranks}) or self.cause.ranks == sighting.ranks == ()
@@ -76,8 +76,7 @@ def followed(
 ) -> tuple[Incident, ...]:
     """The incidents of a job after window `number`, which ended `at`: those of `before`, which were open, and new ones.
 
-    `moved_at`: when its last step began, None where that is unknown. A window that cannot be trusted opens and closes
-    nothing.
+    `moved_at`: when its last step began, None if unknown. A window that cannot be trusted opens and closes nothing.
     """
     if not verdict.judged:
         return tuple(before)
@@ -96,7 +95,7 @@ def _gone_on(
         over = moved_at is not None and moved_at > incident.opened_at
         return replace(incident, closed_at=at, closed_window=number) if over else incident
     seen = [one for one in verdict.sightings if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
-    if seen:  # several causes at one place are one incident, for which the costliest speaks
+    if seen:  # several causes at one place are one incident, represented by the costliest
         return replace(incident, cause=max(seen, key=lambda one: one.cost_s), seen_window=number, clear=0)
     clear = incident.clear + 1
     if clear >= CLEAR_WINDOWS:

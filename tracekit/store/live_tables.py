@@ -1,6 +1,6 @@
 """The tables of live.sql: what alerts, metrics and the history of a job need.
 
-In: a connection to a catalogue, and what was found in a window. Out: rows, incidents, the history of a job.
+In: a connection to a catalogue, and the findings of a window. Out: rows, incidents, the history of a job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracekit.store.window import Incoming
 if TYPE_CHECKING:
     import duckdb
 
-#: Causes of a window that the catalogue names; its report has all of them.
+#: The number of a window's causes in the catalogue; its report has all of them.
 MOST_CULPRITS = 4
 
 _HISTORY = """
@@ -31,7 +31,7 @@ FROM windows JOIN jobs USING (job_id) LEFT JOIN findings USING (job_id, number)
 WHERE jobs.name = $name AND ($last IS NULL OR windows.number <= $last)
 ORDER BY windows.number DESC LIMIT $most
 """
-#: The newest of the windows around one: half of them come after it, more where there are few before it.
+#: The newest windows around a given one: half of them after it, more if there are few before it.
 _LAST_AROUND = """
 WITH numbers AS (SELECT number FROM windows JOIN jobs USING (job_id) WHERE jobs.name = $name)
 SELECT max(number) FROM (
@@ -49,7 +49,7 @@ QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER
 ORDER BY incident_id DESC
 """
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
-#: One row per job, of its newest window, with what has added up over all of them.
+#: One row per job, of its newest window, with totals over all windows.
 _LIVE_JOBS = """
 SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.slowdown, newest.waste,
        newest.recorded_s, newest.trustworthy, newest.lost_gpu_hours_per_day, epoch(newest.added_at) AS added_at,
@@ -68,8 +68,8 @@ LEFT JOIN endings ON endings.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
-#: Of each host or GPU its last jobs, and in which of them a trusted window had a cause on it alone. `place`: of a job
-#: in the order of their newest windows; `blamed_on`: a list of `culprits`.
+#: The last jobs of each host or GPU, and those in which a trusted window had a cause on it alone. `place`: index of a
+#: job in the order of their newest windows; `blamed_on`: a list of `culprits`.
 _MACHINES = """
 WITH newest AS (
     SELECT job_id, max(epoch(added_at)) AS added_at, row_number() OVER (ORDER BY max(added_at), job_id) AS place
@@ -100,7 +100,7 @@ LIMIT $most
 _HOSTS = _MACHINES.format(
     blamed_on="culprits.hosts", machines="SELECT job_id, host AS machine, NULL::VARCHAR AS host FROM hosts"
 )
-#: Of the GPUs that have ever been blamed so.
+#: Only GPUs that have ever been the culprit.
 _GPUS = _MACHINES.format(
     blamed_on="culprits.gpu_uuids",
     machines="SELECT job_id, gpu AS machine, host FROM gpus WHERE gpu IN (SELECT machine FROM blamed)",
@@ -116,9 +116,9 @@ class LiveTables:
     # ---- reading
 
     def history(self, name: str, most: int, around: int | None = None) -> pl.DataFrame:
-        """The last `most` windows of a job, oldest first: number, steps, times, S and what was found.
+        """The last `most` windows of a job, oldest first: number, steps, times, S and findings.
 
-        `around`: instead of the last, those before and after this window, as many of each as there is room for.
+        `around`: instead of the last windows, those before and after this window, as many of each as fit.
         """
         last = None
         if around is not None:
@@ -138,7 +138,7 @@ class LiveTables:
     ) -> tuple[Incident, ...]:
         """The incidents of one job or of all, newest first: those after number `after`, and `known` ones.
 
-        `most`: at most so many of the open ones, and of the closed ones.
+        `most`: limit for the open ones, and for the closed ones.
         """
         which = {"name": name, "open": only_open, "after": after, "known": list(known), "most": most}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
@@ -151,12 +151,12 @@ class LiveTables:
         )  # fmt: skip
 
     def is_watched(self, name: str) -> bool:
-        """Whether a job is, or was, cut into windows, though it may have none."""
+        """Whether a job is or was cut into windows, even if it has none."""
         query = "SELECT 1 FROM watches JOIN jobs USING (job_id) WHERE jobs.name = $name"
         return bool(self.connection.execute(query, {"name": name}).fetchall())
 
     def end(self, name: str) -> tuple[datetime, str] | None:
-        """When and how a job that was cut into windows ended; None while it runs, and of one that was not."""
+        """When and how a job that was cut into windows ended; None while it runs, and for other jobs."""
         rows = self.connection.execute(
             "SELECT watches.ended_at, coalesce(ending, 'ended') FROM watches JOIN jobs USING (job_id)"
             " LEFT JOIN endings USING (job_id) WHERE jobs.name = $name AND watches.ended_at IS NOT NULL",
@@ -165,26 +165,26 @@ class LiveTables:
         return (_utc(rows[0][0]), rows[0][1]) if rows else None
 
     def count_incidents(self) -> tuple[int, int]:
-        """How many incidents are open, and how many closed."""
+        """The number of open incidents, and of closed ones."""
         (counted,) = self.connection.execute(_COUNTED_INCIDENTS).fetchall()
         return counted[0], counted[1]
 
     def live_jobs(self) -> pl.DataFrame:
-        """One row per job for metrics: of its newest window, and sums over all."""
+        """One row per job for metrics: its newest window, and totals over all."""
         return pl.DataFrame(self.connection.sql(_LIVE_JOBS).to_arrow_table())
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
         """The hosts with `text` in their name, at most `most`, the most frequent culprits first.
 
-        `machine`: the name. `jobs`: of its last `last` jobs, how many there are; `blamed`: in how many of them
-        it was the culprit; `culprit_in`: these, the newest first, as structs of `job`, `kinds` of causes that alarm and
-        sat on this host alone, and `number` of the window that shows the costliest. `added_at`: of the newest window.
-        `found`: how many hosts there are.
+        `machine`: the name. `jobs`: the number of its last `last` jobs; `blamed`: how many of them it was the culprit
+        in; `culprit_in`: these jobs, newest first, as structs of `job`, `kinds` of alarming causes on this host alone,
+        and `number` of the window that shows the costliest. `added_at`: of the newest window. `found`: the number of
+        hosts found.
         """
         return self._alarming(_HOSTS, text, last, most)
 
     def gpu_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
-        """The same of the GPUs that were ever the culprit, by UUID; `host`: of its newest job, null if unknown.
+        """The same for GPUs that were ever the culprit, by UUID; `host`: of its newest job, null if unknown.
 
         `text`: in the UUID or in the name of that host.
         """
@@ -197,7 +197,7 @@ class LiveTables:
     # ---- writing
 
     def add_findings(self, job_id: int, number: int, item: Incoming) -> None:
-        """What was found in a window that has been written; nothing for an op trace."""
+        """Store the findings of a window that has been written; nothing for an op trace."""
         verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
         if verdict is None:
             return
@@ -239,7 +239,7 @@ class LiveTables:
             )
 
     def remove_findings(self, job_id: int, number: int) -> None:
-        """Forget what was found in a window; incidents stay."""
+        """Forget the findings of a window; incidents stay."""
         window = {"job": job_id, "number": number}
         self.connection.execute("DELETE FROM findings WHERE job_id = $job AND number = $number", window)
         self.connection.execute("DELETE FROM culprits WHERE job_id = $job AND number = $number", window)
@@ -247,12 +247,12 @@ class LiveTables:
     def follow(
         self, job_id: int, job: str, number: int, verdict: WindowVerdict, at: datetime, moved_at: datetime | None
     ) -> None:
-        """Let the incidents of a job go on to a window that has been added. `moved_at`: as `followed` has it."""
+        """Continue the incidents of a job with a window that has been added. `moved_at`: as in `followed`."""
         for incident in followed(self.incidents(job, only_open=True), job, number, verdict, at, moved_at):
             self.put_incident(job_id, incident)
 
     def put_incident(self, job_id: int, incident: Incident) -> None:
-        """Add an incident, or write it anew."""
+        """Insert or update an incident."""
         number = incident.incident_id or self.connection.execute("SELECT nextval('incident_id')").fetchall()[0][0]
         self.connection.execute(
             "INSERT OR REPLACE INTO incidents VALUES ($id, $job, $kind, $cause, $opened_at, $opened_window,"
@@ -272,13 +272,13 @@ class LiveTables:
         )
 
     def watch_begins(self, job_id: int, at: datetime) -> None:
-        """The job is cut into windows from now on."""
+        """Note that the job is cut into windows from now on."""
         self.connection.execute(
             "INSERT OR REPLACE INTO watches VALUES ($job, $at, NULL)", {"job": job_id, "at": _naive(at)}
         )
 
     def watch_ends(self, job_id: int, at: datetime, ending: str | None) -> None:
-        """The job has ended, and so has what went on in it. `ending`: how, None where nobody knows."""
+        """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             self.connection.execute(
                 "INSERT OR REPLACE INTO endings VALUES ($job, $ending)", {"job": job_id, "ending": ending}
@@ -297,7 +297,7 @@ def _number(value: object) -> int:
 
 
 def _naive(at: datetime) -> datetime:
-    """As DuckDB keeps it."""
+    """The time in DuckDB's format."""
     return at.astimezone(UTC).replace(tzinfo=None)
 
 

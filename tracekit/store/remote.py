@@ -1,8 +1,7 @@
-"""Stores in S3-compatible storage: folders of a store that somebody copied there, read only.
+"""Stores in S3-compatible storage: store folders that somebody copied there, read only.
 
 In: an address such as s3://bucket/store. Out: the same catalogue, traces and findings as of the folder. The catalogue
-is kept as a file of this process for as long as it is the one that lies there; of windows, files are there while they
-are read.
+is kept as a file of this process as long as it is current; files of windows exist only while they are read.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
     from tracekit.store.catalogue import Catalogue
 
-#: The same catalogue is taken to be there for so long, seconds: a page asks several times.
+#: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
 LOOKED_AT_EVERY_S = 1.0
-#: How long a catalogue that is replaced while it is fetched is fetched again.
+#: How long to retry fetching a catalogue that is replaced meanwhile, seconds.
 _FETCHING_S = 60.0
 
 
@@ -41,7 +40,7 @@ class Remote:
     url: str
 
     def exists(self) -> bool:
-        """Whether there is a store. Raises StoreError where that cannot be told."""
+        """Whether there is a store. Raises StoreError if that cannot be determined."""
         try:
             with _errors(self.url):
                 s3.tag(f"{self.url}/{MARK}")
@@ -50,18 +49,18 @@ class Remote:
         return True
 
     def missing(self) -> StoreError:
-        """What to raise where there is no store: it names the bucket where that is what lacks."""
+        """The error for a missing store; names the bucket if that is what is missing."""
         bucket, _, key = self.url.removeprefix(s3.S3).partition("/")
         try:
             known = s3.has_bucket(bucket)
-        except OSError:  # keys that may not ask
+        except OSError:  # keys without permission to ask
             known = True
         if not known:
             return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
         return StoreError(f"{self.url}: no tracekit store at {key!r} in bucket {bucket!r}; choose another --store")
 
     def state(self) -> str:
-        """What tells one state of the store from the next."""
+        """A tag that changes with the state of the store."""
         return _copy(self.url).renewed()
 
     @contextmanager
@@ -85,7 +84,7 @@ class Remote:
             return folder.report(window)
 
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
         if Part.WORKERS not in window.files:
             return None
         with self._fetched(window, Part.WORKERS) as folder:
@@ -102,7 +101,7 @@ class Remote:
 
     @contextmanager
     def _fetched(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
-        """A folder that has this part of a window."""
+        """A folder with this part of a window."""
         with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name:
             folder = Folder(Path(name))
             path = folder.file(window.job_id, window.number, part)
@@ -129,7 +128,7 @@ class _Copy:
         self.path = Path(self._folder.name) / CATALOGUE
 
     def renewed(self) -> str:
-        """Fetch the catalogue if it is another one by now; its tag."""
+        """Fetch the catalogue if it has changed; returns its tag."""
         with self._renewing:
             if time.monotonic() - self._looked_at >= LOOKED_AT_EVERY_S:
                 try:
@@ -146,7 +145,7 @@ class _Copy:
         deadline = time.monotonic() + _FETCHING_S
         found = s3.tag(url)
         while found != self._tag:
-            s3.fetch(url, new)  # with several requests
+            s3.fetch(url, new)  # takes several requests
             if (after := s3.tag(url)) == found:
                 new.replace(self.path)
                 return found
@@ -164,7 +163,7 @@ def _copy(url: str) -> _Copy:
 
 @contextmanager
 def _errors(url: str) -> Iterator[None]:
-    """Errors of S3 as StoreError; FileNotFoundError stays."""
+    """Convert errors of S3 to StoreError; FileNotFoundError stays."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Stores of version 2: one DuckDB file for everything. They are read as they are, and written no more.
+"""Stores of version 2: one DuckDB file for everything. They can be read, but are no longer written.
 
 In: such a file. Out: the same catalogue as of a folder, by views over its tables, and traces and findings from rows.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SINGLE_FILE_VERSION = 2
-#: Its tables as those of schema.sql: each job has one window.
+#: Its tables in the form of schema.sql: each job has one window.
 _VIEWS = """
 CREATE TEMP VIEW jobs AS SELECT job_id, name, source FROM job;
 CREATE TEMP VIEW windows AS
@@ -66,7 +66,7 @@ class SingleFile:
             yield Catalogue.read_only(connection, self.path, OLDEST_VERSION)
 
     def hangs(self, _: str | None) -> tuple[StoredHang, ...]:
-        """None: such a store keeps no reports on hangs."""
+        """Empty: such a store keeps no reports on hangs."""
         return ()
 
     def trace(self, window: StoredWindow) -> Trace:
@@ -105,7 +105,7 @@ class SingleFile:
         return rows[0][0] if rows else None
 
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
         with self._connected() as connection:
             rows = connection.sql(
                 "SELECT step, started_at, dp_ranks, slowdown FROM worker_slowdown LEFT JOIN step USING (job_id, step)"

@@ -1,7 +1,7 @@
-"""The store: many jobs in a folder, each with one window or more, and the only writer of it.
+"""The store: many jobs in a folder, each with one window or more, and its only writer.
 
-In: validated traces of any kind and what the analysis found. Out: the same by job and window, and lists of both.
-Readers never meet a writer: what they see is a whole state of the catalogue. Writers take turns.
+In: validated traces of any kind and findings of the analysis. Out: the same by job and window, and lists of both.
+Readers see a consistent state of the catalogue and never meet a writer. Writers take turns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWin
 from tracekit.store.writer import Writer, changing
 from tracekit.text import encodable, short
 
-#: Characters of a job's name; two of them fit into the address of a page, however they are encoded.
+#: The largest number of characters in a job's name; two names fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300
 
 _Read = TypeVar("_Read")
@@ -40,9 +40,9 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store in the folder `path`; in a file of version 2, or at an s3:// address, which are read only.
+    """The store in the folder `path`; or a read-only store in a file of version 2, or at an s3:// address.
 
-    Every method raises StoreError where it cannot be used, NotStoredError where it lacks the job or window.
+    Every method raises StoreError if the store cannot be used, NotStoredError if it does not have the job or window.
     """
 
     path: Path
@@ -63,10 +63,10 @@ class Store:
                 self._add(writer, item, replace)
 
     def append(self, item: Incoming, *, expected: int | None = None) -> int:
-        """Add a window to a job, which is made where there is none; the number of the window.
+        """Add a window to a job, which is created if needed; returns the number of the window.
 
-        The incidents of the job go on to this window. `expected`: the number that the window is to have;
-        StoreTakenError where another writer has added that one.
+        The incidents of the job continue with this window. `expected`: the number that the window should get;
+        StoreTakenError if another writer has already added that one.
         """
         self._check_name(item.name)
         with self.writing() as writer:
@@ -90,7 +90,7 @@ class Store:
         return number
 
     def begin_watch(self, name: str, source: str) -> int:
-        """Note that a job is being cut into windows; the number of its next one."""
+        """Note that a job is being cut into windows; returns the number of its next window."""
         self._check_name(name)
         with self.writing() as writer:
             job_id = writer.catalogue.ensured(name, source)
@@ -107,7 +107,7 @@ class Store:
                 writer.catalogue.live.watch_ends(job_id, datetime.now(UTC), ending)
 
     def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
-        """Keep a report on a hang of the job, which need not be in the store: its text and its JSON.
+        """Store a report on a hang of the job, which need not be in the store: its text and its JSON.
 
         It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
@@ -129,7 +129,9 @@ class Store:
                 writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
     def check_new(self, name: str | None) -> None:
-        """Raise StoreError where no job `name` could be added: the store cannot be used, or has one; None is any."""
+        """Raise StoreError if no job `name` could be added: the store cannot be used, or has one; None stands for any
+        name.
+        """
         if name is not None:
             self._check_name(name)
         check_encodable(self.path)
@@ -144,9 +146,9 @@ class Store:
                     raise StoreError(f"{self.path}: job {short(name)!r} is there already; choose another --name")
 
     def free_name(self, name: str) -> str:
-        """The name for a new job: this one, or, where there is such a job, NAME-2, NAME-3 and so on.
+        """A name for a new job: `name` or, if there is such a job, NAME-2, NAME-3 and so on.
 
-        A job that has no window and is not watched, which a hang has brought, is not in the way.
+        A job without windows that is not watched, created by a hang, does not block its name.
         """
         self._check_name(name)
         if not exists(self.path):
@@ -160,9 +162,9 @@ class Store:
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:
-        """What changes the store: all of it at the end, nothing where an error comes first.
+        """Change the store: all changes take effect at the end, or none if there is an error before.
 
-        `rebuilding`: the files of jobs are there, and a catalogue is to be made of them.
+        `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
         """
         check_encodable(self.path)
         self._refuse_read_only()
@@ -200,7 +202,7 @@ class Store:
             )
 
     def _refuse_read_only(self) -> None:
-        """Raise StoreError at an address of S3, or where there is a DuckDB file: this tracekit writes neither."""
+        """Raise StoreError at an S3 address or a DuckDB file: this tracekit writes neither."""
         if s3_url(self.path) is not None:
             raise StoreError(
                 f"{self.name}: a store in S3 is only read; write into a folder, and copy that there (docs/store.md)"
@@ -257,11 +259,11 @@ class Store:
         return self._read(name, window, self._trace)
 
     def report(self, name: str, window: int | None = None) -> str | None:
-        """The JSON that `whatif` found when a window was added, by default the newest; None where it was not asked."""
+        """The JSON of the `whatif` report stored with a window, by default the newest; None if there is none."""
         return self._read(name, window, lambda backend, found: backend.report(found))
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """The reports on windows of several jobs, by name and number, in one go; those that are there."""
+        """The existing reports on windows of several jobs, by name and number, in one go."""
         backend = backend_of(self.path)
         if not windows:
             return {}
@@ -275,7 +277,7 @@ class Store:
         return reports
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
-        """S of each worker in each step of a window, as `WorkerSlowdowns.rows` has it; None where there is none."""
+        """S of each worker in each step of a window, as in `WorkerSlowdowns.rows`; None if there is none."""
         return self._read(name, window, lambda backend, found: backend.workers(found))
 
     def _trace(self, backend: Backend, window: StoredWindow) -> AnyTrace:
@@ -287,7 +289,7 @@ class Store:
         return backend.trace(window)
 
     def _read(self, name: str, number: int | None, read: Callable[[Backend, StoredWindow], _Read]) -> _Read:
-        """Read of a window; once more where a file has been removed since the catalogue was read."""
+        """Read from a window; retry once if a file has been removed since the catalogue was read."""
         backend = backend_of(self.path)
         with backend.reading() as catalogue:
             window = catalogue.window(name, number)
@@ -307,7 +309,7 @@ class Store:
             yield catalogue
 
     def state(self) -> str:
-        """What tells one state of the store from the next."""
+        """A tag that changes with the state of the store."""
         if (remote := remote_of(self.path)) is not None:
             return remote.state()
         catalogue = Folder(self.path).catalogue
@@ -319,15 +321,15 @@ class Store:
 
     @property
     def name(self) -> str:
-        """The path or address, for people."""
+        """The path or address for display."""
         return shown(self.path)
 
     def check(self) -> None:
-        """Raise StoreError where there is no store, or something else."""
+        """Raise StoreError if there is no store, or something else."""
         backend_of(self.path)
 
     def is_store(self) -> bool:
-        """Whether there is a store, or a DuckDB file that may be one. Raises StoreError where it cannot be read."""
+        """Whether there is a store, or a DuckDB file that may be one. Raises StoreError if it cannot be read."""
         return is_store(self.path)
 
 
@@ -337,9 +339,9 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _moved_at(trace: AnyTrace) -> datetime | None:
-    """When the last step began, where its trace says so."""
+    """When the last step began, if its trace gives the time."""
     starts = getattr(trace, "step_starts", {})
     try:
         return datetime.fromtimestamp(max(starts.values()), UTC) if starts else None
-    except (OverflowError, ValueError, OSError):  # a clock that nobody has set
+    except (OverflowError, ValueError, OSError):  # a clock that was never set
         return None

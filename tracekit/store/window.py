@@ -1,6 +1,6 @@
-"""The words of the store: jobs, windows, and the parts that a window consists of.
+"""Data model of the store: jobs, windows, and the parts of a window.
 
-Here because the catalogue, the folder and the single file of older stores all speak of them.
+Shared by the catalogue, the folder and the single file of older stores.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ AnyTrace = Trace | OpTrace
 
 
 class TraceKind(StrEnum):
-    """What kind of trace a window holds: of a pipeline (version 1), or of ops of any shape (version 2)."""
+    """The kind of trace in a window: of a pipeline (version 1), or of ops of any shape (version 2)."""
 
     PIPELINE = "pipeline"
     OPS = "ops"
 
 
 class Part(StrEnum):
-    """What a window consists of, each a file: its ops, the report on them, the slowdown of each worker in each step."""
+    """The parts of a window, each a file: its ops, the report on them, the slowdown of each worker in each step."""
 
     OPS = "ops"
     REPORT = "report"
@@ -35,7 +35,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """How large a file is, and the CRC-32 of its bytes."""
+    """The size of a file, and the CRC-32 of its bytes."""
 
     bytes: int
     crc32: int
@@ -43,7 +43,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """What the store knows of a job without reading its ops; `steps` and `ops` of all its windows together.
+    """What the store knows about a job without reading its ops; `steps` and `ops` are totals of all its windows.
 
     `layout`: None for op traces. `ranks`: GPUs of the layout, or ranks of an op trace.
     """
@@ -61,10 +61,10 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredWindow:
-    """One window of a job, as the catalogue has it.
+    """One window of a job, as in the catalogue.
 
-    `slowdown`: S, None where it was not analysed. `problem`: why it could not be. `files`: its parts; without
-    `Part.OPS` its ops were pruned.
+    `slowdown`: S, None if it was not analysed. `problem`: why it could not be. `files`: its parts; without `Part.OPS`,
+    its ops were pruned.
     """
 
     job: str
@@ -82,9 +82,9 @@ class StoredWindow:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A trace on its way into the store.
+    """A trace to be added to the store.
 
-    `name`: the job's name there. `source`: where the trace came from. `findings`: of its analysis, if that was asked.
+    `name`: the job's name there. `source`: where the trace came from. `findings`: of its analysis, if requested.
     """
 
     trace: AnyTrace
@@ -94,5 +94,5 @@ class Incoming:
 
 
 def trace_kind(trace: AnyTrace) -> TraceKind:
-    """Which kind of trace this is."""
+    """The kind of this trace."""
     return TraceKind.OPS if isinstance(trace, OpTrace) else TraceKind.PIPELINE

@@ -1,4 +1,4 @@
-"""How a store changes: on a copy of its catalogue, which takes its place at the end.
+"""How a store changes: on a copy of its catalogue, which replaces the catalogue at the end.
 
 In: a folder and what to write or remove. Out: the files of windows, and a catalogue that names them.
 """
@@ -20,7 +20,7 @@ from tracekit.store.window import Incoming, Part, StoredWindow
 
 
 def changing(folder: Folder, path: Path, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
-    """The one writer, on a copy of the catalogue that takes its place at the end."""
+    """The one writer, on a copy of the catalogue that replaces it at the end."""
     folder.clear_unfinished()
     if copy.replaces:
         with folder.reading():  # nobody else has it open for writing
@@ -38,20 +38,20 @@ def changing(folder: Folder, path: Path, copy: CatalogueCopy, *, rebuilding: boo
             writer = Writer(folder, catalogue)
             yield writer
             connection.commit()
-            connection.execute("CHECKPOINT")  # closing would keep a failure to itself
+            connection.execute("CHECKPOINT")  # closing would hide a failure
         copy.put()
         if not writer.removes:
             folder.forget_unfinished()
     finally:
-        with suppress(StoreError, OSError):  # else the next writer does it
+        with suppress(StoreError, OSError):  # otherwise the next writer does it
             folder.clear_unfinished()
 
 
 @dataclass(slots=True)
 class Writer:
-    """A store that is being changed: `catalogue` is a copy, and files are beside those that it names.
+    """A store that is being changed: `catalogue` is a copy, and new files lie next to those that the catalogue names.
 
-    `removes`: whether files are to be removed once the copy is the catalogue.
+    `removes`: whether files will be removed once the copy is the catalogue.
     """
 
     folder: Folder
@@ -71,7 +71,7 @@ class Writer:
         self.catalogue.remove_job(job_id)
 
     def remove_window(self, window: StoredWindow) -> None:
-        """Remove a window, and its job where it was the last."""
+        """Remove a window, and its job if it was the last one."""
         self.removes = True
         self.folder.note_unfinished([(window.job_id, window.number)])
         self.catalogue.remove_window(window)
