@@ -218,11 +218,9 @@ def _workers_are_right(job: Job, truth: Truth, others: list[Truth], where: Where
     """Whether the workers of a place are those of the truth."""
     cells = _cells(job, where)
     if not truth.cells:  # everywhere: naming some workers accuses them
-        return not cells or truth.kind in (TruthKind.PYTHON_GC, TruthKind.CONGESTION)
+        return not cells or truth.kind is TruthKind.CONGESTION
     if truth.kind is TruthKind.SLOW_RANK_GROUP or kind == "slow-host":
         return cells == truth.cells
-    if truth.kind is TruthKind.PYTHON_GC and not cells:
-        return True
     if truth.kind is TruthKind.SLOW_NIC:  # one worker of the host names its card
         return bool(cells & truth.cells) and cells <= frozenset().union(*(other.cells for other in others))
     return truth.cells <= cells <= frozenset().union(*(other.cells for other in others))
