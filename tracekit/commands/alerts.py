@@ -1,6 +1,6 @@
 """`tracekit alerts`: alert rules for Prometheus and a dashboard for Grafana, as files.
 
-In: a folder. Out: the files that come with tracekit, in it.
+In: a folder. Out: the files that come with tracekit, copied there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracekit.commands.options import OUT
 from tracekit.errors import OutputError
 from tracekit.text import printable
 
-#: The files, and what tells ours from others of that name.
+#: The files, and the text that identifies ours among files of that name.
 _MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'"uid": "tracekit-jobs"'}
 
 

@@ -1,7 +1,7 @@
-"""Values of the command line that have a little grammar of their own.
+"""Command-line values with a small grammar of their own.
 
-In: what the user typed. Out: numbers, or a SelectionError that shows how to write it. Selections have their own module,
-`analysis/whatif/selection_text.py`, since the dashboard reads them too.
+In: what the user typed. Out: numbers, or a SelectionError that shows the expected form. Selections have their own
+module, `analysis/whatif/selection_text.py`, because the dashboard reads them too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse_steps(text: str, option: str) -> list[int]:
 
 
 class Condition:
-    """`slowdown>1.1` and the like, for --fail-on. Raises SelectionError where it cannot be understood."""
+    """A condition such as `slowdown>1.1`, for --fail-on. Raises SelectionError if it cannot be understood."""
 
     def __init__(self, text: str) -> None:
         match = re.fullmatch(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
@@ -58,7 +58,7 @@ class Condition:
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
     def holds(self, found: Attribution) -> bool:
-        """Whether the figure is as the condition says."""
+        """Whether the figure satisfies the condition."""
         figures = {
             "slowdown": found.slowdown,
             "waste": found.waste,

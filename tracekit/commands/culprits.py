@@ -1,7 +1,7 @@
 """`tracekit culprits`: the nodes that hold a job up, for scripts.
 
-In: a trace, a folder of torch.profiler or a job in a store. Out: a Slurm hostlist, JSON or a table on stdout, nothing
-else; what is in doubt goes to stderr and into the exit code.
+In: a trace, a folder of torch.profiler or a job in a store. Out: only a Slurm hostlist, JSON or a table on stdout;
+doubts go to stderr and into the exit code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracekit.hostlist import hostlist, is_node_name
 from tracekit.stderr import progress, say
 from tracekit.text import printable, short
 
-#: Unknown nodes that stderr lists.
+#: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
 
 
@@ -36,7 +36,7 @@ class _Found:
 
     @property
     def nodes(self) -> list[str]:
-        """Names of nodes, as far as known and fit for a script."""
+        """Names of nodes that are known and safe for a script."""
         hosts = dict.fromkeys(row["host"] for row in self.culprits if row["host"] is not None)
         return [host for host in hosts if is_node_name(host)]
 
@@ -131,7 +131,7 @@ def _of_gpus(folder: Path) -> _Found:
 
 
 def _show(found: _Found, form: str) -> None:
-    """stdout: the answer in the chosen form. stderr: why it is empty or not whole."""
+    """stdout: the answer in the chosen form. stderr: why it is empty or incomplete."""
     if form == "json":
         content = {
             "job": found.job,
@@ -153,7 +153,7 @@ def _show(found: _Found, form: str) -> None:
 
 
 def _doubt(found: _Found) -> str | None:
-    """Why not to act on the names, None where nothing speaks against it."""
+    """Why not to act on the names, None if there is no reason."""
     name = short(found.job)
     if not found.culprits:
         return f"{name}: no rank is to blame; `tracekit whatif` says where the time goes"

@@ -1,6 +1,6 @@
 """`tracekit demo`: the dashboard with simulated jobs that each show one cause.
 
-In: nothing. Out: a running dashboard over a store that goes when it ends.
+In: nothing. Out: a running dashboard over a store that is removed when it ends.
 """
 
 from __future__ import annotations
@@ -61,5 +61,5 @@ def _serve(store: Path, port: int, *, browser: bool) -> int:
             if browser and url is not None:
                 webbrowser.open(url)
             return server.wait()
-        except KeyboardInterrupt:  # the terminal has told the server, too
+        except KeyboardInterrupt:  # the terminal has also interrupted the server
             return server.wait()

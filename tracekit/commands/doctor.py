@@ -1,6 +1,6 @@
 """`tracekit doctor`: whether collecting will work here.
 
-In: the interpreter of the training. Out: a line for everything that it depends on. Exits with 3 where something fails.
+In: the training's Python interpreter. Out: a line for each dependency. Exits with 3 if any check fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tracekit export`: a timeline to look at, or the trace itself.
+"""`tracekit export`: a timeline for viewing, or the trace itself.
 
 In: a trace or a job in a store. Out: a file for ui.perfetto.dev, or canonical Parquet.
 """

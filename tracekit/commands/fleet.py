@@ -1,4 +1,4 @@
-"""`tracekit fleet`: a study of many jobs, and what it says.
+"""`tracekit fleet`: a study of many jobs, and its results.
 
 In: traces, or studies. Out: a study, reports in the terminal and as a page, CSV.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracekit.fleet.executor import Executor
     from tracekit.fleet.run import RunSummary, Standing
 
-#: Value of `--ray` that is given without one.
+#: Value of `--ray` if it is given without one.
 _OWN_CLUSTER = "local"
 #: Columns of `--timings`.
 _TIMINGS = ("url", "reused", "rule", "read_s", "analyse_s", "write_s", "cpu_s", "analyse_cpu_s",
@@ -115,7 +115,7 @@ class _Rate:
         self.now, self.began = monotonic, monotonic()
 
     def line(self, standing: Standing) -> str:
-        """What is shown while a run is under way."""
+        """The progress line of a run."""
         a_second = standing.done / max(self.now() - self.began, 1e-9)
         left = f", {(standing.total - standing.done) / a_second / 60:.0f} min left" if standing.done else ""
         failed = "".join(f", {count} {rule}" for rule, count in sorted(standing.failed.items()))
@@ -142,7 +142,7 @@ def _commonest(reasons: Counter[str]) -> str:
 
 
 def _left_out(out: Path, said: Counter[str]) -> list[str]:
-    """A line for each rule, but for those of which was `said` already, that leaves jobs of the study out."""
+    """A line for each rule that leaves jobs of the study out, except for those already in `said`."""
     import polars as pl
 
     from tracekit.fleet.study import Study

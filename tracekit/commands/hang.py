@@ -57,7 +57,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 
 
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
-    """Raises NotStoredError where there is none."""
+    """The newest hang in a store. Raises NotStoredError if there is none."""
     from tracekit.errors import NotStoredError
     from tracekit.s3 import s3_url
 
@@ -65,7 +65,7 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     if not found:
         whose = "" if job is None else f" of a job {short(job)!r}"
         how = "`tracekit collect --hang-after 120 --store {}` adds them"
-        if s3_url(store.path) is not None:  # which is only read
+        if s3_url(store.path) is not None:  # which is read-only
             how = how.format("FOLDER") + ", and a copy of FOLDER there has them"
         raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how.format(store.name)}")
     return found[0]

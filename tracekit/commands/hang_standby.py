@@ -1,8 +1,9 @@
-"""The process that `tracekit collect --hang-after` keeps ready: answers of ranks that stand still in, reports out.
+"""The process that `tracekit collect --hang-after` keeps ready to write reports: answers of stuck ranks in, reports
+out.
 
-It has imported the analysis when it is needed. In, on stdin: a line of JSON per report, with the `folder` for it and
-the `attempt` whose answers are to be gathered there first (null: the dumps are there), `ended_ns` being when processes
-were seen to end. It ends with its input.
+It imports the analysis in advance. In, on stdin: a line of JSON per report, with the `folder` for it and the `attempt`
+whose answers to gather there first (null: the dumps are there already); `ended_ns` is when processes were seen to end.
+It ends with its input.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tracekit.terminal.hang import report_lines
 
 
 def main() -> None:
-    """Make reports until there is no more input."""
+    """Write reports until there is no more input."""
     for line in sys.stdin:
         about = json.loads(line)
         folder = Path(about["folder"])

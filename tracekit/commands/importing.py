@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracekit.job import Job
     from tracekit.op_job import OpJob
 
-#: Value of an option that is given without one.
+#: Value of an option if it is given without one.
 _LIST = "?"
 
 
@@ -63,7 +63,7 @@ def import_command(
         return
     if not traces:
         raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
-    # Several files of torch.profiler are one job, a folder each is one.
+    # Several files of torch.profiler are one job; each folder is one.
     together = importer is None and not any(path.is_dir() for path in traces) and are_gpu_traces(traces)
     jobs = [traces] if together else [(path,) for path in traces]
     if name is not None and len(jobs) > 1:
@@ -77,7 +77,7 @@ def import_command(
             with explained(path), hushed_panics():
                 job = load_gpu(path, *more) if more else load_any(path, layout=layout, importer=importer, unit=unit)
             if not isinstance(job, Job):
-                _ = job.graph  # its ops are checked where the graph is made of them
+                _ = job.graph  # its ops are validated when the graph is built
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
         tell("writing the store")
@@ -89,7 +89,7 @@ def import_command(
 
 
 def _findings(job: Job | OpJob | GpuJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
-    """What the analysis finds, or why nothing, said on stderr too: the trace is kept all the same."""
+    """The findings of the analysis, or why there are none, also printed to stderr: the trace is stored in any case."""
     from tracekit.findings import Unanalysed
 
     found = job.findings(progress=tell)

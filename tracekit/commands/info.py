@@ -1,4 +1,4 @@
-"""`tracekit info`: what a trace holds, or which jobs a store has.
+"""`tracekit info`: the content of a trace, or the jobs in a store.
 
 In: a trace or a store. Out: text in the terminal.
 """

@@ -1,6 +1,6 @@
-"""What several commands share: options that name a job, loading it, and the terminal's console.
+"""Shared by several commands: options that name a job, loading it, and the terminal's console.
 
-In: what the user typed. Out: jobs, or a SelectionError for options that do not fit together.
+In: what the user typed. Out: jobs, or a SelectionError for contradictory options.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PATH = click.Path(path_type=Path)
 
 
 class _Out(click.Path):
-    """The path of what a command writes."""
+    """The path of a command's output."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse `-`, which means stdout elsewhere: here it would become a file or folder of that name.
+        """Reject `-`, which usually means stdout: here it would become a file or folder of that name.
 
         Raises SelectionError.
         """
@@ -49,7 +49,7 @@ UNIT = click.Choice(["s", "ms", "us", "ns"])
 
 
 def trace_source(command: Any) -> Any:
-    """What names a job: a trace file with --layout and --unit, or --store with --job."""
+    """Options that name a job: a trace file with --layout and --unit, or --store with --job."""
     return click.argument("trace", required=False, type=PATH)(job_source(command))
 
 
@@ -75,7 +75,7 @@ def load(
     window: int | None,
     method: str = "tracekit",
 ) -> Job | OpJob | GpuJob:
-    """The job the options name; without any, the newest in the default store, and say so."""
+    """The job that the options name; without any, the newest in the default store, with a note that says so."""
     from tracekit.any_job import load_any, load_any_from_store
 
     if trace is not None:
@@ -96,7 +96,7 @@ def load(
 def as_arguments(
     trace: Path | None, layout: Path | None, store: Path | None, job: str | None, window: int | None
 ) -> str:
-    """How to name a job on the command line again."""
+    """The arguments that name the same job on the command line."""
     named = {"": trace, "--layout": layout, "--store": store, "--job": job, "--window": window}
     texts = {
         name: shown(value) if isinstance(value, Path) else str(value)
@@ -108,11 +108,11 @@ def as_arguments(
 
 
 def console() -> Console:
-    """The terminal, or what stdout is instead. A reader that leaves ends the command with BrokenPipeError."""
+    """The terminal, or whatever stdout is instead. If its reader closes it, the command ends with BrokenPipeError."""
     from rich.console import Console
 
     class Terminal(Console):
-        def on_broken_pipe(self) -> None:  # rich would leave with 1
+        def on_broken_pipe(self) -> None:  # rich would exit with 1
             raise BrokenPipeError
 
     return Terminal(highlight=False, soft_wrap=False)

@@ -1,6 +1,6 @@
-"""What a file is that is no trace, and which command fits it.
+"""What a file is if it is not a trace, and which command to use for it.
 
-In: a path that no importer knows. Out: one sentence, None where nothing is known about the file.
+In: a path that no importer recognises. Out: one sentence, None if nothing is known about the file.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from tracekit.errors import FormatError, StoreError
 from tracekit.text import printable
 
-#: How much of a file is looked at, and how many files of a folder.
+#: How many bytes of a file, and how many files of a folder, to look at.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
-#: Words that flight-recorder dumps have near their beginning, pickled or as JSON.
+#: Words near the beginning of flight-recorder dumps, pickled or as JSON.
 _DUMP_WORDS = (b"pg_config", b"entries")
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Where reading `path` fails because it is no trace, say what it is instead. Raises FormatError."""
+    """If reading `path` fails because it is not a trace, report what it is instead. Raises FormatError."""
     try:
         yield
     except FormatError:
@@ -97,7 +97,7 @@ def _foreign(path: Path, named: str) -> str | None:
             return f"a script, not a trace; record what it does: `tracekit collect -- {run}`"
         case ".yaml" | ".yml":
             return f"a layout, not a trace; give it with its trace: `tracekit whatif TRACE --layout {named}`"
-        case ".parquet" | ".json" | ".gz":  # a damaged or unknown trace; the reader has said more
+        case ".parquet" | ".json" | ".gz":  # a damaged or unknown trace; the reader has reported more
             return None
     beginning = _beginning(path)
     if beginning and b"\0" not in beginning:

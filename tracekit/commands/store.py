@@ -1,6 +1,6 @@
-"""`tracekit store`: what keeps a store in order.
+"""`tracekit store`: maintenance of a store.
 
-In: options. Out: a line for everything found or done. `check` exits with 3 where something is damaged.
+In: options. Out: a line for everything found or done. `check` exits with 3 if anything is damaged.
 """
 
 from __future__ import annotations

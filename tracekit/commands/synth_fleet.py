@@ -1,6 +1,6 @@
 """`tracekit synth-fleet`: a simulated fleet with known shares.
 
-In: a population. Out: a canonical trace for each job, and what is true of them.
+In: a population. Out: a canonical trace for each job, and the ground truth about them.
 """
 
 from __future__ import annotations

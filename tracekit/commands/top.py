@@ -1,4 +1,4 @@
-"""`tracekit top`: a running job on one screen, drawn anew as its windows come.
+"""`tracekit top`: a running job on one screen, redrawn as its windows arrive.
 
 In: a store to which `tracekit watch` or `tracekit collect --live` adds windows. Out: a screen of 80 columns.
 """

@@ -19,7 +19,7 @@ from tracekit.text import printable
 if TYPE_CHECKING:
     from tracekit.live.run import LiveOptions
 
-#: A window of some seconds has so many steps at least: fewer tell little.
+#: A window given in seconds has at least this many steps: fewer show little.
 _FEWEST_STEPS = 5
 _DEFAULT_SECONDS = 60.0
 

@@ -1,4 +1,4 @@
-"""`tracekit whatif`: the report on a job, whatever its trace is.
+"""`tracekit whatif`: the report on a job, for any kind of trace.
 
 In: a trace, a folder of torch.profiler or a job in a store. Out: the report in the terminal, as JSON or in files.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tracekit.op_job import OpJob
     from tracekit.report import Report
 
-#: Where FILE stands for stdout.
+#: The FILE that stands for stdout.
 STDOUT = Path("-")
 
 
@@ -100,7 +100,7 @@ def whatif_command(
     from tracekit.job import Job
 
     condition = None if fail_on is None else Condition(fail_on)
-    # Nothing here multiplies matrices: starting threads for it would take longer than numpy's import.
+    # Nothing here multiplies matrices: starting threads for that would take longer than importing numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     memory.reuse_large_arrays()
     of_pipelines: dict[str, object] = {
@@ -132,7 +132,7 @@ def whatif_command(
             _refuse(of_pipelines, f"{name} is an op trace (docs/op-trace.md)")
             from tracekit.op_job import OpJob
 
-            assert isinstance(loaded, OpJob)  # traces of GPUs were dealt with above
+            assert isinstance(loaded, OpJob)  # GPU traces were handled above
             return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
@@ -167,7 +167,7 @@ def whatif_command(
 
 
 def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
-    """Raise OutputError, before anything is analysed, for a file that cannot be written."""
+    """Raise OutputError, before the analysis, for a file that cannot be written."""
     from tracekit.atomic_write import check_writable
 
     if parquet_file is not None:
@@ -195,7 +195,7 @@ def _write_markdown(path: Path, report: Report, gpu_hour: float | None, source: 
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise SelectionError where an option was given that only pipeline traces take."""
+    """Raise SelectionError if an option was given that only pipeline traces support."""
     if given := [name for name, value in options.items() if value is not None]:
         raise SelectionError(f"{given[0]} is for pipeline traces; {why}")
 

@@ -1,1 +1,1 @@
-"""Reports as files to hand on: Markdown for tickets, one HTML page that needs no network."""
+"""Reports as files to share: Markdown for tickets, and a self-contained HTML page."""

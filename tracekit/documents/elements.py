@@ -1,4 +1,4 @@
-"""What offline pages have in common: one file, no request, and the styles of a report.
+"""Common parts of offline pages: one file, no requests, and the styles of a report.
 
 In: a title. Out: HTML.
 """
@@ -15,7 +15,7 @@ _POLICY = (
 
 
 def head(title: str) -> str:
-    """The head of a page, with its styles, and a policy that forbids every request. `title`: HTML."""
+    """The head of a page, with its styles, and a policy that forbids all requests. `title`: HTML."""
     return (
         f'<head><meta charset="utf-8"><title>{title}: tracekit</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

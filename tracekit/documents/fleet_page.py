@@ -1,4 +1,4 @@
-"""A fleet's report as one HTML page that needs no network.
+"""A fleet's report as one self-contained HTML page.
 
 In: figures of a study. Out: the text of the page, or a file. Names are escaped wherever they appear.
 """
@@ -18,14 +18,14 @@ from tracekit.report_html import plain
 from tracekit.report_html import table as html_table
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"
-#: What `write_fleet_page` replaces.
+#: The kind of file that `write_fleet_page` replaces.
 FLEET_PAGE_FILE = Kind("a page that `tracekit fleet report --html` wrote", starting_with(_BEGINNING.encode()))
 #: Size of a curve, pixels, with room for its numbers.
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
 
 
 def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame, rate: float, name: str) -> str:
-    """The whole page. `curves`: as `figures.quantiles`, many of them. `culprits`: recurring ones at that rate."""
+    """The whole page. `curves`: `figures.quantiles` for many shares. `culprits`: recurring ones at that rate."""
     rows = "".join(f"<dt>{plain(about)}</dt><dd>{plain(words)}</dd>" for about, words in answer_rows(found))
     sections = "".join(map(_section, [*tables(found), culprits_table(culprits, rate)]))
     return (
@@ -72,7 +72,7 @@ def _curves(curves: pl.DataFrame) -> Iterator[str]:
 
 
 def _points(values: Sequence[float], shares: Sequence[float], low: float, high: float) -> str:
-    """A staircase: the share grows where a value is reached."""
+    """A step function: the share rises where a value is reached."""
     points, before = [], 0.0
     for value, share in zip(values, shares, strict=True):
         x = _LEFT + _WIDTH * (value - low) / (high - low)

@@ -14,11 +14,11 @@ from tracekit.report import Report
 from tracekit.report_words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
 from tracekit.text import printable, short
 
-#: How a file begins: a comment, which no viewer of Markdown shows.
+#: The first line of a file: a comment, which Markdown viewers do not show.
 _BEGINNING = "<!-- tracekit whatif -->\n"
-#: What `write_markdown` replaces.
+#: The kind of file that `write_markdown` replaces.
 MARKDOWN_FILE = Kind("a report that `tracekit whatif --markdown` wrote", starting_with(_BEGINNING.encode()))
-#: What Markdown, or HTML in it, reads as markup, and how it is written instead; an underscore within a word is none.
+#: Characters that Markdown, or HTML in it, treats as markup, to be escaped; an underscore within a word is not markup.
 _MARKUP = re.compile(r"[\\`*\[\]|~<&@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "&#64;"}
 
@@ -49,12 +49,12 @@ def write_markdown(path: Path, text: str) -> None:
 
 
 def escaped(text: str) -> str:
-    """`text` on one line, as Markdown shows it and nothing else: no markup, no HTML, nobody mentioned."""
+    """`text` on one line, displayed literally by Markdown: no markup, no HTML, no mentions."""
     return _MARKUP.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), printable(text))
 
 
 def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Rows whose name is the one before where they go on with it."""
+    """Rows, with an empty name if it repeats the one before."""
     last = ""
     for name, words in rows:
         last = name or last

@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs no network: answer, worker map, steps, causes, fixes, the slowest steps.
+"""A report as one self-contained HTML page: answer, worker map, steps, causes, fixes, the slowest steps.
 
 In: a `Report` and its replay. Out: the text of the page, or a file. Names are escaped wherever they appear, and a
-content security policy forbids every request.
+content security policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tracekit.report_words import job_sizes
 from tracekit.text import short
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
-#: What `write_page` replaces.
+#: The kind of file that `write_page` replaces.
 PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(_BEGINNING.encode()))
 
 

@@ -1,7 +1,7 @@
 """The slowest steps of a job as spans, few enough for one page.
 
-In: a `Report`. Out: plain data for `page.js`: of each step, the recorded and the ideal
-spans of the workers that matter most, those of named causes first.
+In: a `Report`. Out: plain data for `page.js`: for each step, the recorded and the ideal spans of the workers that
+matter most, with those of named causes first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracekit.model import KINDS, OpKind, Worker
 from tracekit.report import Report
 from tracekit.worker_cells import workers_that_matter
 
-#: Steps on the page, workers, and spans in all; a span is some 20 bytes.
+#: Steps on the page, workers, and spans in total; a span takes about 20 bytes.
 MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
 _REPLAYS = ("recorded", "ideal")
 _FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
@@ -31,8 +31,8 @@ _CLASS = {
 def worst_steps(report: Report) -> dict[str, Any]:
     """`kinds`: name and class of each; `workers`: rows, with rank and S; `steps`: slowest first, with their spans.
 
-    Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: spans that did
-    not fit, the shortest ones.
+    Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: number of spans
+    that did not fit, the shortest ones.
     """
     found = report.attribution
     order = np.argsort(-found.recorded, kind="stable")[:MOST_STEPS]
@@ -70,7 +70,7 @@ def _rows(report: Report, ops_of_worker: int) -> list[Worker]:
 
 
 def _row_frame(rows: list[Worker]) -> pl.DataFrame:
-    """The row of each worker, with types that join with the ops'."""
+    """The row of each worker, with types that can be joined with those of the ops."""
     return pl.DataFrame(
         {
             "dp_rank": pl.Series([worker.dp_rank for worker in rows], dtype=pl.Int32),

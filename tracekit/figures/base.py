@@ -1,4 +1,4 @@
-"""How every figure looks: axes, fonts and colours of the theme."""
+"""The look of all figures: axes, fonts and colours of the theme."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import plotly.graph_objects as go
 from tracekit.figures.theme import Theme
 
 HEIGHT = 320
-#: Most labels on an axis of steps.
+#: The largest number of labels on an axis of steps.
 STEP_TICKS = 18
 
 
 def figure(theme: Theme, *, height: int = HEIGHT, x: str = "", y: str = "", legend: bool = False) -> go.Figure:
-    """An empty figure in the theme, with the titles of its axes."""
+    """An empty figure in the theme, with titled axes."""
     axis = {
         "gridcolor": theme.grid,
         "linecolor": theme.grid,
@@ -39,9 +39,9 @@ def figure(theme: Theme, *, height: int = HEIGHT, x: str = "", y: str = "", lege
 
 
 def step_axis(drawn: go.Figure, steps: npt.NDArray[np.int64], block: int = 1) -> None:
-    """Steps side by side in order, labelled with their numbers: traces leave gaps between windows of steps.
+    """Steps side by side in order, labelled with their numbers, because traces have gaps between windows of steps.
 
-    `block`: steps that share one position, by the first of which it is labelled.
+    `block`: number of steps that share one position; the first of them is its label.
     """
     count = -(-len(steps) // block)
     ticks = list(range(0, count, max(1, -(-count // STEP_TICKS))))

@@ -1,6 +1,6 @@
 """Figures of one step: the ops of some workers, recorded above ideal, and the critical path through them.
 
-An op has the colour of the timeline page: grey where it takes what its peers take, the scale of slowdown where it takes
+An op has its colour on the timeline page: grey if it takes as long as its peers, the scale of slowdown if it takes
 longer, pale while it waits for them.
 """
 
@@ -25,7 +25,7 @@ MOST_BARS = 4000
 #: Pixel columns of a wide figure.
 _COLUMNS = 1200
 _ROW_PX, _HEAD_PX = 46, 96
-#: Where a worker's lanes lie within its row, and how high they are: compute above communication, recorded above ideal.
+#: Position and height of a worker's lanes within its row: compute above communication, recorded above ideal.
 _LANES = {
     (Replay.RECORDED, True): (-0.30, 0.26),
     (Replay.RECORDED, False): (-0.10, 0.10),
@@ -37,9 +37,10 @@ _COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars of one figure, [bars] each. `row`: the worker's; `offset`, `height`: where within the row; times in seconds.
+    """Bars of one figure, [bars] each. `row`: the worker's; `offset`, `height`: position within the row; times in
+    seconds.
 
-    `ratio`: own cost over that of the peers, nan for waiting. `text`: what pointing at a bar says.
+    `ratio`: own cost over that of the peers, nan for waiting. `text`: the hover text.
     """
 
     row: Ints
@@ -55,8 +56,7 @@ class Bars:
 class PathOps:
     """The ops of a critical path in order, [ops] each.
 
-    `row`: of the worker. `start`, `duration`: the part of the op that the step consists of, seconds. `ratio`: as in
-    `Bars`.
+    `row`: of the worker. `start`, `duration`: the part of the op that is on the path, seconds. `ratio`: as in `Bars`.
     """
 
     row: Ints
@@ -67,14 +67,14 @@ class PathOps:
 
 
 def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
-    """The first of `wanted` (positions in `ops`) whose ops a figure can hold, at least one."""
+    """The first of `wanted` (indices in `ops`) whose ops fit into a figure, at least one."""
     of_each = np.array([count(ops, wanted[at : at + 1], _lines(ops)) for at in range(len(wanted))])
     fitting = int((np.cumsum(of_each) <= MOST_BARS).sum())
     return np.sort(wanted[: max(fitting, 1)])
 
 
 def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
-    """A row for each of these workers (positions in `ops`): what it did, above what it would do in the ideal job."""
+    """A row for each of these workers (indices in `ops`): what it did, above what it would do in the ideal job."""
     lines = _lines(ops)
     end = max(ops.end(Replay.RECORDED), ops.end(Replay.IDEAL))
     shown = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
@@ -86,7 +86,7 @@ def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) ->
 
 
 def critical_path(step: int, path: PathOps, names: Sequence[str], theme: Theme) -> go.Figure:
-    """The ops that the recorded step consists of, a row for each worker, with a line that follows the path."""
+    """The ops on the critical path of the recorded step, a row for each worker, with a line that follows the path."""
     drawn = _rows(names, theme, f"milliseconds of step {step}: the ops that it consists of, one after the other")
     times = np.stack([path.start, path.start + path.duration], axis=1).ravel() * 1e3
     line = {"color": theme.text, "width": 1}
@@ -129,7 +129,7 @@ def _rows(names: Sequence[str], theme: Theme, x: str) -> go.Figure:
 
 
 def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
-    """A bar for what each span costs itself, and one for what it waits before."""
+    """For each span, a bar for its own cost, and one for its wait before that."""
     track = np.repeat(np.arange(workers * len(lines)), shown.first[1:] - shown.first[:-1])
     row, line = np.divmod(track, len(lines))
     lanes = np.array([_LANES[each.replay, each.stream == _COMPUTE] for each in lines])[line]

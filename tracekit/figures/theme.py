@@ -1,9 +1,8 @@
-"""Colours and how figures look, in a dark and a light theme.
+"""Colours and the look of figures, in a dark and a light theme.
 
 One meaning per colour: the orange scale is slowdown and nothing else; blue is the job as recorded, green the ideal,
-purple what is changed,
-grey what is normal. All pairs differ for people who cannot tell red from green (Okabe-Ito colours, one sequential
-scale whose lightness runs one way).
+purple a change, grey normal. All pairs are distinguishable with red-green colour blindness (Okabe-Ito colours, and one
+sequential scale with monotonic lightness).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Theme:
     ideal: str = "#009e73"
     accent: str = "#d55e00"
     outline: str = "#cc79a7"
-    changed: str = "#5e3c99"  # what is not the job as it ran: a scenario, the job after a change
+    changed: str = "#5e3c99"  # anything but the job as it ran: a scenario, the job after a change
     on_original: str = "#1f2328"  # text on that colour
     on_changed: str = "#ffffff"
 
@@ -56,6 +55,6 @@ THEMES: Final = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 def scale(theme: Theme) -> list[tuple[float, str]]:
-    """The slowdown scale as Plotly takes it."""
+    """The slowdown scale in Plotly's format."""
     last = len(theme.slow) - 1
     return [(position / last, colour) for position, colour in enumerate(theme.slow)]

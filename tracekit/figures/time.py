@@ -1,4 +1,4 @@
-"""Figures of the page Time. All share one axis: the steps side by side in order, labelled with their numbers."""
+"""Figures of the Time page. All share one axis: the steps side by side in order, labelled with their numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tracekit.figures.base import figure, step_axis
 from tracekit.figures.theme import Theme, scale
 from tracekit.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
 
-#: From here on a job is straggling.
+#: A job with at least this S is straggling.
 STRAGGLING = 1.1
 #: Lines with more steps than this have no markers.
 MARKED_STEPS = 120
-#: Rows of the map of steps and workers where all workers are pooled.
+#: Number of rows in the map of steps and workers if all workers are pooled.
 POOLED_ROWS = 128
-#: Height of the map with the fewest rows: the title of its axis needs as much.
+#: Height of the map with the fewest rows: the title of its axis needs that much.
 LOWEST_MAP = 210
 
 
 def step_slowdown(by_step: pl.DataFrame, pattern: dict[str, Any], moments: Sequence[str], theme: Theme) -> go.Figure:
-    """S of each step with what the pattern found: the change and the levels around it, slow steps, the period.
+    """S of each step with the pattern: the change and the levels around it, slow steps, the period.
 
     `moments`: when each step was, one per row of `by_step`.
     """
@@ -78,14 +78,15 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
         )
     drawn.update_yaxes(rangemode="tozero")
     step_axis(drawn, steps)
-    drawn.update_layout(hovermode="x", hoverdistance=-1)  # anywhere above a step is a click on that step
+    drawn.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
     return drawn
 
 
 def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme, *, top: float) -> go.Figure:
-    """S_w of workers (down) in each step (across). `cells`: the workers shown, by flat cell number; None: all, pooled.
+    """S_w of workers (down) in each step (across). `cells`: the workers to show, by flat cell number; None: all,
+    pooled.
 
-    `top`: S_w of the end of the colour scale.
+    `top`: S_w at the end of the colour scale.
     """
     everyone = found.per_step.reshape(len(found.steps), -1).T
     shown = np.arange(len(everyone)) if cells is None else np.array(cells)

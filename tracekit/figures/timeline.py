@@ -1,4 +1,4 @@
-"""Colours of the page Timeline: what the canvas paints with, and the legend that explains it."""
+"""Colours of the Timeline page: those of the canvas, and the legend that explains them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tracekit.figures.theme import DARK, Theme
 
-#: Bounds of the classes of colour, as ratio to the peers.
+#: Bounds of the colour classes, as ratio to the peers.
 CLASSES = (1.1, 1.25, 1.5, 2.0, 3.0)
 
 
@@ -30,7 +30,7 @@ class Palette:
 
 
 def palette(theme: Theme) -> Palette:
-    """What the canvas paints with: grey is normal, the slowdown scale above it, waiting paler than both."""
+    """Colours of the canvas: grey is normal, the slowdown scale is above it, and waiting is paler than both."""
     dark = theme is DARK
     black, white = "#111315", "#ffffff"
     return Palette(

@@ -1,4 +1,4 @@
-"""Figures of the page Workers: the map of exact S_w, and one worker over the steps."""
+"""Figures of the Workers page: the map of exact S_w, and one worker over the steps."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def worker_heatmap(
     chosen: int | None = None,
     dotted: Sequence[int] = (),
 ) -> go.Figure:
-    """DP ranks down, stages across; pooled by maximum where there are too many cells.
+    """DP ranks down, stages across; pooled by maximum if there are too many cells.
 
-    `position`: which step, None for all. `top`: S_w of the end of the colour scale. Flat cell numbers: `marked` are
+    `position`: which step, None for all. `top`: S_w at the end of the colour scale. Flat cell numbers: `marked` are
     outlined, `chosen` is outlined boldly, `dotted` get a dot.
     """
     values = found.values(position)
@@ -86,16 +86,16 @@ def worker_heatmap(
 
 
 def map_height(rows: int) -> int:
-    """Pixels of a worker map with so many rows of DP ranks."""
+    """Height in pixels of a worker map with this many rows of DP ranks."""
     return int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
 
 
 def worker_over_steps(
     found: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
-    """S_w of one worker over the steps, before the band in which nine in ten of the others lie.
+    """S_w of one worker over the steps, in front of the band that contains nine in ten of the others.
 
-    `moments`: when each step was. `position`: of the step that is marked.
+    `moments`: when each step was. `position`: of the marked step.
     """
     everyone = found.per_step.reshape(len(found.steps), -1)
     own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
@@ -132,7 +132,7 @@ def worker_over_steps(
 
 
 def colour_top(values: Floats) -> float:
-    """Where the colour scale ends: the largest S_w, but never so low that noise is coloured."""
+    """The end of the colour scale: the largest S_w, but never so low that noise is coloured."""
     finite = values[np.isfinite(values)]
     return max(1.1, float(finite.max())) if finite.size else 1.1
 

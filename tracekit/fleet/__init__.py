@@ -2,5 +2,5 @@
 
 In: traces of many jobs. Out: a study, which is a folder of Parquet tables (`tables`), and figures of it (`figures`).
 `sources` finds traces, `analyse` turns one into rows, an executor (`local`, `on_ray`) does so for all of them, `study`
-keeps the rows. docs/fleet.md documents commands and tables.
+stores the rows. docs/fleet.md documents commands and tables.
 """

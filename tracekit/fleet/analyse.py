@@ -1,7 +1,7 @@
-"""One trace of a study: read, analysed, its rows put beside the study. This is what executors run.
+"""One trace of a study: read it, analyse it, write its rows next to the study. Executors run this.
 
-In: a `Task`. Out: an `Outcome`, and a file with the rows (`results`). Whatever is wrong with a trace becomes an
-outcome: it never ends the run.
+In: a `Task`. Out: an `Outcome`, and a file with the rows (`results`). Any problem with a trace becomes an outcome and
+never ends the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_REASON = 400
 
 
 class _Clock(NamedTuple):
-    """A moment: on the wall clock, and of the processor time of this process, seconds."""
+    """A moment on the wall clock, and in processor time of this process, seconds."""
 
     wall_s: float
     cpu_s: float
@@ -37,7 +37,7 @@ class _Clock(NamedTuple):
 
 
 def analyse(task: Task) -> Outcome:
-    """Read and analyse a source, unless its content was analysed before."""
+    """Read and analyse a source, unless its content has been analysed before."""
     began = _Clock.now()
     try:
         with fetched(task.source) as there:
@@ -65,7 +65,7 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
         rows = rows_of(job, there.digest, task.analysis)
     except TracekitError as error:
         rule = Rule.NO_TRACE if isinstance(error, FormatError) else Rule.INVALID
-        # The path differs from copy to copy, the reason does not.
+        # The path differs between copies, the reason does not.
         reason = str(error).replace(f"{there.path}: ", "")
         rows = {"exclusions": exclusion_rows(there.digest, task.analysis, [Exclusion(rule, _short(reason))])}
     analysed = _Clock.now()
@@ -85,7 +85,7 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
 
 
 def _with_peak(outcome: Outcome) -> Outcome:
-    """With the largest memory that this process had so far, bytes."""
+    """The outcome with the peak memory of this process so far, bytes."""
     return replace(outcome, peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 

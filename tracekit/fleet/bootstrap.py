@@ -1,7 +1,7 @@
-"""How far a figure of a study would differ with other jobs: the bootstrap over jobs.
+"""How much a figure of a study would differ with other jobs: the bootstrap over jobs.
 
 In: columns of jobs, weighted or not. Out: intervals of sums and of ratios of sums. Jobs are drawn with replacement, as
-many as there are; the same jobs for all figures, the same ones each time.
+many as there are; all figures use the same draws, which are the same every time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Draws in all, so that 100,000 jobs take half a second; and the fewest and most samples.
+#: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
 _DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
-#: Samples that are summed at once: one product of matrices is several times as fast as one with a vector for each.
+#: Number of samples to sum at once: a product of matrices is several times as fast as one product per vector.
 _AT_ONCE = 16
 CONFIDENCE = 0.95
 
@@ -30,7 +30,7 @@ class Interval:
 
 
 def samples_of(jobs: int) -> int:
-    """How many samples are drawn of so many jobs."""
+    """The number of samples to draw for this many jobs."""
     return int(np.clip(_DRAWS // max(jobs, 1), _FEWEST, _MOST))
 
 
@@ -59,7 +59,7 @@ def ratio(of: Floats, to: Floats, of_samples: Floats, to_samples: Floats) -> Int
 
 
 def interval(samples: Floats) -> tuple[float, float]:
-    """The ends between which `CONFIDENCE` of the samples lie; those that are undefined do not count."""
+    """The ends between which `CONFIDENCE` of the samples lie; undefined samples do not count."""
     tail = (1 - CONFIDENCE) / 2
     known = samples[np.isfinite(samples)]
     if not len(known):

@@ -1,7 +1,7 @@
-"""What became worse from one study to the next, by cause and by team.
+"""What got worse from one study to the next, by cause and by team.
 
 In: two studies, such as last week's and this week's. Out: a row for each figure with its change, and the interval of
-the change by the bootstrap over the jobs of both. A change is called worse or better where that interval has no zero.
+the change by the bootstrap over the jobs of both. A change is worse or better if that interval excludes zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracekit.report_json import without_nan
 
 
 class Direction(StrEnum):
-    """What became of a figure."""
+    """How a figure changed."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -30,7 +30,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of both studies, a share. `group`: what it is about. `change`: after - before, with its interval."""
+    """One figure of both studies, a share. `group`: its subject. `change`: after - before, with its interval."""
 
     group: str
     name: str
@@ -40,7 +40,7 @@ class Change:
 
     @property
     def direction(self) -> Direction:
-        """More is worse; unclear where no change is within the interval."""
+        """More is worse; unclear if the interval includes zero."""
         if self.change.low > 0:
             return Direction.WORSE
         return Direction.BETTER if self.change.high < 0 else Direction.UNCLEAR
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class FleetComparison:
-    """`jobs_before`, `jobs_after`: how many jobs count. `changes`: of all jobs, then by cause and by team."""
+    """`jobs_before`, `jobs_after`: number of jobs that count. `changes`: of all jobs, then by cause and by team."""
 
     jobs_before: int
     jobs_after: int
@@ -75,13 +75,13 @@ class FleetComparison:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One study: for each figure the sums that it is a ratio of, of all jobs and in each sample."""
+    """One study: for each figure, the sums whose ratio it is, over all jobs and in each sample."""
 
     jobs: int
     sums: dict[tuple[str, str], tuple[Floats, Floats]]
 
     def ratio(self, figure: tuple[str, str]) -> tuple[float, Floats]:
-        """The figure, and in each sample; nan where there are no such jobs."""
+        """The figure, and its value in each sample; nan if there are no such jobs."""
         if figure not in self.sums:
             return float("nan"), np.empty(0)
         whole, samples = self.sums[figure]

@@ -1,10 +1,10 @@
 """Hosts and GPUs that hold up one job after another, beyond chance.
 
-In: a study. Out: a row for each host and GPU of several jobs, with how often a cause sat on it and how likely that is
-by chance. If causes fell on any host of a job alike, host h would be hit in job j with probability (hit hosts of j) /
-(hosts of j), whatever happens in other jobs: how often it is hit is Poisson-binomial. The p-values of all machines of a
-kind are turned into q-values (Benjamini and Hochberg 1995): among those with q <= 5 %, at most 5 % are expected to be
-named by chance. Causes that speak of no machine (data, garbage collection) do not count.
+In: a study. Out: a row for each host and GPU of several jobs, with how often a cause was on it and how likely that is
+by chance. If causes hit all hosts of a job with equal probability, host h would be hit in job j with probability (hit
+hosts of j) / (hosts of j), independently of other jobs: the number of hits is Poisson-binomial. The p-values of all
+machines of a kind are converted to q-values (Benjamini and Hochberg 1995): among machines with q <= 5 %, at most 5 %
+are expected to be named by chance. Causes that do not concern a machine (data, garbage collection) do not count.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import polars as pl
 from tracekit.fleet.figures import counted_jobs, left_out_jobs
 from tracekit.fleet.study import Study
 
-#: A machine of fewer jobs cannot recur, so it is not tested.
+#: A machine with fewer jobs cannot recur, so it is not tested.
 FEWEST_JOBS = 2
-#: By default at most this share of the machines named is expected to be named by chance.
+#: Default for the share of named machines that are expected to be named by chance.
 FALSE_DISCOVERY_RATE = 0.05
 #: Columns of the table.
 CULPRITS = pl.Schema(
@@ -41,7 +41,7 @@ CULPRITS = pl.Schema(
 
 
 def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.DataFrame:
-    """CULPRITS rows with q <= `rate`, surest first. Raises StudyError."""
+    """CULPRITS rows with q <= `rate`, most certain first. Raises StudyError."""
     jobs = counted_jobs(study).select("job", "name", "started_at", "recorded_s", "gpu_hours")
     machines, left_out = study.table("machines"), left_out_jobs(study)
     found = [
@@ -54,8 +54,8 @@ def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.D
 def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Series) -> pl.DataFrame:
     """All machines of a kind that had several of the `jobs`. `rows`: of `machines`, of that kind.
 
-    Where no machine was hit, none could have been: such jobs only count. A study has a row for each machine of each
-    job, many millions: all are only counted, and those of jobs that were hit are picked by Parquet's own filter.
+    Jobs in which no machine was hit cannot add evidence, so they only count. A study has a row for each machine of each
+    job, many millions: all are counted, but only those of jobs with hits are read, using Parquet's own filter.
     """
     hits = rows.filter(pl.col("part").is_not_null()).collect().join(jobs.select("job"), on="job", how="semi")
     in_hit_jobs = _of_jobs(rows, hits["job"].unique()).select("job", "machine").collect()
@@ -87,7 +87,7 @@ def _of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
 
 
 def _jobs_of_each(rows: pl.LazyFrame, left_out: pl.Series) -> pl.DataFrame:
-    """`machine`, and how many `jobs` it had but for those left out."""
+    """`machine`, and its number of `jobs`, except those left out."""
     count = pl.len().cast(pl.Int64)
     without = _of_jobs(rows, left_out).group_by("machine").agg(left_out=count).collect()
     return (
@@ -100,7 +100,7 @@ def _jobs_of_each(rows: pl.LazyFrame, left_out: pl.Series) -> pl.DataFrame:
 
 
 def _summed(hits: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
-    """One row per machine that was hit: how often, what it cost, by what, and when last."""
+    """One row per machine that was hit: how often, its cost, its causes, and the last time."""
     return (
         hits.join(jobs.with_columns(per_hour=pl.col("gpu_hours") / pl.col("recorded_s")), on="job")
         .sort("machine", "started_at", "job", nulls_last=False)
@@ -121,10 +121,10 @@ def _p_values(machines: pl.DataFrame) -> Iterator[float]:
 
 
 def poisson_binomial_tail(chances: npt.NDArray[np.float64], least: int) -> float:
-    """How likely at least so many of independent events with these chances happen."""
+    """The probability that at least `least` of independent events with these probabilities happen."""
     if least == 0:
         return 1.0
-    fewer = np.zeros(least)  # chances that exactly 0, 1, ... least - 1 have happened
+    fewer = np.zeros(least)  # probabilities that exactly 0, 1, ... least - 1 have happened
     fewer[0] = 1.0
     reached = 0.0  # ... and at least `least`
     for chance in chances:

@@ -1,8 +1,8 @@
-"""Why a job does not count, or not everywhere: the rules by which a study leaves jobs out.
+"""Why a job does not count, or counts only in part: the rules by which a study leaves jobs out.
 
-In: a row of `jobs`, or the error that reading or analysing a trace ended with. Out: a rule, its scope and the reason.
-The rules are those of the paper (docs/fleet.md): traces that cannot be analysed, too few steps, many restarts, a replay
-that misses the recording.
+In: a row of `jobs`, or the error of reading or analysing a trace. Out: a rule, its scope and the reason. The rules are
+those of the paper (docs/fleet.md): traces that cannot be analysed, too few steps, many restarts, a replay that misses
+the recording.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
 
-#: A job with fewer traced steps tells one slow step from a slow job badly.
+#: With fewer traced steps, one slow step can hardly be distinguished from a slow job.
 FEWEST_STEPS = 3
-#: A job that restarted more often is a job that fails, not one that is slow.
+#: A job that restarted more often than this is failing, not slow.
 MOST_RESTARTS = 15
-#: Starts before 2000 or from 2100 on are of a clock that was never set, or of one that counts from elsewhere.
+#: Starts before 2000 or from 2100 on come from a clock that was never set, or that counts from another origin.
 EARLIEST_START_S, LATEST_START_S = 946_684_800.0, 4_102_444_800.0
 
 
 class Rule(StrEnum):
-    """Why a job is left out, in the order in which a job is counted once.
+    """Why a job is left out. A job counts under the first rule that applies, in this order.
 
-    The first four may pass: nothing lasting is known of such a source, and the next run tries it again.
+    The first four may be temporary: nothing lasting is known about such a source, and the next run tries it again.
     """
 
     UNREADABLE = "unreadable"  #: the source cannot be read: permission, network, gone
@@ -42,7 +42,7 @@ class Rule(StrEnum):
     CLOCK = "clock"  #: the job counts, but not by time
 
 
-#: A job is left out of everything, or of what is told by time.
+#: A job is left out of everything, or only of figures over time.
 EVERYWHERE, BY_TIME = "everywhere", "by-time"
 
 
@@ -60,7 +60,7 @@ class Exclusion:
 
 
 def exclusions_of(job: Mapping[str, Any], first_start_s: float | None) -> Iterator[Exclusion]:
-    """Every rule that a row of `jobs` falls under. `first_start_s`: as recorded, whatever clock that is of."""
+    """Every rule that applies to a row of `jobs`. `first_start_s`: as recorded, by any clock."""
     if job["steps"] < FEWEST_STEPS:
         yield Exclusion(Rule.FEW_STEPS, f"{job['steps']} steps; expected {FEWEST_STEPS} or more")
     if (job["restarts"] or 0) > MOST_RESTARTS:

@@ -1,7 +1,7 @@
-"""What runs the analyses of a study: the words that executors and the driver share.
+"""The interface between executors, which run the analyses of a study, and the driver.
 
-In: `Task`s, largest first. Out: an `Outcome` each, in whatever order they end. `local.LocalExecutor` runs processes of
-this machine, `on_ray.RayExecutor` tasks of a Ray cluster; both call `analyse.analyse` and nothing else.
+In: `Task`s, largest first. Out: an `Outcome` for each, in the order in which they end. `local.LocalExecutor` runs
+processes on this machine, `on_ray.RayExecutor` tasks on a Ray cluster; both call only `analyse.analyse`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Protocol
 
 from tracekit.fleet.sources import Source
 
-#: Memory of a process that analyses nothing yet, and at most for each byte of a trace: Parquet takes some 10.
+#: Memory of an idle analysis process, and an upper bound for each byte of a trace: Parquet takes about 10.
 BASE_BYTES, BYTES_PER_BYTE = 220 << 20, 40
-#: Environment of a process that analyses: one thread, so that sums are the same everywhere and cores are not contended.
+#: Environment of an analysis process: one thread, so that sums are the same everywhere and cores are not contended.
 ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One source to analyse. `study`: the folder that takes the result. `analysis`: which analysis the study is of."""
+    """One source to analyse. `study`: the folder for the result. `analysis`: the version of the analysis."""
 
     source: Source
     study: str
@@ -28,18 +28,18 @@ class Task:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory the analysis takes at most, by the size of the trace."""
+        """Upper bound for the memory of the analysis, bytes, given the size of the trace."""
         return BASE_BYTES + BYTES_PER_BYTE * self.source.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended. `digest`: of the content, None where it could not be read.
+    """How a task ended. `digest`: of the content, None if it could not be read.
 
-    `rule`, `reason`: why there is no result that lasts, None where there is one. `died`: the process ended on it.
-    `stamp`: of the source as it was read, "" where it can hide another content. `reused`: the result was there already.
-    Seconds of wall-clock time: `read_s` to read and check the trace, `analyse_s` for its figures, `write_s`. Seconds of
-    processor time, which busy neighbours do not change: `cpu_s` in all, `analyse_cpu_s` of them for the figures.
+    `rule`, `reason`: why there is no lasting result, None if there is one. `died`: the process ended while working on
+    it. `stamp`: of the source as it was read, "" if other content could have the same. `reused`: the result existed
+    already. Wall clock, seconds: `read_s` to read and check the trace, `analyse_s` for its figures, `write_s`.
+    Processor time, seconds, which other load does not change: `cpu_s` in all, `analyse_cpu_s` of them for the figures.
     """
 
     url: str
@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs tasks. An outcome comes for each task, whatever happens to the process that runs it."""
+    """Runs tasks. Yields an outcome for each task, whatever happens to the process that runs it."""
 
     def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[Outcome]:
-        """The outcomes, as they come. `alone`: one at a time, each in a process of its own."""
+        """The outcomes, as tasks end. `alone`: one task at a time, each in a process of its own."""

@@ -1,6 +1,6 @@
 """A trace of a study as a file, with the digest of its content.
 
-In: a `Source`. Out: paths to read, and what the content is. Objects of S3 become files of a scratch folder first: every
+In: a `Source`. Out: paths to read, and the digest. S3 objects are first copied to a scratch folder, because every
 importer reads files.
 """
 
@@ -19,15 +19,15 @@ from tracekit.fleet.sources import PARQUET, Source, folder_files, is_endless, st
 from tracekit.s3 import fetch
 
 _CHUNK = 1 << 20
-#: A file that changed so shortly before it was read can change again without a new time, seconds.
+#: A file that changed less than this before it was read, seconds, can change again without a new modification time.
 _SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A trace that is there as a file or folder. `layout`: the YAML file that it needs, None where it needs none.
+    """A trace as a file or folder. `layout`: the YAML file that it needs, None if it needs none.
 
-    `stamp`: of the source as it was before it was read. `settled`: whether the same stamp means the same content.
+    `stamp`: of the source before it was read. `settled`: whether the same stamp implies the same content.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Fetched:
     settled: bool
 
     def changed(self, source: Source) -> bool:
-        """Whether the source is another one now. Raises OSError where it is gone."""
+        """Whether the source has changed since. Raises OSError if it is gone."""
         return not source.remote and stamp_of(self.path) != self.stamp
 
 
@@ -61,7 +61,7 @@ def fetched(source: Source) -> Iterator[Fetched]:
 
 
 def digest_of(path: Path, layout: Path | None = None) -> str:
-    """What the content of a trace is, 32 hexadecimal digits: of a folder with the names in it, of a file without."""
+    """Digest of a trace's content, 32 hexadecimal digits: covers the names in a folder, not the name of a file."""
     digest = hashlib.blake2b(digest_size=16)
     files = folder_files(path) if path.is_dir() else [path]
     for file in [*files, *([] if layout is None else [layout])]:
@@ -79,13 +79,13 @@ def _is_fresh(path: Path) -> bool:
 
 
 def _has_header(path: Path) -> bool:
-    """Whether a Parquet file carries its layout inside; True for what is no Parquet file, which takes no layout."""
+    """Whether a Parquet file contains its layout; True for other files, which take no layout."""
     from tracekit.errors import FormatError
     from tracekit.trace import read_header
 
     try:
         return path.suffix != PARQUET or read_header(path) is not None
-    except FormatError:  # reading will say what is wrong
+    except FormatError:  # reading will report what is wrong
         return True
 
 

@@ -1,7 +1,7 @@
-"""What a study says: how many jobs straggle, what is lost, to what, where, and which fixes give back most.
+"""Results of a study: how many jobs straggle, what is lost, to what, where, and which fixes save most.
 
 In: a study. Out: `FleetFigures`, plain numbers and tables; `terminal/fleet.py` and `documents/fleet_page.py` show them.
-Every share is told twice: of jobs, and of GPU-hours. Intervals are those of the bootstrap over jobs.
+Every share is given twice: of jobs, and of GPU-hours. Intervals come from the bootstrap over jobs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tracekit.report_json import without_nan
 #: Upper ends of the classes of job sizes, GPUs.
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-#: Of a curve that is drawn.
+#: Quantiles of a curve.
 CURVE = tuple((at + 1) / 200 for at in range(200))
 MOST_FIXES = 10
 _WEEK_S = 7 * 86_400
-#: A job that a cause of this kind costs this share of its step counts as one that has it.
+#: A job has a cause if the cause costs it at least this share of the step.
 SMALLEST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """How many jobs a rule leaves out: all that fall under it, and those that no rule before it has left out."""
+    """How many jobs a rule leaves out: all to which it applies, and those that no earlier rule has left out."""
 
     rule: Rule
     scope: str
@@ -44,10 +44,10 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class FixOfFleet:
-    """A kind of fix over all jobs. `gpu_hours`: given back; `share`: of all GPU-hours. `bound`: at most that much.
+    """A kind of fix over all jobs. `gpu_hours`: saved; `share`: of all GPU-hours. `bound`: an upper bound.
 
-    `for_causes`: for causes that were found in these jobs; else what any job could try. `example`: the fix of that kind
-    that gives back most, and its job.
+    `for_causes`: for causes found in these jobs, as opposed to fixes that any job can try. `example`: the fix of that
+    kind that saves most, and its job.
     """
 
     kind: str
@@ -65,8 +65,8 @@ class FleetFigures:
     """The figures of a study. GPU-hours are those of the jobs that count.
 
     `straggling_jobs`, `straggling_hours`: share of jobs, and of GPU-hours of jobs, with S >= 1.1. `lost`: share of
-    GPU-hours. `quantiles`: `quantile`, and of S and waste `slowdown_jobs`, `slowdown_hours`, `waste_jobs`,
-    `waste_hours`. `groups`: by the name of a grouping, the rows of `grouped`.
+    GPU-hours. `quantiles`: `quantile`, and those of S and waste: `slowdown_jobs`, `slowdown_hours`, `waste_jobs`,
+    `waste_hours`. `groups`: the rows of `grouped`, by the name of a grouping.
     """
 
     sources: int
@@ -123,13 +123,13 @@ def counted_jobs(study: Study) -> pl.DataFrame:
 
 
 def left_out_jobs(study: Study) -> pl.Series:
-    """The contents that a rule leaves out of everything."""
+    """The jobs that a rule leaves out of everything."""
     out = study.read("exclusions", ["job", "scope"]).filter(pl.col("scope") == EVERYWHERE)
     return out["job"].drop_nulls().unique()
 
 
 def figures_of(study: Study) -> FleetFigures:
-    """All figures of a study. Raises StudyError where there is none."""
+    """All figures of a study. Raises StudyError if there is none."""
     jobs = counted_jobs(study)
     sources = study.read("sources")
     fixes, titles = _fixes_by_job(study, jobs)
@@ -172,7 +172,7 @@ def _by_job(jobs: pl.DataFrame, rows: pl.DataFrame) -> Floats:
 
 
 def _left_out(study: Study) -> Sequence[LeftOut]:
-    """Every rule with the jobs it leaves out; a job counts first where the first of its rules does."""
+    """Every rule with the jobs that it leaves out; a job counts as first under its first rule."""
     order = {str(rule): at for at, rule in enumerate(Rule)}
     rows = study.read("exclusions").with_columns(
         who=pl.coalesce("job", "source"), order=pl.col("rule").replace_strict(order, return_dtype=pl.Int64)
@@ -187,7 +187,7 @@ def _left_out(study: Study) -> Sequence[LeftOut]:
 
 
 def quantiles(jobs: pl.DataFrame, shares: Sequence[float]) -> pl.DataFrame:
-    """Of S and waste, by jobs and by GPU-hours: the smallest value that at least that share does not exceed."""
+    """Quantiles of S and waste, by jobs and by GPU-hours: the smallest value that that share does not exceed."""
     columns: dict[str, Any] = {"quantile": list(shares)}
     for figure in ("slowdown", "waste"):
         known = jobs.select(figure, "gpu_hours").drop_nulls().sort(figure)
@@ -235,7 +235,7 @@ def _groups(study: Study, jobs: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def _hosts(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
-    """GPU-hours that the costliest cause of each job that speaks of a machine costs, by its host."""
+    """GPU-hours by host: what the costliest cause of each job that concerns a machine costs."""
     hit = study.table("machines").filter((pl.col("kind") == "host") & pl.col("part").is_not_null())
     return (
         hit.select("job", "machine", "cost_s")
@@ -269,8 +269,8 @@ def _causes(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
 def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     """`group`, `pattern`, `jobs` (a share), `hours` (a share of GPU-hours), `lost_gpu_hours`.
 
-    Over steps and over workers; what the slowest 3 % of workers and the last stage explain at least half of, of
-    straggling jobs; sequence lengths; garbage collection.
+    Patterns over steps and over workers; for straggling jobs, whether the slowest 3 % of workers or the last stage
+    explain at least half; sequence lengths; garbage collection.
     """
     slow = pl.col("straggling")
     collecting = study.table("causes").filter(kind="python-gc").select("job").unique().collect()["job"].to_list()
@@ -304,9 +304,9 @@ def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fixes_by_job(study: Study, jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """`job`, `kind`, `gpu_hours` of the best fix of each kind of each job; and the kinds that give back most.
+    """`job`, `kind`, `gpu_hours` of the best fix of each kind of each job; and the kinds that save most.
 
-    First those for causes, then what any job could try. A combination of fixes is none of its own.
+    First the kinds for causes, then what any job can try. A combination of fixes is not a kind of its own.
     """
     rows = (
         study.table("fixes")

@@ -1,7 +1,7 @@
-"""Processes of this machine that analyse traces.
+"""Processes on this machine that analyse traces.
 
-In: tasks. Out: outcomes. Every process has one task at a time, so that it is known which one ended it; together they
-take no more memory than they may.
+In: tasks. Out: outcomes. Every process has one task at a time, so that a crash can be attributed to a task; together,
+the processes stay within their memory limit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import IO
 from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
 
-#: A process that has grown beyond this is replaced once its task is done: it would keep part of that.
+#: A process that has grown beyond this is replaced after its task, because it would keep part of the memory.
 _GROWN_BYTES = 640 << 20
 
 
 @dataclass(eq=False)
 class _Process:
-    """One worker. `task`: what it works on, None while it waits."""
+    """One worker process. `task`: its current task, None while it waits."""
 
     process: subprocess.Popen[bytes]
     task: Task | None = None
@@ -34,7 +34,7 @@ class _Process:
 
     @classmethod
     def started(cls) -> _Process:
-        """A new one, which imports tracekit from where this process has it."""
+        """Start a process that imports tracekit from the same place as this one."""
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return cls(
             subprocess.Popen(
@@ -48,19 +48,19 @@ class _Process:
 
     @property
     def out(self) -> IO[bytes]:
-        """What it answers on."""
+        """The stream of its answers."""
         assert self.process.stdout is not None
         return self.process.stdout
 
     def give(self, task: Task) -> None:
-        """Let it work on a task; one that has ended meanwhile shows on its stdout."""
+        """Give it a task; if the process has ended meanwhile, that shows on its stdout."""
         self.task = task
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
 
     def answer(self) -> Outcome | None:
-        """What has come: an outcome, or None while it is not whole. Raises EOFError where the process has ended."""
+        """The next outcome, or None while it is incomplete. Raises EOFError if the process has ended."""
         if not (read := os.read(self.out.fileno(), 1 << 16)):
             raise EOFError
         self.buffer += read
@@ -71,7 +71,7 @@ class _Process:
         return outcome
 
     def end(self, *, kill: bool = False) -> int:
-        """End it, and wait for that; its exit code."""
+        """End the process and wait for that; returns its exit code."""
         if kill:
             self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -82,7 +82,7 @@ class _Process:
 
 
 class LocalExecutor:
-    """`processes` workers that together take at most `memory_bytes`; a task that alone takes more runs alone."""
+    """Up to `processes` workers that together use at most `memory_bytes`; a task that exceeds this runs alone."""
 
     def __init__(self, processes: int, memory_bytes: int) -> None:
         self.processes, self.memory_bytes = processes, memory_bytes
@@ -100,7 +100,7 @@ class LocalExecutor:
             crew.dismiss()
 
     def _next(self, waiting: list[Task], busy: set[_Process]) -> Task | None:
-        """Take out the first task that there is memory for beside the others."""
+        """Remove and return the first task that fits into memory next to the others."""
         taken = sum(process.task.memory_bytes for process in busy if process.task is not None)
         idle = BASE_BYTES * (min(self.processes, len(busy) + len(waiting)) - len(busy) - 1)
         for at, task in enumerate(waiting):
@@ -110,7 +110,7 @@ class LocalExecutor:
 
 
 class _Crew:
-    """At most so many processes, those that work and those that wait."""
+    """A limited number of processes, working or waiting."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -119,7 +119,7 @@ class _Crew:
         self.selector = selectors.DefaultSelector()
 
     def give(self, task: Task, *, fresh: bool) -> None:
-        """Let a waiting process work, or a new one; with `fresh` always a new one."""
+        """Give a task to a waiting process, or to a new one; with `fresh` always to a new one."""
         while fresh and self.idle:
             self.idle.pop().end()
         process = self.idle.pop() if self.idle else _Process.started()
@@ -128,7 +128,7 @@ class _Crew:
         self.selector.register(process.out, selectors.EVENT_READ, process)
 
     def answers(self) -> Iterator[Outcome]:
-        """Wait until something comes; every outcome that is whole by then."""
+        """Wait for input; every outcome that is complete by then."""
         for key, _ in self.selector.select():
             process: _Process = key.data
             try:
@@ -145,7 +145,7 @@ class _Crew:
                 yield outcome
 
     def dismiss(self) -> None:
-        """End all."""
+        """End all processes."""
         for process in self.idle:
             process.end()
         for process in self.busy:

@@ -1,7 +1,7 @@
-"""Tasks of a Ray cluster that analyse traces. Ray is imported here alone, and only where this is asked for.
+"""Tasks on a Ray cluster that analyse traces. Ray is imported only here, and only on request.
 
-In: tasks. Out: outcomes. Each task declares the memory that its trace suggests, reads its source from storage and
-writes its result into the study's folder, so both must be reachable from every node; through Ray go words only.
+In: tasks. Out: outcomes. Each task declares the memory that its trace needs, reads its source from storage and writes
+its result to the study's folder, so both must be accessible from every node; only short messages go through Ray.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
 from tracekit.text import short
 
-#: Tasks given to Ray ahead of those that run, for each processor.
+#: Number of tasks to submit to Ray ahead of the running ones, per processor.
 _AHEAD = 2
-#: So often a cluster of our own is started: on a busy machine Ray gives up early.
+#: Number of attempts to start a local cluster: on a busy machine, Ray gives up early.
 _STARTS = 4
 
 
 class RayExecutor:
-    """`address`: of a running cluster, None for one on this machine with `processes` processors.
+    """`address`: of a running cluster, None for a local one with `processes` processors.
 
-    A cluster of our own ends with this process.
+    A local cluster ends with this process.
     """
 
     def __init__(self, address: str | None, processes: int) -> None:
@@ -41,7 +41,7 @@ class RayExecutor:
         yield from self._outcomes(ray, tasks, alone=alone)
 
     def _connect(self, ray: Any) -> None:
-        """Raises SelectionError where no cluster answers; one of our own is given several chances to start."""
+        """Connect. Raises SelectionError if no cluster answers; retries the start of a local one."""
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         if self.address is None:
             settings |= {"address": "local", "num_cpus": self.processes, "include_dashboard": False}
@@ -50,7 +50,7 @@ class RayExecutor:
         for left in reversed(range(_STARTS if self.address is None else 1)):
             try:
                 ray.init(**settings)
-            except Exception as error:  # Ray raises no other where a node takes more than its 30 s to start
+            except Exception as error:  # Ray raises nothing more specific if a node takes more than its 30 s to start
                 ray.shutdown()
                 if not left:
                     reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -60,7 +60,7 @@ class RayExecutor:
                 return
 
     def _outcomes(self, ray: Any, tasks: Sequence[Task], *, alone: bool) -> Iterator[Outcome]:
-        """Tasks go out as others come back, so that Ray never holds many."""
+        """Submit tasks as others return, so that Ray never holds many."""
         work = ray.remote(num_cpus=1, max_retries=0)(_work)
         most = 1 if alone else max(1, int(ray.cluster_resources().get("CPU", 1)) * _AHEAD)
         largest = max((node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
@@ -81,8 +81,8 @@ class RayExecutor:
 
 
 def _work(plain: dict[str, Any]) -> dict[str, Any]:
-    """What runs in a process of Ray's. Plain data in and out: Ray need not know our types."""
-    os.environ.update(ONE_THREAD)  # before polars is imported, which counts threads then
+    """Runs in a Ray process. Plain data in and out: Ray need not know our types."""
+    os.environ.update(ONE_THREAD)  # before polars is imported, which reads the number of threads then
     from tracekit.fleet.worker import task_of, work
 
     return asdict(work(task_of(plain)))

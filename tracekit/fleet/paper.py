@@ -1,8 +1,8 @@
-"""Our fleet beside the paper's.
+"""Our fleet compared with the paper's.
 
 In: jobs of a study. Out: the figures that "Understanding Stragglers in Large Model Training Using What-if Analysis"
-(Lin et al., OSDI'25, https://www.usenix.org/conference/osdi25/presentation/lin-jinkun) reports, each with ours. None of
-the paper's figures has been checked against its text here: all are shown as reported.
+(Lin et al., OSDI'25, https://www.usenix.org/conference/osdi25/presentation/lin-jinkun) reports, each with ours. The
+paper's figures have not been checked against its text here: all are shown as reported.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CITATION = (
     " GPUs and more over five months"
 )
 AS_REPORTED = "as reported"
-#: Jobs of the paper's study.
+#: The number of jobs in the paper's study, and its smallest job in GPUs.
 PAPER_JOBS, SMALLEST_JOB = 3079, 128
 SHARE, SLOWDOWN = "share", "S"
 
 
 @dataclass(frozen=True, slots=True)
 class PaperFigure:
-    """One figure of both fleets. `unit`: `share` or `S`. `jobs`: of ours, that it is about; `ours`: None without."""
+    """One figure of both fleets. `unit`: `share` or `S`. `jobs`: our jobs behind it; `ours`: None if there are none."""
 
     name: str
     paper: float
@@ -37,7 +37,7 @@ class PaperFigure:
 
 
 def beside_paper(jobs: pl.DataFrame, study: Study) -> tuple[PaperFigure, ...]:
-    """The paper's figures and ours, of jobs of 128 GPUs and more, which the paper's were."""
+    """The paper's figures and ours, for jobs of 128 GPUs and more, as in the paper."""
     return tuple(_figures(jobs.filter(pl.col("gpus") >= SMALLEST_JOB), study))
 
 

@@ -1,7 +1,7 @@
-"""Results that wait to be put into the tables of a study: a file for each trace, written whole or not at all.
+"""Results that are not yet in the tables of a study: a file for each trace, written completely or not at all.
 
-In: the rows of a job. Out: the same, read back. The name says the content and the analysis, so that whoever finds the
-file knows what need not be done again.
+In: the rows of a job. Out: the same, read back. The name contains the digest of the content and the version of the
+analysis, so that a later run knows what need not be done again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _UNFINISHED = ".unfinished"
 
 
 def result_path(folder: Path, digest: str, analysis: str) -> Path:
-    """Where the result for a content is."""
+    """The path of the result for a content."""
     return folder / f"{digest}-{analysis}{_SUFFIX}"
 
 
 def write_result(path: Path, rows: Mapping[str, pl.DataFrame]) -> None:
-    """Write the rows of a job. Raises OSError; leaves nothing behind then."""
+    """Write the rows of a job. Raises OSError, and then leaves nothing behind."""
     temporary = path.with_name(f"{path.name}-{os.getpid()}{_UNFINISHED}")
     try:
         with zipfile.ZipFile(temporary, "w") as archive:
@@ -41,7 +41,7 @@ def write_result(path: Path, rows: Mapping[str, pl.DataFrame]) -> None:
 
 
 def read_result(path: Path) -> dict[str, pl.DataFrame] | None:
-    """The rows of a job; None where the file is damaged, which is removed then."""
+    """The rows of a job; None if the file is damaged, which also removes it."""
     try:
         with zipfile.ZipFile(path) as archive:  # checks the CRC of every member
             rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
@@ -54,7 +54,7 @@ def read_result(path: Path) -> dict[str, pl.DataFrame] | None:
 
 
 def waiting(folder: Path, analysis: str) -> Iterator[tuple[str, Path]]:
-    """Digest and path of every result of this analysis, in order. Those of others, and what is unfinished, go."""
+    """Digest and path of every result of this analysis, in order. Removes results of others and unfinished files."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):

@@ -1,6 +1,6 @@
-"""What a study keeps of one job: rows of its tables.
+"""The rows that a study stores for one job.
 
-In: a job of any kind, analysed. Out: a frame for each table. Every sentence is the report's own.
+In: an analysed job of any kind. Out: a frame for each table. Every sentence comes from the report.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from tracekit.report import Report
 from tracekit.text import encodable
 
 Rows = dict[str, pl.DataFrame]
-#: Free metadata that says who pays.
+#: Free metadata that identifies who pays.
 _TEAM_KEYS = ("team", "project")
-#: Parts of a rank that speak of its machine, as `tracekit culprits --part` has them.
+#: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
 _MACHINE_PARTS = ("compute", "network", "process")
-#: What these name is no loss.
+#: These are not losses.
 _NO_LOSS = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
 
 
 def rows_of(job: Job | OpJob | GpuJob, digest: str, analysis: str) -> Rows:
-    """The rows of a job, with those of `exclusions`. `digest`: of its content; `analysis`: which analysis this is.
+    """The rows of a job, including those of `exclusions`. `digest`: of its content; `analysis`: version of the
+    analysis.
 
-    Raises TracekitError where the job cannot be analysed.
+    Raises TracekitError if the job cannot be analysed.
     """
     if isinstance(job, Job):
         tables, first_start_s = _pipeline(job)
@@ -56,9 +57,9 @@ def rows_of(job: Job | OpJob | GpuJob, digest: str, analysis: str) -> Rows:
 
 
 def machines_of(workers: pl.DataFrame) -> pl.DataFrame:
-    """The rows of `machines` of one job: each of its hosts and GPUs, with the costliest that sits on its ranks.
+    """The rows of `machines` of one job: each of its hosts and GPUs, with the costliest cause on its ranks.
 
-    Causes that speak of no machine (data, garbage collection) do not count.
+    Causes that do not concern a machine (data, garbage collection) do not count.
     """
     speaks = pl.col("part").is_in(_MACHINE_PARTS)
     hits = workers.with_columns(
@@ -142,7 +143,7 @@ def _pipeline(job: Job) -> tuple[Rows, float | None]:
 
 
 def _workers(report: Report, gpus: object) -> pl.DataFrame:
-    """One row per worker, with what the costliest cause that sits on it slows down. `gpus`: of the free metadata."""
+    """One row per worker, with what the costliest cause on it slows down. `gpus`: of the free metadata."""
     table = report.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
     slowest = {(worker.dp_rank, worker.pp_rank) for worker in report.attribution.slowest_workers}
     culprits: dict[tuple[int, int], Any] = {}
@@ -164,7 +165,7 @@ def _workers(report: Report, gpus: object) -> pl.DataFrame:
 
 
 def _uuid(gpus: object, rank: int | None) -> str | None:
-    """The UUID of a rank's GPU, as far as the free metadata says."""
+    """The UUID of a rank's GPU, as far as the free metadata gives it."""
     gpu = gpus.get(str(rank)) if isinstance(gpus, dict) else None
     uuid = gpu.get("uuid") if isinstance(gpu, dict) else None
     return encodable(uuid) if isinstance(uuid, str) else None
@@ -245,7 +246,7 @@ def _ops(report: OpReport, metadata: Mapping[str, Any]) -> tuple[Rows, float | N
 
 
 def _gpus(report: GpuReport, metadata: Mapping[str, Any]) -> tuple[Rows, float | None]:
-    """The rows of a recording of GPUs: those of its replay, whose one step is the recording, with the culprit."""
+    """The rows of a GPU recording: those of its replay, whose one step is the recording, with the culprit."""
     rows, first_start_s = _ops(report.replayed, metadata)
     recording, culprit = report.recording, report.culprit
     steps = recording.step_spans["step"].n_unique()
@@ -291,7 +292,7 @@ def _gpus(report: GpuReport, metadata: Mapping[str, Any]) -> tuple[Rows, float |
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What the free metadata says of the job, as far as it is that."""
+    """What the free metadata says about the job, as far as it is valid."""
     team = next((metadata[key] for key in _TEAM_KEYS if isinstance(metadata.get(key), str)), None)
     texts = {"name": name, "team": team, "gpu_model": metadata.get("gpu_model"), "framework": metadata.get("framework")}
     restarts = metadata.get("restarts", metadata.get("attempt"))
@@ -302,7 +303,7 @@ def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpu_hours(metadata: Mapping[str, Any], gpus: int, recorded: Any) -> tuple[float, bool]:
-    """GPU-hours of the job, and whether its metadata states them; else those of the traced steps."""
+    """GPU-hours of the job, and whether its metadata states them; otherwise those of the traced steps."""
     stated = metadata.get("gpu_hours")
     if isinstance(stated, int | float) and math.isfinite(stated) and stated > 0:
         return float(stated), True

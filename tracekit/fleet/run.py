@@ -1,4 +1,4 @@
-"""A run: every source that is new or has changed is analysed, and the tables of the study are made.
+"""A run: analyse every new or changed source, and build the tables of the study.
 
 In: sources, a study and an executor. Out: a `RunSummary`, and the study.
 """
@@ -18,8 +18,8 @@ from tracekit.fleet.executor import Executor, Outcome, Task
 from tracekit.fleet.sources import Source
 from tracekit.fleet.study import SeenLog, Study
 
-#: Folders whose code changes no stored figure: they record jobs or show results. All other code counts as analysis, so
-#: that a new module counts without being listed.
+#: Folders whose code does not affect stored figures: they record jobs or show results. All other code counts as
+#: analysis, so a new module counts without being listed.
 _NO_ANALYSIS = frozenset({"commands", "dashboards", "documents", "figures", "launch", "live", "synth", "terminal"})
 _CODE = frozenset({".py", ".c", ".h"})
 Progress = Callable[["Standing"], None]
@@ -27,7 +27,9 @@ Progress = Callable[["Standing"], None]
 
 @dataclass(slots=True)
 class Standing:
-    """How far a run is. `done` of `total` sources have an outcome; `failed`: by rule, as far as nothing lasting."""
+    """Progress of a run. `done` of `total` sources have an outcome; `failed`: sources without a lasting result, by
+    rule.
+    """
 
     total: int
     done: int = 0
@@ -36,7 +38,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run did. `unchanged`: sources that were as the study has them. `outcomes`: of all others."""
+    """What a run did. `unchanged`: sources that were as in the study. `outcomes`: of all others."""
 
     sources: int
     unchanged: int
@@ -44,13 +46,13 @@ class RunSummary:
 
     @property
     def failed(self) -> Counter[str]:
-        """How many sources have nothing lasting, by rule."""
+        """The number of sources without a lasting result, by rule."""
         return Counter(one.rule for one in self.outcomes if one.rule is not None)
 
 
 @cache
 def analysis_version() -> str:
-    """Tracekit's version and a digest of the code that analyses: where it differs, so may the figures."""
+    """Tracekit's version and a digest of the analysis code: if it differs, the figures may differ."""
     digest = hashlib.blake2b(digest_size=4)
     for path in analysing_files():
         digest.update(path.read_bytes())
@@ -58,7 +60,7 @@ def analysis_version() -> str:
 
 
 def analysing_files() -> Iterator[Path]:
-    """The code that reads a trace and finds out what is stored of it, in a fixed order."""
+    """The code that reads a trace and computes what is stored about it, in a fixed order."""
     for root, folders, files in os.walk(Path(__file__).parents[1], followlinks=True):
         folders[:] = sorted(set(folders) - _NO_ANALYSIS)
         yield from (Path(root, name) for name in sorted(files) if Path(name).suffix in _CODE)
@@ -67,7 +69,7 @@ def analysing_files() -> Iterator[Path]:
 def run_study(
     study: Study, sources: Sequence[Source], executor: Executor, progress: Progress = lambda _: None
 ) -> RunSummary:
-    """Analyse what is new or changed, and make the tables. Raises StudyError, OutputError."""
+    """Analyse what is new or changed, and build the tables. Raises StudyError, OutputError."""
     analysis = analysis_version()
     with study.running(analysis) as log:
         seen, done = study.seen(), study.analysed(analysis)
@@ -87,7 +89,7 @@ def _is_done(source: Source, seen: dict[str, tuple[str, str]], done: set[str]) -
 def _analyse(
     study: Study, todo: Sequence[Source], executor: Executor, analysis: str, log: SeenLog, progress: Progress
 ) -> list[Outcome]:
-    """An outcome for each source. What ended its process is tried once more, alone: perhaps memory was short."""
+    """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
     of_url = {source.url: source for source in todo}
     standing = Standing(len(todo))
 

@@ -1,7 +1,7 @@
 """Where the traces of a study are: files, folders, globs, stores, prefixes of S3.
 
-In: what the user named. Out: a `Source` for each job found there. Nothing is read but names, sizes and times, and the
-first bytes of files whose names do not say what they are.
+In: what the user named. Out: a `Source` for each job found there. Reads only names, sizes and times, and the first
+bytes of files whose names do not identify them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tracekit.s3 import S3, objects_below, said
 from tracekit.text import encodable, short
 
 PARQUET = ".parquet"
-#: Of files that can be traces, beside Parquet; their first bytes say whether they are.
+#: Endings of files other than Parquet that can be traces; their first bytes decide.
 _OTHERS = (".json", ".json.gz", ".log", ".txt")
-#: Layouts of published traces, beside the trace.
+#: Layouts of published traces, next to the trace.
 _LAYOUTS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One trace. `url`: an absolute path or s3://, as text: of a name that is no UTF-8 with escapes.
+    """One trace. `url`: an absolute path or s3:// address as text, with escapes if it is not UTF-8.
 
-    `stamp`: changes whenever the content may have; "" where that cannot be told. `bytes`: its size, as far as known.
-    `layout`: the YAML file beside it. `path`: by which the system knows it; "" for what lies in S3.
+    `stamp`: changes whenever the content may have changed; "" if that cannot be detected. `bytes`: its size, as far as
+    known. `layout`: the YAML file next to it. `path`: its path for the system; "" in S3.
     """
 
     url: str
@@ -40,12 +40,12 @@ class Source:
 
     @property
     def remote(self) -> bool:
-        """Whether it lies in S3."""
+        """Whether it is in S3."""
         return self.url.startswith(S3)
 
 
 def find_sources(named: Iterable[str]) -> list[Source]:
-    """Every job that what the user named leads to, each once, by url. Raises SelectionError where one leads nowhere."""
+    """All jobs in the named places, once each, by url. Raises SelectionError for a name that leads nowhere."""
     found: dict[str, Source] = {}
     for text in named:
         there = list(_expand(text))
@@ -59,13 +59,13 @@ def find_sources(named: Iterable[str]) -> list[Source]:
 
 
 def stamp_of(path: Path) -> str:
-    """What tells the content of a file, or of all files of a folder, from what it was before. Raises OSError."""
+    """A stamp that changes with the content of a file, or of all files of a folder. Raises OSError."""
     files = folder_files(path) if path.is_dir() else [path]
     return "|".join(_stamp(file.stat()) for file in files)
 
 
 def folder_files(path: Path) -> list[Path]:
-    """All files below a folder, by name. Raises OSError where a folder cannot be read."""
+    """All files below a folder, by name. Raises OSError if a folder cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -75,10 +75,10 @@ def folder_files(path: Path) -> list[Path]:
 
 
 def is_endless(path: Path) -> bool:
-    """Whether it is a pipe, a socket or a device: reading one may wait forever."""
+    """Whether it is a pipe, a socket or a device, which might block forever."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # reading will say what is wrong
+    except OSError:  # reading will report what is wrong
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
@@ -115,14 +115,14 @@ def _local(path: Path) -> Source:
         files = folder_files(path) if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files)
         stamp = stamp_of(path)
-    except OSError:  # reading will say what is wrong
+    except OSError:  # reading will report what is wrong
         size, stamp = 0, ""
     layout = None if path.is_dir() else _layout_beside(path)
     return Source(encodable(str(path)), stamp, size, layout, str(path))
 
 
 def _layout_beside(path: Path) -> str | None:
-    """The YAML file that goes with a Parquet file: of its name, or the only one called meta."""
+    """The YAML file for a Parquet file: the one with its name, or the only one called meta."""
     if path.suffix != PARQUET:
         return None
     names = [path.with_suffix(suffix) for suffix in _LAYOUTS] + [path.with_name(f"meta{one}") for one in _LAYOUTS]
@@ -130,14 +130,14 @@ def _layout_beside(path: Path) -> str | None:
 
 
 def _in_folder(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
-    """The jobs in a folder and all below it: stores by window, folders that are one job as one, files.
+    """The jobs in a folder and everything below it: stores by window, folders that are one job as one, files.
 
-    `seen`: folders that need not be looked into again, by device and inode: links can lead back. It grows.
+    `seen`: folders that need not be searched again, by device and inode, because links can form loops. It grows.
     """
     try:
         yield from _jobs_in(folder, seen)
     except OSError:
-        yield Source(encodable(str(folder)), "", 0, path=str(folder))  # reading will say what is wrong
+        yield Source(encodable(str(folder)), "", 0, path=str(folder))  # reading will report what is wrong
 
 
 def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
@@ -183,7 +183,7 @@ def _ops_of(store: Path, place: Path) -> Iterator[Path]:
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder is a study, whose tables are no traces."""
+    """Whether a folder is a study, whose tables are not traces."""
     return (folder / MARK).is_file()
 
 
@@ -192,7 +192,7 @@ MARK, STORE_MARK = "tracekit-study", "tracekit-store"
 
 
 def _is_one_job(folder: Path, files: list[Path]) -> bool:
-    """Whether a folder is what an importer reads as one job: a recording, or the files of a profiler."""
+    """Whether an importer reads the folder as one job: a recording, or the files of a profiler."""
     from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
     from tracekit.collectors.importers.registry import is_known
 
@@ -200,7 +200,7 @@ def _is_one_job(folder: Path, files: list[Path]) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether an importer knows it, by its first bytes; also what cannot be read, so that reading says why."""
+    """Whether an importer recognises its first bytes; also True if it cannot be read, so that reading reports why."""
     from tracekit.collectors.importers.registry import is_known
 
     return not os.access(path, os.R_OK) or is_known(path)
@@ -210,7 +210,7 @@ def _is_trace(path: Path) -> bool:
 
 
 def _in_s3(url: str) -> Iterator[Source]:
-    """Every object below a prefix that can be a trace, each a job; of stores the windows that they name."""
+    """Every object below a prefix that can be a trace, one job each; for stores, the windows in their catalogue."""
     try:
         found = {info.path: info for info in objects_below(url)}
     except OSError as error:

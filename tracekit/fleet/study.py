@@ -37,14 +37,14 @@ _MARK_TEXT = json.dumps({"study_version": STUDY_VERSION, "made_by": "tracekit fl
 
 
 class Study:
-    """The study in the folder `path`. Methods raise StudyError where that is none, OutputError where they write."""
+    """The study in the folder `path`. Methods raise StudyError if it is not one, OutputError if they cannot write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def results(self) -> Path:
-        """The folder of results that wait for the tables."""
+        """The folder of results that are not yet in the tables."""
         return self.path / ".run" / "results"
 
     @property
@@ -63,7 +63,7 @@ class Study:
         return self.results.is_dir() and any(self.results.iterdir())
 
     def check(self) -> None:
-        """Raise StudyError where there is no study that this tracekit reads."""
+        """Raise StudyError if there is no study that this tracekit can read."""
         try:
             text = (self.path / MARK).read_text(encoding="utf-8")
         except OSError:
@@ -81,19 +81,19 @@ class Study:
             )
 
     def state(self) -> tuple[tuple[str, int, int], ...]:
-        """Changes whenever a table does: every file of them with its size and time."""
+        """Every table file with its size and time, which changes whenever a table does."""
         files = sorted(path for table in TABLES for path in (self.path / table).glob("part-*.parquet"))
         return tuple((str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()])
 
     def table(self, name: str) -> pl.LazyFrame:
-        """A table, lazily; without rows where nothing is there yet."""
+        """A table, lazily; without rows if nothing is there yet."""
         files = sorted((self.path / name).glob("part-*.parquet"))
         if not files:
             return pl.LazyFrame(schema=TABLES[name])
         return pl.scan_parquet(files, glob=False)
 
     def read(self, name: str, columns: list[str] | None = None) -> pl.DataFrame:
-        """A table, or some columns of it. Raises StudyError where a file is damaged."""
+        """A table, or some columns of it. Raises StudyError if a file is damaged."""
         try:
             table = self.table(name)
             return (table if columns is None else table.select(columns)).collect()
@@ -124,7 +124,7 @@ class Study:
         return done
 
     def seen(self) -> dict[str, tuple[str, str]]:
-        """Source -> its stamp and the digest of its content, when it was read last."""
+        """Source -> its stamp and the digest of its content when it was last read."""
         found: dict[str, tuple[str, str]] = {}
         if self._seen.exists():
             for line in self._seen.read_text(encoding="utf-8").splitlines():
@@ -139,7 +139,7 @@ class Study:
 
     @contextmanager
     def running(self, analysis: str) -> Iterator[SeenLog]:
-        """The one run of this study. Raises StudyError where there is another, or the folder is something else."""
+        """The one run of this study. Raises StudyError if there is another, or the folder is something else."""
         try:
             if self.path.exists() and not (self.path / MARK).exists() and any(self.path.iterdir()):
                 raise StudyError(f"{self.path}: not empty, and no study; choose another --out")
@@ -152,7 +152,7 @@ class Study:
                 if not (self.path / MARK).exists():
                     _put(self.path / MARK, _MARK_TEXT.encode())
                 self.check()
-                list(waiting(self.results, analysis))  # removes what is unfinished, or of another analysis
+                list(waiting(self.results, analysis))  # removes unfinished results and those of another analysis
                 with open(self._seen, "ab") as log:
                     yield SeenLog(log)
         except OSError as error:
@@ -186,7 +186,7 @@ class Study:
         self._forget(now)
 
     def _fold_part(self, part: str, results: Mapping[str, Path], wanted: set[str]) -> list[pl.DataFrame]:
-        """Put results into one part of the tables, drop the jobs that no source has; their exclusions."""
+        """Put results into one part of the tables, and drop the jobs that no source has; returns their exclusions."""
         read = {digest: rows for digest, path in results.items() if (rows := read_result(path)) is not None}
         keep = pl.col("job").is_in(list(wanted - read.keys()))
         for table, schema in BY_JOB.items():
@@ -198,7 +198,7 @@ class Study:
         return [rows["exclusions"] for digest, rows in read.items() if digest in wanted]
 
     def _old_exclusions(self, kept: set[str], tried: set[str]) -> pl.DataFrame:
-        """Those of jobs that stay as they are, and of sources that failed and were not tried now."""
+        """Exclusions of jobs that stay as they are, and of sources that failed earlier and were not tried now."""
         of_job = pl.col("job").is_in(list(kept))
         return self.read("exclusions").filter(
             of_job | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried)))
@@ -206,12 +206,12 @@ class Study:
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
         (self.path / table).mkdir(exist_ok=True)
-        held = io.BytesIO()  # first, for polars words a full disk as damage
+        held = io.BytesIO()  # first, because polars reports a full disk as damage
         rows.rechunk().write_parquet(held, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
         _put(self.part(table, part), held.getvalue())
 
     def _forget(self, now: Mapping[str, str]) -> None:
-        """Keep of what was seen one line a source."""
+        """Reduce the log of seen sources to one line per source."""
         lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in now]
         _put(self._seen, b"".join(lines))
 
@@ -222,7 +222,7 @@ class SeenLog:
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         if file.tell():
-            file.write(b"\n")  # ends a line whose writer was killed
+            file.write(b"\n")  # terminates a line whose writer was killed
 
     def add(self, source: Source, outcome: Outcome) -> None:
         """Note the content of a source. Raises OSError."""
@@ -236,7 +236,7 @@ def _line(url: str, stamp: str, digest: str) -> bytes:
 
 
 def _first_source(now: Mapping[str, str]) -> dict[str, str]:
-    """Content -> the first source that has it, by name."""
+    """Content -> the first source with it, by name."""
     first: dict[str, str] = {}
     for url in sorted(now):
         first.setdefault(now[url], url)
@@ -255,8 +255,8 @@ def _failures(outcomes: list[Outcome]) -> pl.DataFrame:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file whole, in the place of the one before. Raises OutputError."""
-    temporary = path.with_name(f".{path.name}.unfinished")  # the lock leaves one writer
+    """Write a complete file in place of the existing one. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.unfinished")  # the lock permits only one writer
     try:
         with open(temporary, "wb") as file:
             file.write(content)

@@ -1,7 +1,7 @@
 """The tables of a study and their columns. docs/fleet.md lists the same.
 
-Nothing flows in or out: `rows` fills these tables, `study` keeps them, `figures` reads them. `job` is the digest of a
-trace's content, the same wherever the trace lies.
+Nothing flows in or out: `rows` fills these tables, `study` stores them, `figures` reads them. `job` is the digest of a
+trace's content, independent of where the trace is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import polars as pl
 
-#: Of the tables; grows by one whenever a reader of the last version could break.
+#: Version of the tables; it increases whenever readers of the last version could break.
 STUDY_VERSION = 2
 
 JOBS = pl.Schema(
@@ -142,8 +142,7 @@ EXCLUSIONS = pl.Schema(
 )
 SOURCES = pl.Schema({"source": pl.String, "job": pl.String})
 
-#: What the analysis says of a trace, by the name of the table. `exclusions` and `sources` also speak of traces that
-#: could not be read.
+#: Tables of analysis results. `exclusions` and `sources` also include traces that could not be read.
 BY_JOB: Mapping[str, pl.Schema] = MappingProxyType(
     {"jobs": JOBS, "workers": WORKERS, "machines": MACHINES, "steps": STEPS, "causes": CAUSES, "fixes": FIXES}
 )
@@ -151,7 +150,7 @@ TABLES: Mapping[str, pl.Schema] = MappingProxyType({**BY_JOB, "exclusions": EXCL
 
 
 def frame(table: str, columns: Mapping[str, object]) -> pl.DataFrame:
-    """Columns, each a sequence, as that table; those that are not given are null."""
+    """Columns, each a sequence, as that table; missing ones are null."""
     schema = TABLES[table]
     given = pl.DataFrame(columns, schema={name: schema[name] for name in columns}, strict=False)
     return given.select(

@@ -1,7 +1,6 @@
 """Rows of a fleet's report, as terminal and page show them.
 
-In: `FleetFigures`. Out: headings and cells as text. What causes and fixes are called comes from the
-reports of the jobs.
+In: `FleetFigures`. Out: headings and cells as text. The names of causes and fixes come from the reports of the jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
 from tracekit.text import short
 
-#: Rows of a table that are shown; all are in the JSON.
+#: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10
 _TITLES = {
     "size": "By size, GPUs",
@@ -30,7 +29,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text: a title, heads, rows, and a note below."""
+    """A table of text: a title, headings, rows, and a note below."""
 
     title: str
     heads: tuple[str, ...]
@@ -38,7 +37,7 @@ class Table:
     note: str = ""
 
     def figures(self) -> list[bool]:
-        """Of each column whether it holds figures; the first says what a row is about."""
+        """Which columns contain figures; the first column is the row's subject."""
         columns = list(zip(*self.rows, strict=True))
         return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
 
@@ -58,7 +57,7 @@ def headline(found: FleetFigures) -> str:
 
 
 def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
-    """What the first screen says below the first line."""
+    """The rows below the first line of the first screen."""
     yield (
         "Jobs",
         (
@@ -88,7 +87,7 @@ def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
 
 
 def tables(found: FleetFigures) -> Iterator[Table]:
-    """Every table, in order; those without rows are left out."""
+    """Every table, in order; leaves out those without rows."""
     everything = (_causes(found), _fixes(found), _examples(found), _distribution(found), *_groups(found),
                   _patterns(found), _paper(found), _left_out(found))  # fmt: skip
     yield from (table for table in everything if table.rows)
@@ -207,7 +206,7 @@ def culprit_rows(found: pl.DataFrame) -> list[tuple[str, ...]]:
 
 
 def culprits_table(found: pl.DataFrame, rate: float) -> Table:
-    """Machines that recur, at that false-discovery rate; without rows where there are none."""
+    """Machines that recur, at that false-discovery rate; without rows if there are none."""
     return Table("Machines that hold up one job after another", CULPRIT_HEADS, culprit_rows(found), culprits_note(rate))
 
 
@@ -225,7 +224,7 @@ def between(found: Interval) -> str:
 
 
 def hours(value: float) -> str:
-    """GPU-hours with three digits."""
+    """GPU-hours with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

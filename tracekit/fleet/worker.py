@@ -1,7 +1,7 @@
 """The process that analyses traces for `local.LocalExecutor`: `python -m tracekit.fleet.worker`.
 
-In: tasks on stdin, a line of JSON each. Out: outcomes on what stdout was; whatever else writes there goes nowhere. It
-ends when its stdin does, so also when the driver was killed.
+In: tasks on stdin, a line of JSON each. Out: outcomes on the original stdout; anything else written there is discarded.
+It ends with its stdin, so also when the driver is killed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def task_of(plain: dict[str, Any]) -> Task:
 
 
 def work(task: Task) -> Outcome:
-    """`analyse`, whose own defects cost one trace and not the run."""
+    """Like `analyse`, but a defect costs only one trace and not the run."""
     from tracekit.fleet.analyse import analyse
 
     try:
         return analyse(task)
-    except Exception as error:  # a defect that one trace shows must not cost the others their figures
+    except Exception as error:  # a defect that one trace triggers must not cost the others their figures
         return Outcome(
             task.source.url, rule="crashed", reason=f"the analysis ended with {type(error).__name__}: {error}"[:400]
         )

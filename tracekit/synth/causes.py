@@ -1,9 +1,9 @@
-"""Known causes of stragglers, to be injected into a synthetic trace.
+"""Known causes of stragglers, for injection into a synthetic trace.
 
-In: a cause (a frozen dataclass, or its text form `slow-worker:dp=5,pp=2,factor=1.5`) and the sizes of the job. Out:
-the same cause with its location settled, its label as plain data, and its `Effect` on the cost of each op. What a
-cause draws depends on the seed, its name and its place among equal names only: taking one cause out of a job leaves
-all else as it was.
+In: a cause (a frozen dataclass, or its text form `slow-worker:dp=5,pp=2,factor=1.5`) and the sizes of the job. Out: the
+same cause with a fixed location, its label as plain data, and its `Effect` on the cost of each op. The random draws of
+a cause depend only on the seed, its name and its position among causes of that name: removing one cause from a job
+leaves everything else as it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import PlannedOp
 
 COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})
-#: Token budget of a packed microbatch, and the lengths of the documents in it: a lognormal with a long tail.
+#: Token budget of a packed microbatch, and the lengths of its documents: a lognormal with a long tail.
 PACKED_TOKENS = 32_768
 MEDIAN_LENGTH = 1_000
 LENGTH_SIGMA = 1.6
@@ -112,8 +112,8 @@ class _Loss(Effect):
 class SequenceLengthImbalance(InjectedCause):
     """Microbatches of packed documents whose attention costs the sum of squared lengths.
 
-    `quadratic_share`: the share of compute that is attention, 0 to 1. A microbatch costs (1 - share) + share x
-    (its sum of squared lengths / the mean one), forward and backward alike, on all stages of its DP rank.
+    `quadratic_share`: the share of compute that is attention, 0 to 1. A microbatch costs (1 - share) + share x (its sum
+    of squared lengths / the mean one), for forward and backward alike, on all stages of its DP rank.
     """
 
     NAME = "sequence-length-imbalance"
@@ -160,8 +160,8 @@ class _PerMicrobatch(Effect):
 class PythonGc(InjectedCause):
     """Garbage collection stops a random worker in a random step for `pause_s`, during one forward.
 
-    `rate`: chance per worker and step. `growth`: by how much of itself a pause grows per traced step (a leak).
-    Backwards are launched from C++ and do not pause.
+    `rate`: probability per worker and step. `growth`: relative growth of a pause per traced step (a leak). Backwards
+    are launched from C++ and do not pause.
     """
 
     NAME = "python-gc"
@@ -236,7 +236,7 @@ class _Late(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SlowSteps(InjectedCause):
-    """Everybody computes `factor` times as long in `count` steps in a row; `position` 0: a slow warm-up.
+    """All workers compute `factor` times as long in `count` consecutive steps; `position` 0: a slow warm-up.
 
     `position` counts traced steps from 0.
     """
@@ -288,7 +288,7 @@ class MissingRanks(InjectedCause):
 
 @dataclass(frozen=True, slots=True)
 class MissingSteps(InjectedCause):
-    """One worker was not recorded in `count` steps in a row, from traced step `position` (counted from 0) on."""
+    """One worker was not recorded in `count` consecutive steps, from traced step `position` (counted from 0) on."""
 
     NAME = "missing-steps"
     LOCATION = ("dp_rank", "pp_rank", "position")
@@ -315,7 +315,7 @@ _SHORT = {"dp": "dp_rank", "pp": "pp_rank"}
 def parse_cause(text: str) -> InjectedCause:
     """A cause from `name` or `name:field=value,field=value`, e.g. `slow-worker:dp=5,pp=2,factor=1.5`.
 
-    Raises SelectionError that lists what is known.
+    Raises SelectionError, which lists the known causes.
     """
     name, _, rest = text.strip().partition(":")
     if name not in CAUSES:

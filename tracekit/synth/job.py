@@ -1,6 +1,6 @@
-"""What every injected cause has in common: a place in the job, a strength, an effect on the cost of ops.
+"""The common parts of injected causes: a place in the job, a strength, an effect on the cost of ops.
 
-In: the sizes of a job. Out: the types that `causes` and `network` fill with causes.
+In: the sizes of a job. Out: the base types of the causes in `causes` and `network`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPUS_PER_HOST = 8
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """The sizes a cause may ask for. A lane is (step, dp_rank); lanes are ordered by step, then DP rank.
+    """The sizes that a cause can use. A lane is (step, dp_rank); lanes are ordered by step, then DP rank.
 
     `layers`: transformer layers per stage, [pp].
     """
@@ -35,7 +35,7 @@ class JobShape:
 
     @property
     def lanes(self) -> int:
-        """How many lanes the job has."""
+        """The number of lanes in the job."""
         return self.steps * self.layout.dp_ranks
 
     @property
@@ -63,7 +63,7 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """A job and the generator a cause draws from."""
+    """A job and the random generator of a cause."""
 
     job: JobShape
     rng: np.random.Generator
@@ -72,31 +72,31 @@ class Seeded:
 class Effect:
     """What a cause does to an op in all lanes; by default nothing.
 
-    `order`: what adds seconds (1) comes after what multiplies (0), however the causes are listed.
+    `order`: effects that add seconds (1) come after those that multiply (0), in whatever order the causes are listed.
     """
 
     order: ClassVar[int] = 0
 
     def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """The op's own cost under the cause, seconds, [lanes]; `cost` without it."""
+        """The op's own cost with the cause, seconds, [lanes]; `cost` is without it."""
         del op
         return cost
 
     def delay(self, op: PlannedOp, delay: Floats) -> Floats:
-        """The op's launch delay under the cause, seconds, [lanes]; `delay` without it."""
+        """The op's launch delay with the cause, seconds, [lanes]; `delay` is without it."""
         del op
         return delay
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedCause:
-    """One known cause. Fields named in `LOCATION` say where (None: drawn from the seed), all others how strong."""
+    """One known cause. Fields in `LOCATION` give the place (None: drawn from the seed), all others the strength."""
 
     NAME: ClassVar[str]
     LOCATION: ClassVar[tuple[str, ...]] = ()
 
     def located(self, seeded: Seeded) -> Self:
-        """The cause with every location settled. Raises SelectionError for one outside the job."""
+        """The cause with all locations fixed. Raises SelectionError for one outside the job."""
         settled = {}
         for name in self.LOCATION:
             size = self.places(name, seeded.job)
@@ -110,11 +110,11 @@ class InjectedCause:
         return replace(self, **settled)
 
     def places(self, name: str, job: JobShape) -> int:
-        """How many values the location `name` can take in that job."""
+        """The number of values that the location `name` can have in that job."""
         return places(name, job)
 
     def effect(self, seeded: Seeded) -> Effect:
-        """What the (located) cause does to each op; nothing where the recording differs, not the run."""
+        """The effect of the (located) cause on each op; nothing if only the recording differs, not the run."""
         del seeded
         return Effect()
 
@@ -128,7 +128,7 @@ class InjectedCause:
         }
 
     def require(self, name: str, *, least: float, most: float = math.inf) -> None:
-        """Raise SelectionError where the strength `name` lies outside `least` to `most`."""
+        """Raise SelectionError if the strength `name` is outside `least` to `most`."""
         value = getattr(self, name)
         if not (math.isfinite(value) and least <= value <= most):
             bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
@@ -136,7 +136,7 @@ class InjectedCause:
 
 
 def places(name: str, job: JobShape) -> int:
-    """How many values a location of that name has in a job."""
+    """The number of values that a location of that name has in a job."""
     match name:
         case "dp_rank":
             return job.layout.dp_ranks

@@ -17,7 +17,7 @@ from tracekit.synth.schedules import PlannedOp
 
 @dataclass(frozen=True, slots=True)
 class SlowP2pLink(InjectedCause):
-    """Transfers between a stage and the next one of a DP rank, both ways, take `factor` times as long.
+    """Transfers between a stage and the next one of a DP rank, in both directions, take `factor` times as long.
 
     `pp_rank`: the earlier stage of the link.
     """
@@ -79,7 +79,7 @@ class SlowNic(InjectedCause):
 
 @dataclass(frozen=True, slots=True)
 class FlappingNetwork(InjectedCause):
-    """A few transfers between stages, anywhere, take `factor` times as long; `rate`: the share of them."""
+    """A few transfers between stages, at any place, take `factor` times as long; `rate`: the share of them."""
 
     NAME = "flapping-network"
     rate: float = 0.005

@@ -1,8 +1,8 @@
-"""Fleets with known shares: jobs whose sizes, causes and teams are set, and what they truly lose.
+"""Fleets with known shares: jobs with given sizes, causes and teams, and their true loss.
 
-In: a `Population`. Out: the jobs of it, each a simulated trace with what is true of it (`JobTruth`). Shares are met as
-exactly as whole jobs allow: they are dealt out, not drawn. Whether a job straggles is what the simulator itself says
-of it (`simulated_slowdown`), without the analysis, so that a study of the traces can be held against it.
+In: a `Population`. Out: its jobs, each a simulated trace with its ground truth (`JobTruth`). Shares are met as exactly
+as whole jobs allow: they are dealt out, not drawn. Whether a job straggles comes from the simulator itself
+(`simulated_slowdown`), without the analysis, so that a study of the traces can be checked against it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tracekit.synth.job import InjectedCause
 from tracekit.synth.simulate import EPOCH_S, SynthSpec, simulated_slowdown, synthesize
 from tracekit.trace import Trace
 
-#: S from here on is straggling; jobs are made to be this much away from it, for nothing measures a job exactly.
+#: Straggling means S of at least this; jobs are made to be this far away from it, because no measurement is exact.
 STRAGGLING, CLEAR_OF_IT = 1.1, 0.01
-#: How often a cause is made stronger or weaker until its job is on the right side.
+#: How often to strengthen or weaken a cause until its job is on the right side.
 _MOST_TRIES = 12
 _WEEK_S = 7 * 86_400.0
-#: Cause -> the field that says how strong it is, the value at which it does nothing, a usual one, and the largest.
+#: Cause -> the field for its strength, the value at which it has no effect, a usual one, and the largest.
 _STRENGTHS: Mapping[str, tuple[type[InjectedCause], str, float, float, float]] = MappingProxyType(
     {
         "slow-worker": (SlowWorker, "factor", 1.0, 1.5, math.inf),
@@ -44,11 +44,11 @@ class Population:
     """The jobs of a fleet. Shares are relative to their sum.
 
     `layouts`: DP ranks x stages x tensor-parallel ranks, as (dp, pp, tp), each with its share. `straggling`: the share
-    of jobs with S >= 1.1. `causes`: of those, by name. `mild`: the share of all other jobs that have a cause, too, but
-    one too weak to make them straggle. `teams`, `gpu_models`: shares. `weeks`: over which starts are spread. `hosts`:
-    of the fleet; `bad_hosts`: so many of them have, between them, the slow workers of the share `on_bad_hosts` of the
-    jobs with a slow worker. `hours`: median time that a job runs, lognormal with `hours_sigma`.
-    Raises SelectionError for what cannot be.
+    of jobs with S >= 1.1. `causes`: of those, by name. `mild`: the share of all other jobs with a cause that is too
+    weak to make them straggle. `teams`, `gpu_models`: shares. `weeks`: period over which starts are spread. `hosts`: of
+    the fleet; `bad_hosts`: the number of hosts that have, between them, the slow workers of the share `on_bad_hosts` of
+    the jobs with a slow worker. `hours`: median run time of a job, lognormal with `hours_sigma`. Raises SelectionError
+    for impossible values.
     """
 
     jobs: int = 100
@@ -97,7 +97,7 @@ class Population:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Population:
-        """From plain data, as a YAML file has it; layouts are written as "dp x pp x tp". Raises SelectionError."""
+        """From plain data, as in a YAML file; layouts are written as "dp x pp x tp". Raises SelectionError."""
         known = {one.name for one in fields(cls)}
         if unknown := sorted(set(map(str, content)) - known):
             raise SelectionError(f"population: unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
@@ -112,9 +112,9 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class JobTruth:
-    """What is true of a job: `slowdown` is S as the simulator has it, `cause` what was injected, "" for nothing.
+    """The ground truth about a job: `slowdown` is S by the simulator, `cause` what was injected, "" for nothing.
 
-    `bad_host`: the host that its slow worker sits on, where that is one of the bad ones, else "".
+    `bad_host`: the host of its slow worker, if that is one of the bad ones, else "".
     """
 
     name: str
@@ -133,7 +133,7 @@ class JobTruth:
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """What is dealt out to a job before it is drawn."""
+    """What is assigned to a job before it is drawn."""
 
     layout: tuple[int, int, int]
     straggling: bool
@@ -145,7 +145,7 @@ class _Role:
 
 
 def job_of_population(population: Population, number: int) -> tuple[Trace, JobTruth]:
-    """The job of that number, 0 to `jobs` - 1, with what is true of it. The same each time, whichever come before."""
+    """Job number `number`, 0 to `jobs` - 1, with its ground truth. Always the same, whichever jobs come before."""
     role = _roles(population)[number]
     rng = np.random.default_rng([population.seed, number])
     dp, pp, tp = role.layout
@@ -185,7 +185,7 @@ def job_of_population(population: Population, number: int) -> tuple[Trace, JobTr
 
 
 def _roles(population: Population) -> Sequence[_Role]:
-    """What each job is to be. Every share is met as exactly as whole jobs allow, and none goes with another."""
+    """The role of each job. Every share is met as exactly as whole jobs allow, and none correlates with another."""
     rng, jobs = np.random.default_rng([population.seed, 2**31]), population.jobs
     slow = dealt({True: population.straggling, False: 1 - population.straggling}, jobs, rng)
     strong = iter(dealt(population.causes, sum(slow), rng))
@@ -208,7 +208,7 @@ def _roles(population: Population) -> Sequence[_Role]:
 
 
 def dealt(shares: Mapping[Any, float], count: int, rng: np.random.Generator) -> list[Any]:
-    """`count` keys, shuffled, each as often as its share says: rounded down, the largest remainders up."""
+    """`count` keys, shuffled, each as often as its share requires: rounded down, the largest remainders up."""
     keys, weights = list(shares), np.array(list(shares.values()), np.float64)
     exact = weights / weights.sum() * count
     whole = np.floor(exact).astype(np.int64)
@@ -220,7 +220,7 @@ def dealt(shares: Mapping[Any, float], count: int, rng: np.random.Generator) -> 
 
 
 def _on_its_side(spec: SynthSpec, role: _Role, rng: np.random.Generator) -> tuple[SynthSpec, float]:
-    """The job with its cause as strong as its role needs, and its S."""
+    """The job with its cause as strong as its role requires, and its S."""
     if not role.cause:
         return spec, simulated_slowdown(spec)
     kind, name, nothing, usual, largest = _STRENGTHS[role.cause]
@@ -240,7 +240,7 @@ def _on_its_side(spec: SynthSpec, role: _Role, rng: np.random.Generator) -> tupl
 
 
 def _hosts(population: Population, trace: Trace, role: _Role, rng: np.random.Generator) -> tuple[dict[str, str], str]:
-    """Rank -> host of the fleet, and the bad host that the job's slow worker sits on, if it does on one."""
+    """Rank -> host of the fleet, and the bad host of the job's slow worker, if it is on one."""
     numbered = trace.hosts
     names = sorted(set(numbered.values()))
     pool = max(population.hosts, len(names) + population.bad_hosts)

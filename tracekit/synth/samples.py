@@ -1,4 +1,4 @@
-"""Simulated jobs to look at, each with one cause.
+"""Simulated jobs for demonstration, each with one cause.
 
 In: nothing. Out: specifications by name. `sample_traces/make.py` writes some of them, `tracekit demo` shows all.
 """
@@ -41,7 +41,7 @@ SAMPLES = {
         layout=Layout(dp=8, pp=1), steps=40, seed=5, causes=(parse_cause("python-gc"),), name="python-gc"
     ),
 }
-#: What `tracekit demo` shows: all of these, and three more causes.
+#: The jobs of `tracekit demo`: all of these, and three more causes.
 DEMO = (
     *SAMPLES.values(),
     SynthSpec(

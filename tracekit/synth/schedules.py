@@ -1,7 +1,7 @@
 """Pipeline schedules: which ops one model-parallel group runs in a step, and what each waits for.
 
-In: the sizes of a job and a schedule. Out: a `Plan`, the ops of one lane (one DP rank, all its stages) in an order in
-which they can run. Written without a look at the analysis, so that a simulated trace is an independent check of the
+In: the sizes of a job and a schedule. Out: a `LanePlan`, the ops of one lane (one DP rank, all its stages) in an order
+in which they can run. Written independently of the analysis, so that a simulated trace is an independent check of the
 dependency graph that the analysis rebuilds.
 """
 
@@ -16,7 +16,7 @@ from tracekit.model import Layout, OpKind
 
 
 class Schedule(StrEnum):
-    """In which order a stage computes forwards and backwards."""
+    """The order in which a stage computes forwards and backwards."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -36,9 +36,9 @@ class Compute:
 class PlannedOp:
     """One op of a lane.
 
-    `seq`: 0-based order of the kind on its stage. `waits_for`: positions in `Plan.ops` of the ops that end first.
-    `no_op`: a send or recv that a profiler records although nothing is transferred. `draw_key`: names the op's random
-    draws: kind code, stage, seq; a recv shares those of its send.
+    `seq`: 0-based order of the kind on its stage. `waits_for`: indices in `LanePlan.ops` of the ops that must end
+    first. `no_op`: a send or recv that a profiler records although nothing is transferred. `draw_key`: identifies the
+    op's random draws: kind code, stage, seq; a recv shares those of its send.
     """
 
     kind: OpKind
@@ -53,14 +53,14 @@ class PlannedOp:
 
 @dataclass(frozen=True, slots=True)
 class LanePlan:
-    """The ops of one lane, and the groups that transfer together: tuples of positions in `ops`, in runnable order."""
+    """The ops of one lane, and the groups that transfer together: tuples of indices in `ops`, in runnable order."""
 
     ops: tuple[PlannedOp, ...]
     groups: tuple[tuple[int, ...], ...]
 
 
 def check_schedule(schedule: Schedule, layout: Layout, microbatches: int) -> None:
-    """Raise LayoutError where the schedule cannot run in that layout."""
+    """Raise LayoutError if the schedule cannot run in that layout."""
     if schedule is not Schedule.INTERLEAVED:
         if layout.vpp > 1:
             raise LayoutError(
@@ -117,9 +117,9 @@ def plan_lane(
 ) -> LanePlan:
     """Plan one step of one DP rank.
 
-    `overlap_dp`: each chunk's gradients are reduced as soon as its last backward ends, else all of them at the end.
-    `record_no_ops`: with virtual stages, also the sends and recvs at the model's two ends and before the first or
-    after the last compute, which never transfer anything. Raises LayoutError for sizes the schedule cannot run.
+    `overlap_dp`: reduce each chunk's gradients as soon as its last backward ends, else all of them at the end.
+    `record_no_ops`: with virtual stages, also record the sends and recvs at the model's two ends and before the first
+    or after the last compute, which never transfer anything. Raises LayoutError for sizes that the schedule cannot run.
     """
     check_schedule(schedule, layout, microbatches)
     planner = _Planner(layout, record_no_ops=record_no_ops and layout.vpp > 1 and layout.pp > 1)
@@ -134,7 +134,7 @@ def plan_lane(
 
 @dataclass
 class _Direction:
-    """What has been planned of one direction of one stage."""
+    """The planned ops of one direction of one stage."""
 
     recv: OpKind
     send: OpKind
@@ -145,7 +145,7 @@ class _Direction:
 
 @dataclass
 class _Planner:
-    """Collects the ops of a lane; one instance plans one lane."""
+    """Collects the ops of a lane; each instance plans one lane."""
 
     layout: Layout
     record_no_ops: bool
@@ -158,7 +158,7 @@ class _Planner:
     def add(
         self, kind: OpKind, stage: int, waits_for: Sequence[int], at: Compute | None = None, *, no_op: bool = False
     ) -> tuple[int, ...]:
-        """Plan one op; its position, as the waits of the next one."""
+        """Plan one op; returns its index, for the next op to wait for."""
         seq = self.counts.get((stage, kind), 0)
         self.counts[stage, kind] = seq + 1
         compute = at if at is not None and not kind.is_communication else None
@@ -183,7 +183,7 @@ class _Planner:
         return position
 
     def add_gathers(self, stage: int) -> list[tuple[int, ...]]:
-        """One params-all-gather per chunk, one after the other; per chunk what its first forward waits for."""
+        """One params-all-gather per chunk, in turn; returns, per chunk, what its first forward waits for."""
         if not self.layout.has_dp_collectives:
             return [()] * self.layout.vpp
         gathers: list[tuple[int, ...]] = []
@@ -193,7 +193,7 @@ class _Planner:
         return gathers
 
     def add_pipeline(self, stage: int, order: Sequence[Compute], gathered: list[tuple[int, ...]]) -> list[int]:
-        """The computes of a stage with their recvs and sends; positions of the computes."""
+        """The computes of a stage with their recvs and sends; returns the indices of the computes."""
         forward = _Direction(OpKind.FORWARD_RECV, OpKind.FORWARD_SEND)
         backward = _Direction(OpKind.BACKWARD_RECV, OpKind.BACKWARD_SEND)
         first_backward = next(at for at, compute in enumerate(order) if not compute.forward)
@@ -219,7 +219,7 @@ class _Planner:
         return computes
 
     def _recv(self, stage: int, compute: Compute, way: _Direction, warm: tuple[int, ...]) -> tuple[int, ...]:
-        """The recv of a compute's input: posted once the compute before it in its direction has ended."""
+        """The recv of a compute's input, posted once the previous compute in its direction has ended."""
         transfers = self._crosses(stage, compute, inbound=True)
         if not transfers and not self.record_no_ops:
             return ()
@@ -273,7 +273,7 @@ class _Planner:
         self.add(OpKind.OPTIMIZER, stage, done)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Positions that transfer together: each send with its recv, each collective over stages; others alone."""
+        """Indices of ops that transfer together: each send with its recv, each collective over stages; others alone."""
         groups: list[tuple[int, ...]] = [tuple(members) for members in self.joined.values()]
         for send, recv, stride in (
             (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1),
@@ -290,7 +290,7 @@ class _Planner:
 
 
 def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """The groups in an order in which each comes after all it waits for (Kahn's algorithm)."""
+    """The groups in an order in which each comes after everything that it waits for (Kahn's algorithm)."""
     group_of = {at: number for number, group in enumerate(groups) for at in group}
     waits: list[set[int]] = [{group_of[before] for at in group for before in ops[at].waits_for} for group in groups]
     followers: list[list[int]] = [[] for _ in groups]

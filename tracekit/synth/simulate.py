@@ -1,8 +1,8 @@
 """Synthetic traces with known stragglers.
 
-In: a `SynthSpec`, the sizes of a job and the causes to inject. Out: a `Trace` whose metadata carries the labels.
-The job is simulated forwards, op by op of one lane's plan, each op for all lanes (step, dp_rank) at once. The simulator
-shares no code with the analysis: a replay that reproduces its timestamps checks both.
+In: a `SynthSpec`, the sizes of a job and the causes to inject. Out: a `Trace` with the labels in its metadata. The job
+is simulated forwards, op by op of one lane's plan, each op for all lanes (step, dp_rank) at once. The simulator shares
+no code with the analysis: a replay that reproduces its timestamps checks both.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Seeded
 from tracekit.synth.schedules import LanePlan, PlannedOp, Schedule, check_schedule, plan_lane
 from tracekit.trace import Trace
 
-#: Profilers sample steps: runs of this many steps in a row, and from one run to the next this many steps.
+#: Profilers sample steps: the number of consecutive steps in a run, and the distance from one run to the next.
 STEPS_IN_A_RUN = 10
 STEPS_BETWEEN_RUNS = 100
 FIRST_STEP = 100
 #: Start of the first traced step, seconds since the epoch.
 EPOCH_S = 1_750_000_000.0
-#: A send or recv that transfers nothing takes this long.
+#: Duration of a send or recv that transfers nothing, seconds.
 NO_OP_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
 class BaseCosts:
-    """What an op costs on a healthy job, seconds.
+    """The cost of ops on a healthy job, seconds.
 
     Forward and backward: per microbatch on a stage with the average number of layers. A collective of the optimizer's
     shards is split over the model chunks. `launch_delay_s`: median time from when an op could start to its start.
@@ -71,11 +71,11 @@ class BaseCosts:
 class SynthSpec:
     """A job to simulate.
 
-    `noise`: relative spread (sigma of a lognormal of mean 1) of a compute op; communication and launch delays spread
-    more. `worker_spread`: that of workers, the same in all steps: no two GPUs are alike. `layers`: transformer layers
-    per stage, which share the compute; None: equal. `record_no_ops`: with virtual stages also record sends and recvs
-    that never ran, as Megatron-LM's profiler does.
-    Raises SelectionError or LayoutError for a job that cannot be.
+    `noise`: relative spread (sigma of a lognormal with mean 1) of a compute op; communication and launch delays spread
+    more. `worker_spread`: relative spread between workers, the same in all steps: no two GPUs are alike. `layers`:
+    transformer layers per stage, which share the compute; None: equal. `record_no_ops`: with virtual stages also record
+    sends and recvs that never ran, as Megatron-LM's profiler does. Raises SelectionError or LayoutError for an
+    impossible job.
     """
 
     layout: Layout
@@ -109,7 +109,7 @@ class SynthSpec:
 
     @property
     def shape(self) -> JobShape:
-        """The sizes, as causes ask for them."""
+        """The sizes that causes use."""
         return JobShape(self.layout, self.steps, self.microbatches, self.layers or (1,) * self.layout.pp)
 
 
@@ -142,7 +142,7 @@ def synthesize(spec: SynthSpec) -> Trace:
 
 
 def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[InjectedCause, ...], tuple[Effect, ...]]:
-    """The causes with their locations, and what they do. Each draws from the seed, its name and its ordinal."""
+    """The causes with their locations, and their effects. Each draws from the seed, its name and its ordinal."""
     causes, effects = [], []
     seen: dict[str, int] = {}
     for cause in spec.causes:
@@ -165,7 +165,7 @@ class _Times:
 
 
 class _Durations(Protocol):
-    """What ops take, and how long after they could start they do; seconds, [lanes]."""
+    """Durations of ops, and their launch delays; seconds, [lanes]."""
 
     def cost(self, op: PlannedOp) -> Floats:
         """Own cost of an op."""
@@ -175,7 +175,7 @@ class _Durations(Protocol):
 
 
 def _simulate(plan: LanePlan, shape: JobShape, draws: _Durations) -> _Times:
-    """Run the plan in all lanes. Starts and ends follow the graph of the design, see the module docstring."""
+    """Run the plan in all lanes. Starts and ends follow the design's graph, see the module docstring."""
     size = (len(plan.ops), shape.lanes)
     start, end = np.empty(size), np.empty(size)
     for group in plan.groups:
@@ -205,7 +205,7 @@ def _simulate(plan: LanePlan, shape: JobShape, draws: _Durations) -> _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """Costs and launch delays of an op in all lanes. What an op draws depends on the seed and its `draw_key` only."""
+    """Costs and launch delays of an op in all lanes. Its random draws depend only on the seed and its `draw_key`."""
 
     spec: SynthSpec
     shape: JobShape
@@ -234,7 +234,7 @@ class _Draws:
         return delay
 
     def _lognormal(self, key: tuple[int, ...], sigma: float) -> Floats:
-        """Mean 1, [lanes]; drawn in single precision, which is fine enough for noise and twice as fast."""
+        """Lognormal with mean 1, [lanes]; in single precision, which is fine enough for noise and twice as fast."""
         if sigma == 0:
             return np.ones(self.shape.lanes)
         normal = np.random.default_rng([self.spec.seed, *key]).standard_normal(self.shape.lanes, dtype=np.float32)
@@ -264,10 +264,10 @@ class _Draws:
 
 
 def simulated_slowdown(spec: SynthSpec) -> float:
-    """S of the job of `spec` by its definition, from what the simulator drew: no trace, no analysis.
+    """S of the job of `spec` by its definition, from the simulator's draws: no trace, no analysis.
 
-    T(original) / T(ideal), both without launch delays; in the ideal job each compute takes the mean, each
-    communication the median of its kind over all steps, DP ranks and stages.
+    T(original) / T(ideal), both without launch delays; in the ideal job each compute takes the mean, each communication
+    the median of its kind over all steps, DP ranks and stages.
     """
     shape = spec.shape
     plan = plan_lane(
@@ -288,7 +288,7 @@ def simulated_slowdown(spec: SynthSpec) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Undelayed:
-    """Nothing is launched late, and ops of some kinds all take the same: `usual`."""
+    """No launch delays, and ops of some kinds all take the same time: `usual`."""
 
     draws: _Draws
     usual: Mapping[OpKind, float]
@@ -306,7 +306,7 @@ class _Undelayed:
 
 
 def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequence[InjectedCause]) -> None:
-    """Add each clock's offset to the starts its worker recorded (in place: `start` is the simulation's own)."""
+    """Add each clock's offset to the starts that its worker recorded (in place: `start` belongs to the simulation)."""
     for cause in causes:
         if isinstance(cause, ClockOffset):
             rows = [at for at, op in enumerate(plan.ops) if op.pp_rank == cause.pp_rank]
@@ -331,7 +331,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
     )
     dp_rank = shape.dp_rank_of_lane.astype(np.int32)
     ranks = np.array([[shape.rank(at, op.pp_rank) for op in ops] for at in range(shape.layout.dp_ranks)], np.int32)
-    # One matrix at a time, transposed to one lane after the other.
+    # One matrix at a time, transposed so that lanes follow each other.
     columns = [
         pl.Series("step", np.repeat(step_numbers[shape.step_of_lane], rows)),
         pl.Series("rank", np.tile(ranks.ravel(), shape.steps)),

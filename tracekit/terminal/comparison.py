@@ -16,7 +16,7 @@ from tracekit.terminal.tables import labelled, trust_line
 from tracekit.text import short
 
 _STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on dark_red"}
-#: Causes of a kind that are listed.
+#: The number of causes of a kind to list.
 _MOST_CAUSES = 4
 
 
@@ -42,7 +42,7 @@ def print_comparison(found: Comparison, console: Console, *, commands: Sequence[
     console.print()
     console.print(Text("Next", style="bold"))
     for command in commands:
-        console.print(Text(f"  {command}"), soft_wrap=True)  # whole, to be copied
+        console.print(Text(f"  {command}"), soft_wrap=True)  # on one line, for copying
 
 
 def _side(name: str, side: Side) -> Text:
@@ -55,7 +55,7 @@ def _side(name: str, side: Side) -> Text:
 
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | Text | None]]:
-    """A row a cause, the name at the first."""
+    """A row per cause, with the name in the first one."""
     shown: list[tuple[str, str | Text | None]] = [
         (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
     ]

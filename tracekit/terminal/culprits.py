@@ -1,4 +1,4 @@
-"""Who holds a job up, a rank a line.
+"""The ranks that hold a job up, one per line.
 
 In: rows as in the JSON of a report (`answer.culprits`). Out: what rich prints.
 """
@@ -16,7 +16,7 @@ from tracekit.text import seconds, short
 
 
 def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print each culprit with its node, what is slow, what that costs a step, how sure it is and since when."""
+    """Print each culprit with its node, what is slow, its cost per step, the confidence, and since when."""
     table = new_table("Rank", "host", "slow", "costs a step", "sure", "since")
     for row in culprits:
         unrecorded = f"worker ({row['dp_rank']},{row['pp_rank']})"

@@ -1,4 +1,4 @@
-"""The whole `whatif` report: every table, cause and fix, behind the answer.
+"""The whole `whatif` report: every table, cause and fix behind the answer.
 
 In: a `Report`. Out: what rich prints; every number comes from the report.
 """
@@ -19,9 +19,9 @@ from tracekit.terminal.maps import step_bars, worker_map
 from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
 from tracekit.text import cost, seconds, short, three_digits
 
-#: Rows of a table that names culprits.
+#: The number of rows in a table that names culprits.
 _TOP = 8
-#: From this share of the loss on, workers or a stage count as the culprit.
+#: Workers or a stage count as the culprit from this share of the loss on.
 _CULPRIT_SHARE = 0.3
 _POSTED = {
     Posting.EARLY: "ahead of the computes before them",
@@ -31,7 +31,7 @@ _POSTED = {
 
 
 def print_details(report: Report, console: Console) -> None:
-    """Print everything that the answer rests on."""
+    """Print all evidence behind the answer."""
     console.print(_figures(report))
     console.print()
     found_map = worker_map(report.attribution.worker_slowdown, report.attribution.dp_ranks)
@@ -72,7 +72,7 @@ def _figures(report: Report) -> RenderableType:
 
 
 def _posting(report: Report) -> str:
-    """What bounds the start of a receive, as inferred; empty where the published rule stands."""
+    """What bounds the start of a receive, as inferred; empty if it is the published rule."""
     found = report.posting
     if found.posting is Posting.SAME_DIRECTION:
         return ""
@@ -80,7 +80,7 @@ def _posting(report: Report) -> str:
 
 
 def _who(report: Report) -> str:
-    """How much of the loss goes back to few workers, and to the last stage; the larger share first."""
+    """How much of the loss is due to few workers, and to the last stage; the larger share first."""
     found = report.attribution
     workers = ", ".join(worker_label(report, worker) for worker in found.slowest_workers[:3])
     more = len(found.slowest_workers) - 3
@@ -136,7 +136,7 @@ def _worst(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _causes(report: Report) -> RenderableType:
-    """What is wrong, where, since when, how sure, on what evidence, what to check next."""
+    """What is wrong, where, since when, how certain, on what evidence, what to check next."""
     lines: list[RenderableType] = [Text("Causes", style="bold underline")]
     places = report.diagnosis.answer.places
     for number, (cause, place) in enumerate(zip(report.diagnosis.causes, places, strict=True), 1):
@@ -154,14 +154,14 @@ def _causes(report: Report) -> RenderableType:
 
 
 def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
-    """`head`, then `text`, whose lines all begin at the same column."""
+    """`head`, then `text`, with all its lines indented to the same column."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row(head, text, style=style)
     return grid
 
 
 def _fixes(report: Report) -> RenderableType:
-    """What to do, what the step takes then, what it saves, best first."""
+    """What to do, the step time afterwards, the saving; best first."""
     if not report.diagnosis.fixes:
         return Text("Fixes: none that would save 1 % of the step")
     table = new_table(*FIX_HEADS)

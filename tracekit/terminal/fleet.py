@@ -68,7 +68,7 @@ def _print_table(table: Table, console: Console) -> None:
     shown = new_table(*table.heads)
     for column, figures, texts in zip(shown.columns, table.figures(), zip(*table.rows, strict=True), strict=True):
         column.justify = "right" if figures else "left"
-        column.no_wrap = not any(" " in text for text in texts)  # words break only where all columns have shrunk
+        column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
     for row in table.rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     if table.note:

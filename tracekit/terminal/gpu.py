@@ -1,4 +1,4 @@
-"""The report on a job recorded on its GPUs, as a person reads it in a terminal.
+"""The report on a GPU-recorded job for a terminal.
 
 In: a `GpuReport`. Out: what rich prints. The first lines answer who, how much, why, and whether to believe it.
 """
@@ -24,10 +24,10 @@ _MOST_KERNELS = 5
 def print_gpu_report(
     report: GpuReport, console: Console, *, source: str | None = None, asked: Sequence[str] = (), full: bool = False
 ) -> None:
-    """Print the answer, and with `full` all that it rests on.
+    """Print the answer, and with `full` all evidence behind it.
 
-    `source`: the recording as arguments of a command, for the command to type next. `asked`: labels, or several joined
-    by commas, whose tables are printed in any case.
+    `source`: the recording as arguments of a command, for the suggested next command. `asked`: labels, or several
+    joined by commas, whose tables are printed in any case.
     """
     recording = report.recording
     steps = recording.step_spans["step"].n_unique()
@@ -117,7 +117,7 @@ def _by_rank(report: GpuReport, most: int) -> Table:
 
 
 def _waits(report: GpuReport) -> Table:
-    """Who waits for whom, longest first."""
+    """Which rank waits for which, longest first."""
     table = new_table("waits", "for rank", "in collectives", "group")
     found = [
         (float(group.waited[at, by]), rank, other, group.group)
@@ -132,7 +132,7 @@ def _waits(report: GpuReport) -> Table:
 
 
 def _kernels(report: GpuReport) -> Table:
-    """Time by class of kernels, and the longest that no class knows."""
+    """Time by class of kernels, and the longest unclassified kernels."""
     table = new_table("kernels", "ops", "time", "share")
     times = report.kernel_time
     total = float(times["seconds"].sum()) or 1.0
@@ -147,7 +147,7 @@ _WIDEST_KERNEL = 40
 
 
 def _critical_path(report: GpuReport) -> Table:
-    """Of what, and of whom, the recording consists."""
+    """The critical path of the recording, by op class and by rank."""
     table = new_table("On the critical path", "time", "share")
     recorded, replayed = report.recorded_s, report.replayed
     shares = [

@@ -1,4 +1,4 @@
-"""The report on a hang, as a person reads it in a terminal of 80 columns: who, why, what to do first; then the rest."""
+"""The report on a hang for a terminal of 80 columns: who, why, what to do first; then the rest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tracekit.analysis.hang import Culprit, HangReport, StallClass, first_step, 
 from tracekit.text import printable, ranks_text
 
 _COLUMNS = 80
-#: Culprits in the first ten lines; the others follow.
+#: The number of culprits in the first ten lines; the others follow.
 _AT_THE_TOP = 3
 _LISTED = 16
 _STACKS = 3
 
 
 def report_lines(report: HangReport) -> Iterator[str]:
-    """The report; the first ten lines say who, why and what to do first."""
+    """The report; the first ten lines give who, why and what to do first."""
     yield headline(report)
     for culprit in report.culprits[:_AT_THE_TOP]:
         yield from _culprit(culprit)
@@ -61,7 +61,7 @@ def _rest(report: HangReport) -> Iterator[str]:
 
 
 def _stacks(report: HangReport) -> Iterator[str]:
-    """Equal stacks once, the few before the many: those of culprits, and of the largest group as what is usual."""
+    """Equal stacks once, the few before the many: those of culprits, and for comparison that of the largest group."""
     culprits = {one.rank for one in report.culprits}
     chosen = [one for one in report.stacks if culprits.intersection(one.ranks)] or list(report.stacks)
     usual = [one for one in report.stacks[-1:] if one not in chosen[:_STACKS]]

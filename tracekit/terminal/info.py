@@ -1,4 +1,4 @@
-"""What a trace or a store holds, as a person reads it in a terminal.
+"""The content of a trace or a store for a terminal.
 
 In: a `Trace`, or the jobs of a store. Out: text on a rich console.
 """
@@ -20,12 +20,12 @@ from tracekit.terminal.tables import new_table
 from tracekit.text import printable, seconds, short
 from tracekit.trace import Trace, share_of_samples
 
-#: Throttled GPUs that are named.
+#: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
 
 
 def print_trace(trace: Trace, console: Console) -> None:
-    """Print what a trace holds: identity, layout, coverage, ops per kind."""
+    """Print the content of a trace: identity, layout, coverage, ops per kind."""
     coverage, layout = trace.coverage(), trace.layout
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", overflow="fold", max_width=24)
@@ -54,7 +54,7 @@ def print_trace(trace: Trace, console: Console) -> None:
 
 
 def _gpus(gpus: Any) -> str:
-    """The GPUs of the ranks in a line, with those that were throttled; as JSON where it is nothing of the kind."""
+    """The GPUs of the ranks in a line, with those that were throttled; as JSON if the metadata has another form."""
     if not isinstance(gpus, dict) or not all(isinstance(gpu, dict) for gpu in gpus.values()):
         return json.dumps(gpus)
     if not gpus:

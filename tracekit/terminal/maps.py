@@ -22,7 +22,7 @@ LARGEST_MAP = (24, 32)
 _HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
 _GLYPHS = "·░▒▓▆█"
 _SPARKS = "▁▂▃▄▅▆▇█"
-#: Bars of the line of steps.
+#: The number of bars in the line of steps.
 _LINE_BARS = 24
 
 
@@ -49,7 +49,7 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
 
 
 def small_map(report: Report, rows: int) -> RenderableType:
-    """`worker_map` in at most `rows` rows, its scale in words in the line above."""
+    """`worker_map` in at most `rows` rows, with its scale in words in the line above."""
     dp_ranks = report.attribution.dp_ranks
     cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
     across = "stages across" if cells.patch[1] == 1 else f"{cells.patch[1]} stages in a cell"

@@ -1,4 +1,4 @@
-"""The report on a job of any shape, as a person reads it in a terminal.
+"""The report on a job of any shape for a terminal.
 
 In: an `OpReport`. Out: what rich prints.
 """
@@ -18,7 +18,7 @@ from tracekit.terminal.tables import by_label, new_table, percent, questions, si
 from tracekit.text import printable, seconds, short
 
 _TOP = 8
-#: Characters of a value of the metadata that are shown.
+#: The number of characters to show of a metadata value.
 _LONGEST = 300
 
 
@@ -37,7 +37,7 @@ def print_op_report(report: OpReport, console: Console) -> None:
 
 
 def print_op_trace(trace: OpTrace, console: Console) -> None:
-    """Print what an op trace holds: its sizes, where its dependencies come from, ops per kind."""
+    """Print the content of an op trace: its sizes, where its dependencies come from, ops per kind."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", overflow="fold", max_width=24)
     grid.add_column(overflow="fold")
@@ -85,7 +85,7 @@ def _with_times(grid: Table, report: OpReport) -> Table:
 
 
 def _critical_path(report: OpReport) -> Table:
-    """Of what, and of whom, the recorded step consists."""
+    """The critical path of the recorded step, by op class and by rank."""
     recorded = float(report.recorded.mean())
     table = new_table("On the critical path", "of a step", "share")
     for peer, found in list(report.critical_peers.items())[:_TOP]:

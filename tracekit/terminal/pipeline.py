@@ -1,7 +1,7 @@
-"""The `whatif` report as a person reads it in a terminal: the answer first, on one screen.
+"""The `whatif` report for a terminal: the answer first, on one screen.
 
-In: a `Report`. Out: text on a rich console, laid out for its width. Draws only; every sentence and number comes from
-the report.
+In: a `Report`. Out: text on a rich console, laid out for its width. This module only draws; every sentence and number
+comes from the report.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tracekit.text import short
 
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
-#: Lines of the first screen; those that the steps take, with an empty one before.
+#: Lines of the first screen; lines that the steps take, including an empty one before.
 _SCREEN, _STEPS_LINES = 24, 2
-#: A map with fewer rows says nothing, unless the job has no more.
+#: A map with fewer rows is not informative, unless the job has no more.
 _FEWEST_ROWS = 2
 
 
@@ -36,10 +36,10 @@ def print_report(
     explain: bool = False,
     gpu_hour: float | None = None,
 ) -> None:
-    """Print the answer, and with `full` all that it rests on.
+    """Print the answer, and with `full` all evidence behind it.
 
-    `source`: the job as arguments of a command, for the commands to type next. `explain`: say how each number of the
-    answer came about. `gpu_hour`: the price of a GPU-hour, in any currency.
+    `source`: the job as arguments of a command, for the suggested next commands. `explain`: show how each number of the
+    answer was computed. `gpu_hour`: the price of a GPU-hour, in any currency.
     """
     losses = bool(report.diagnosis.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
@@ -71,7 +71,7 @@ def print_report(
             console.print()
         for number, command in enumerate(commands):
             name = "       " if number else "Next   "
-            console.print(Text.assemble((name, "bold"), command), soft_wrap=True)  # whole, to be copied
+            console.print(Text.assemble((name, "bold"), command), soft_wrap=True)  # on one line, for copying
 
 
 def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spaced: bool) -> Group:
@@ -81,7 +81,7 @@ def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spa
 
 
 def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[RenderableType]:
-    """The parts, with an empty line between where they are `spaced`."""
+    """The parts, with empty lines between them if `spaced`."""
     for number, part in enumerate(parts):
         if number and spaced:
             yield Text()
@@ -89,7 +89,7 @@ def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[Render
 
 
 def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
-    """The map and the steps, each only where so many lines hold it."""
+    """The map and the steps, each only if they fit into that many lines."""
     if lines < _STEPS_LINES:
         return
     dp_ranks, rows = len(report.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
@@ -111,7 +111,7 @@ def _headline(report: Report) -> Text:
 
 
 def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> RenderableType:
-    """The rows of the answer, with colours for trust and for what is missing."""
+    """The rows of the answer, with colours for trust and for missing data."""
     shown = []
     for name, words in answer_rows(report, gpu_hour, most_causes=most_causes):
         line = Text(words, style="yellow" if name == "Missing" else "")
@@ -123,7 +123,7 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> Rendera
 
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[str]:
-    """What to type next: a look at the worst step, and the whole report."""
+    """Suggested next commands: a look at the worst step, and the whole report."""
     found = report.attribution
     if report.diagnosis.verdict.losses:
         worst = int(found.steps[int(found.step_slowdown.argmax())])

@@ -1,4 +1,4 @@
-"""Tables that terminal reports have in common.
+"""Tables that terminal reports share.
 
 In: results as data. Out: what rich prints.
 """
@@ -16,19 +16,19 @@ from rich.text import Text
 from tracekit.questions import ByLabel, Question
 from tracekit.text import printable, seconds
 
-#: What the answer to a question is about, beside the prices of fixes.
+#: The subject of the answer to a question, in contrast to the prices of fixes.
 IDEAL_MEANS = (
     "Ideal: the mean of its kind over the job (a transfer: the median), without launch delays. A fix answers another"
     " question: as fast as its peers, with launch delays."
 )
 #: Columns between panels.
 _GAP = 3
-#: Values of a label that are printed.
+#: The number of values of a label to print.
 _MOST_VALUES = 20
 
 
 def questions(asked_questions: Sequence[Question], original_s: float) -> RenderableType:
-    """What custom questions were answered."""
+    """The answers to custom questions."""
     table = new_table("What if", "step time", "saved per step", "GPU-hours a day")
     table.caption, table.caption_justify = IDEAL_MEANS, "left"
     for asked in asked_questions:
@@ -59,13 +59,13 @@ def new_table(*headers: str) -> Table:
     for number, header in enumerate(headers):
         text = number == 0 or header == "host"
         justify: Literal["left", "right"] = "left" if text else "right"
-        # Rich takes what is too wide from the columns that may wrap, down to nothing.
+        # Rich shrinks the columns that may wrap, down to nothing, if a table is too wide.
         table.add_column(header, justify=justify, no_wrap=number > 0, overflow="fold", min_width=len(header))
     return table
 
 
 def side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
-    """Panels in rows, each row as many as the console is wide enough for."""
+    """Panels in rows, each with as many panels as fit into the console."""
     rows: list[list[RenderableType]] = []
     left = 0
     for panel in panels:
@@ -84,7 +84,7 @@ def side_by_side(panels: Sequence[RenderableType], console: Console) -> Renderab
 
 
 def labelled(rows: Iterable[tuple[str, str | Text | None]]) -> Table:
-    """Sentences with what they are about to their left; those that are None or empty are left out."""
+    """Sentences with their subject to their left; leaves out those that are None or empty."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -110,5 +110,5 @@ def slowdown_text(value: float) -> Text:
 
 
 def saving_text(value: float) -> str:
-    """How a step changes, with its sign."""
+    """The change of a step, with its sign."""
     return f"-{seconds(value)}" if value > 0 else f"+{seconds(-value)}" if value < 0 else "0"

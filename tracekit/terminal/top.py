@@ -1,4 +1,4 @@
-"""One job on a screen of 80 columns, as its newest window shows it: verdict, incidents, S over the windows, workers.
+"""One job on a screen of 80 columns, as in its newest window: verdict, incidents, S over the windows, workers.
 
 In: a store. Out: what rich prints, again and again.
 """
@@ -23,9 +23,9 @@ from tracekit.store import Incident, Store
 from tracekit.terminal.maps import sparkline, worker_map
 from tracekit.text import printable, short
 
-#: Windows that the line of S covers, and open incidents that are described.
+#: The number of windows in the line of S, and of open incidents to describe.
 _MOST_WINDOWS, _MOST_INCIDENTS = 600, 3
-#: The largest map beside all else on a screen of 24 lines.
+#: The largest map that fits with everything else on a screen of 24 lines.
 _MAP = (6, 32)
 _WIDTH = 78
 
