@@ -33,7 +33,7 @@ from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.store import Store
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "live.md").read_text()
-RULES_TEST = Path(__file__).parent / "tracekit.rules.test.yml"
+RULES_TESTS = sorted(Path(__file__).parent.glob("tracekit.*.test.yml"))
 
 
 def block(section: str, **replaced: str) -> str:
@@ -58,9 +58,10 @@ def test_rules_and_the_configuration_of_the_document_are_what_prometheus_reads(t
     assert (checked.returncode, "15 rules found" in checked.stdout) == (0, True), checked.stdout + checked.stderr
 
 
-def test_rules_fire_when_they_should_with_what_a_person_needs(rules: Path) -> None:
-    (rules / RULES_TEST.name).write_text(RULES_TEST.read_text())
-    tested = promtool("test", "rules", rules / RULES_TEST.name)
+@pytest.mark.parametrize("tests", RULES_TESTS, ids=lambda path: path.name)
+def test_rules_fire_when_they_should_with_what_a_person_needs(rules: Path, tests: Path) -> None:
+    (rules / tests.name).write_text(tests.read_text())
+    tested = promtool("test", "rules", rules / tests.name)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
