@@ -16,6 +16,7 @@ from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
 from tracekit.collectors.runtime.wire_format import RECORD, Category
 from tracekit.errors import FormatError, StoreError, StoreTakenError
+from tracekit.live.run import LiveRun
 from tracekit.store import Part
 from tracekit.store.care import prune
 
@@ -133,6 +134,27 @@ def test_a_window_that_cannot_be_analysed_is_said_and_the_next_one_is(
     assert beside.windows() == [(11, 20)]
 
 
+def test_clocks_that_cannot_be_read_cost_a_line_and_no_window(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside = Beside(tmp_path, clock)
+    samples = tmp_path / "run" / "clock-node-0001.samples"
+    samples.symlink_to(samples.name)  # ELOOP, as ESTALE of a shared folder
+    for first in (1, 11):
+        written.run(range(first, first + 10))
+        with mock.patch.object(LiveRun, "_faulty", side_effect=AssertionError("no rank is to blame")):
+            beside.look()
+    assert beside.windows() == [(1, 10), (11, 20)]
+    (line,) = beside.said
+    assert line.startswith("clocks are corrected as before: ")
+    samples.unlink()
+    samples.write_text("{")
+    written.run(range(21, 31))
+    beside.look()
+    assert beside.windows()[-1] == (21, 30)
+    assert "clock-node-0001.samples: damaged" in beside.said[-1]
+
+
 def test_a_rank_with_which_no_window_can_be_made_is_left_out(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -161,8 +183,13 @@ def test_a_bug_in_the_analysis_costs_the_findings_of_one_window(
     (line,) = beside.said
     assert line == (
         "steps 1 to 10: the analysis failed, which is a bug of tracekit (ZeroDivisionError: float division by zero);"
-        " the window is stored without findings: report it, with what `tracekit export` writes"
+        " the window is stored without findings: report it, with what `tracekit export` writes (traceback in"
+        f" {beside.store.path / 'watch-errors.log'})"
     )
+    kept = (beside.store.path / "watch-errors.log").read_text()
+    assert "steps 1 to 10\nTraceback" in kept
+    assert "ZeroDivisionError: float division" in kept
+    assert run("store", "check", "--store", beside.store.path).code == 0
     assert [one.slowdown is not None for one in beside.store.windows("job")] == [False, True]
     assert beside.run.counts.unanalysed == 1
 
@@ -419,9 +446,8 @@ def test_a_folder_that_cannot_be_read_for_long_ends_the_watch(
         beside.run.poll()
 
 
-def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
-    tmp_path: Path, written: WrittenRun, clock: list[float]
-) -> None:
+def ended_beside_a_broken_store(tmp_path: Path, written: WrittenRun, clock: list[float]) -> tuple[Beside, Path, bytes]:
+    """A run of 15 steps that has ended; the catalogue, which cannot be read, and what was in it."""
     beside = Beside(tmp_path, clock)
     written.run(range(1, 16), slow={3: 2.0})
     beside.look()
@@ -429,6 +455,13 @@ def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
     catalogue = beside.store.path / "catalog.duckdb"
     whole = catalogue.read_bytes()
     catalogue.write_bytes(b"no catalogue")
+    return beside, catalogue, whole
+
+
+def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    beside, catalogue, whole = ended_beside_a_broken_store(tmp_path, written, clock)
     waited: list[float] = []
 
     def wait(delay_s: float) -> None:
@@ -446,13 +479,7 @@ def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
 def test_an_end_that_is_never_stored_is_an_error_and_the_next_watch_stores_it(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
-    beside = Beside(tmp_path, clock)
-    written.run(range(1, 16), slow={3: 2.0})
-    beside.look()
-    written.end()
-    catalogue = beside.store.path / "catalog.duckdb"
-    whole = catalogue.read_bytes()
-    catalogue.write_bytes(b"no catalogue")
+    beside, catalogue, whole = ended_beside_a_broken_store(tmp_path, written, clock)
     waited: list[float] = []
     with pytest.raises(StoreError, match=r"does not know that job 'job' has ended: .*; run `tracekit watch` of "):
         beside.run.finish(waited.append)

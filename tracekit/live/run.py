@@ -17,7 +17,7 @@ from pathlib import Path
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower, Notice
-from tracekit.collectors.run_directory.host_clocks import read_clocks
+from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import (
     Ending,
     have_ended,
@@ -33,12 +33,13 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.errors import FormatError, OutputError, StoreError, StoreTakenError, TracekitError
+from tracekit.errors import FormatError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job
+from tracekit.live.survived_errors import said, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.store import Incoming, Store
-from tracekit.text import encodable, ranks_text, short
+from tracekit.text import ranks_text, short
 from tracekit.trace import Trace
 
 #: Windows that could not be stored and are kept for a later attempt.
@@ -100,6 +101,8 @@ class LiveRun:
         self._unstored: deque[Incoming] = deque()
         self._retry_s, self._retry_at = FIRST_RETRY_S, 0.0
         self._why_unstored: str | None = None
+        self._clocks: dict[str, ClockFit] = {}
+        self._why_clocks: str | None = None
 
     def poll(self) -> None:
         """Read what is new, and analyse and store the windows that are over.
@@ -273,15 +276,19 @@ class LiveRun:
         title = f"steps {first} to {window.last}"
         if missing := recording.missing_ranks if recording.ranks else ():
             self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
-        try:
-            trace = self._merged(recording, window, missing)
-        except Exception as error:
-            if (faulty := self._faulty(recording, window)) is None:
+        self._read_clocks()
+        trace = self._merged(recording, window, missing)
+        if isinstance(trace, Exception):
+            error = trace
+            if (faulty := self._faulty(recording, window)) is not None:
+                trace = self._merged(_without(recording, {faulty}), window, {*missing, faulty})
+            if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
-                self._tell(f"{title}: cannot be analysed: {_said(error)}")
+                self._tell(
+                    f"{title}: cannot be analysed: {said(error)}{where_traceback_is(self.options.store, title, error)}"
+                )
                 return
-            self._notice(self._follower.leave_out([faulty], f"with it {title} cannot be analysed: {_said(error)}"))
-            trace = self._merged(_without(recording, {faulty}), window, {*missing, faulty})
+            self._notice(self._follower.leave_out([faulty], f"with it {title} cannot be analysed: {said(error)}"))
         assert self._run is not None
         findings = self._findings(trace, title)
         self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
@@ -294,12 +301,8 @@ class LiveRun:
         """
 
         def merges_without(ranks: Collection[int]) -> bool:
-            rest = _without(recording, ranks)
-            try:
-                self._merged(rest, window, {*recording.missing_ranks, *ranks})
-            except Exception:
-                return False
-            return True
+            merged = self._merged(_without(recording, ranks), window, {*recording.missing_ranks, *ranks})
+            return isinstance(merged, Trace)
 
         suspects = sorted(recording.ranks)
         if len(suspects) < 2:
@@ -318,30 +321,46 @@ class LiveRun:
             findings = Job(trace).findings()
             if isinstance(findings, Findings):
                 findings.verdict()
-        except Exception as error:
+        except Exception as error:  # whatever the bug is
             self.counts.unanalysed += 1
-            why = f"the analysis failed, which is a bug of tracekit ({_said(error)})"
+            why = f"the analysis failed, which is a bug of tracekit ({said(error)})"
             self._tell(
                 f"{title}: {why}; the window is stored without findings: report it, with what `tracekit export` writes"
+                f"{where_traceback_is(self.options.store, title, error)}"
             )
             return Unanalysed(why)
         return findings
 
-    def _merged(self, recording: AttemptRecording, window: ReadyWindow, missing: Iterable[int]) -> Trace:
+    def _merged(self, recording: AttemptRecording, window: ReadyWindow, missing: Iterable[int]) -> Trace | Exception:
+        """The trace of a window, or why there is none: merging can stumble over garbage anywhere."""
         assert self._run is not None
-        return merge_attempt(
-            recording,
-            name=self.options.name,
-            first_step=self._run.first_step,
-            options=self.options.layout,
-            clocks=read_clocks(self.options.directory, CLOCK_SAMPLES),
-            metadata={
-                "command": list(self._run.command),
-                "missing_ranks": sorted({*missing}),
-                "late_ranks": list(window.late),
-            },
-            running=True,
-        ).trace
+        try:
+            return merge_attempt(
+                recording,
+                name=self.options.name,
+                first_step=self._run.first_step,
+                options=self.options.layout,
+                clocks=self._clocks,
+                metadata={
+                    "command": list(self._run.command),
+                    "missing_ranks": sorted({*missing}),
+                    "late_ranks": list(window.late),
+                },
+                running=True,
+            ).trace
+        except Exception as error:
+            return error
+
+    def _read_clocks(self) -> None:
+        """The clocks of hosts as they are now; as they were, with a line, where that cannot be read."""
+        try:
+            self._clocks = read_clocks(self.options.directory, CLOCK_SAMPLES)
+        except (OSError, FormatError) as error:
+            if str(error) != self._why_clocks:
+                self._tell(f"clocks are corrected as before: {error}")
+            self._why_clocks = str(error)
+        else:
+            self._why_clocks = None
 
     def _store_again(self) -> None:
         """Store the windows that wait for it, oldest first; all of them later where one cannot be."""
@@ -378,12 +397,6 @@ class LiveRun:
             self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is given up")
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
-
-
-def _said(error: Exception) -> str:
-    """What an error says, in a line of its kind where nobody meant it for people."""
-    text = encodable(" ".join(str(error).split()))
-    return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
 
 
 def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:

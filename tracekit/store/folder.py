@@ -5,6 +5,7 @@
     STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
     STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
     STORE/unfinished                      files that a writer at work adds or removes
+    STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/survived_errors.py)
     STORE/told/<receiver>                 which incidents a webhook has been told of (live/told.py)
 
 Files are written before the catalogue names them and removed after it does so no longer; numbers are never used twice.

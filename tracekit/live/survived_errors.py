@@ -1,0 +1,38 @@
+"""Errors that the watch survives: what to say of them, and their tracebacks for whoever mends the cause.
+
+In: an error. Out: words; the traceback at the end of `STORE/watch-errors.log`, which begins anew once it is large.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+
+from tracekit.errors import TracekitError
+from tracekit.text import encodable
+
+FILE = "watch-errors.log"
+#: The file begins anew beyond so many bytes.
+MOST_BYTES = 1_000_000
+
+
+def said(error: Exception) -> str:
+    """What an error says, in a line of its kind where nobody meant it for people."""
+    text = encodable(" ".join(str(error).split()))
+    return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
+
+
+def where_traceback_is(store: Path, title: str, error: Exception) -> str:
+    """Keep the traceback of an error that nobody expected in the folder `store`; the end of a line that says where."""
+    if isinstance(error, TracekitError):
+        return ""
+    path = store / FILE
+    try:
+        full = path.exists() and path.stat().st_size > MOST_BYTES
+        with path.open("w" if full else "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} {title}\n")
+            file.writelines([*traceback.format_exception(error), "\n"])
+    except OSError:
+        return ""
+    return f" (traceback in {path})"
