@@ -34,6 +34,7 @@ class Receiver(HTTPServer):
         self.answers, self.got = list(answers), []
         self.authorization: list[str | None] = []
         self.fetched = 0
+        self.retry_after: str | None = None
         self.arrived = threading.Semaphore(0)
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -60,6 +61,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.authorization.append(self.headers["Authorization"])
         code = self.server.answers.pop(0) if self.server.answers else 200
         self.send_response(code)
+        if code == 429 and self.server.retry_after is not None:
+            self.send_header("Retry-After", self.server.retry_after)
         if code == 302:
             self.send_header("Location", "/login")
         self.end_headers()
@@ -122,6 +125,23 @@ def test_a_receiver_that_fails_is_asked_again() -> None:
         notifier.close(PATIENCE_S)
     assert len(receiver.got) == 3
     assert (notifier.counts.sent, notifier.counts.failed, notifier.problem) == (1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("30", 30.0), ("0", 0.0), ("86400", 60.0), ("-5", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), (None, 0.0)],
+)
+def test_a_receiver_that_is_overrun_says_when_to_ask_again(header: str | None, seconds: float) -> None:
+    with receiving(429) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+        receiver.retry_after = header
+        notifier = Notifier(receiver.url)
+        waited: list[float] = []
+        with mock.patch.object(notifier._closing, "wait", side_effect=waited.append):
+            notifier.tell([OPENED], [])
+            receiver.wait_for(2)
+        notifier.close(PATIENCE_S)
+    assert waited == [max(seconds, 0.01)]
+    assert notifier.counts.sent == 1
 
 
 def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits() -> None:

@@ -14,7 +14,7 @@ from tests.handmade import little_space, run
 from tests.live.beside import Beside
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
-from tracekit.collectors.runtime.wire_format import RECORD, Category
+from tracekit.collectors.runtime.wire_format import HEADER, MAGIC, RECORD, VERSION, Category
 from tracekit.errors import FormatError, StoreError, StoreTakenError
 from tracekit.live.run import LiveRun
 from tracekit.store import Part
@@ -268,6 +268,45 @@ def test_two_watches_of_one_job_are_an_error_of_the_second(
     with pytest.raises(StoreTakenError, match="another process adds windows to job 'job'"):
         second.look()
     assert first.windows() == [(1, 10)]
+
+
+def test_a_store_that_is_moved_away_is_waited_for_and_no_other_takes_its_place(
+    tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    """As by a disk that is unmounted."""
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 11))
+    beside.look()
+    beside.store.path.rename(tmp_path / "away")
+    written.run(range(11, 21))
+    beside.look()
+    assert not beside.store.path.exists()
+    assert len(beside.said) == 1
+    assert "has 0 of the 1 windows of job 'job' that were stored there; put the store back" in beside.said[0]
+    (tmp_path / "away").rename(beside.store.path)
+    beside.look(60)
+    assert beside.said[1:] == ["windows are stored again"]
+    assert beside.windows() == [(1, 10), (11, 20)]
+
+
+def test_segments_of_another_version_are_a_few_lines_whatever_the_number_of_ranks(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    written = WrittenRun(tmp_path / "run", 32)
+    written.run(range(1, 11))
+    for rank in range(32):
+        content = written.segment(rank).read_bytes()
+        newer = HEADER.pack(MAGIC, VERSION + 1, RECORD.size, rank, 0, 1000 + rank)
+        written.segment(rank).write_bytes(newer + content[HEADER.size :])
+    beside = Beside(tmp_path, clock)
+    beside.look()
+    assert beside.said[0].startswith("rank 0 is left out from step 1 on: ")
+    assert f"not a segment this tracekit reads (version {VERSION + 1}); upgrade" in beside.said[0]
+    assert beside.said[8:] == [
+        "and 24 more lines like these, of other ranks",
+        "every rank is left out; there are no windows until the job is restarted",
+    ]
+    assert beside.run.counts.left_out == 32
 
 
 def test_a_full_disk_delays_windows_and_loses_none(tmp_path: Path, written: WrittenRun, clock: list[float]) -> None:

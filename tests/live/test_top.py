@@ -51,3 +51,5 @@ def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:
     store.begin_watch("live", "torchrun")
     ran = run("top", "live", "--store", store.path, "--once")
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
+    ran = run("whatif", "--store", store.path, "--job", "live")
+    assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)

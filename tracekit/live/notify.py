@@ -77,6 +77,7 @@ class Notifier:
             secret = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
             self._headers["Authorization"] = f"Basic {secret}"
         self._told: str | None = None
+        self._asked_s = 0.0
         self._arrived = arrived
         self._waiting: queue.Queue[tuple[bytes, Keys] | None] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
@@ -141,21 +142,28 @@ class Notifier:
                 if self._arrived is not None:
                     self._arrived(keys)
                 return
-            if attempt + 1 == MOST_ATTEMPTS or self._closing.wait(delay_s):
+            if attempt + 1 == MOST_ATTEMPTS or self._closing.wait(max(delay_s, self._asked_s)):
                 break
             delay_s = min(2 * delay_s, LONGEST_RETRY_S)
         self.counts.failed += 1
 
     def _post(self, body: bytes) -> str | None:
         """Post once; why it failed, None where it did not: where the address itself, no other, has taken it."""
+        self._asked_s = 0.0
         request = urllib.request.Request(self._url, data=body, headers=self._headers)  # noqa: S310 - http or https
         try:
             with _OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
+            self._asked_s = _retry_after_s(error.headers.get("Retry-After"))
             return f"answers {error.code}"
         except (OSError, http.client.HTTPException) as error:
             return f"cannot be reached: {error}"
+
+
+def _retry_after_s(header: str | None) -> float:
+    """How long a receiver that is overrun asks to be left alone, seconds; as long as messages wait at most."""
+    return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

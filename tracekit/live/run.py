@@ -50,6 +50,8 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 QUIET_S = 300.0
 #: At the end of a job, what cannot be stored is tried again after each of these, seconds.
 END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+#: Lines about ranks that one look tells at most.
+MOST_NOTICES = 8
 #: Samples of a host's clock that a window is put on the common clock with; one is taken every 10 s.
 CLOCK_SAMPLES = 64
 
@@ -246,9 +248,15 @@ class LiveRun:
         self._notice(self._follower.leave_out_strangers())
 
     def _notice(self, notices: Iterable[Notice]) -> None:
-        for notice in notices:
-            self.counts.left_out += notice.left_out
+        found = list(notices)
+        for notice in found[:MOST_NOTICES]:
             self._tell(f"{notice.line}; the others go on" if notice.left_out else notice.line)
+        if more := found[MOST_NOTICES:]:  # a version that is not known, or a folder that fails, is not of one rank
+            self._tell(f"and {len(more)} more lines like these, of other ranks")
+        left_out = sum(notice.left_out for notice in found)
+        self.counts.left_out += left_out
+        if left_out and self._follower is not None and not self._follower.good:
+            self._tell("every rank is left out; there are no windows until the job is restarted")
 
     def _state(self) -> RanksState:
         assert self._follower is not None

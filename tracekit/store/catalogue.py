@@ -201,6 +201,8 @@ class Catalogue:
     def _missing(self, name: str) -> NotStoredError:
         rows = self.connection.execute("SELECT name FROM jobs ORDER BY job_id DESC").fetchall()
         names = [row[0] for row in rows]
+        if name in names:
+            return NotStoredError(f"{self.path}: no window of job {name!r} yet")
         close = difflib.get_close_matches(name, names, n=1)
         known = (
             f"did you mean {short(close[0])!r}?" if close else f"it holds {', '.join(map(short, names[:8])) or 'none'}"

@@ -78,6 +78,11 @@ class Store:
                     f"{self.path}: job {short(item.name)!r} has windows of kind {kind}, this one is of kind"
                     f" {trace_kind(item.trace)}; choose another --name"
                 )
+            if expected is not None and number < expected:
+                raise StoreError(
+                    f"{self.path}: has {number} of the {expected} windows of job {short(item.name)!r} that were stored"
+                    " there; put the store back that was in its place"
+                )
             if expected is not None and number != expected:
                 raise StoreTakenError(
                     f"{self.path}: another process adds windows to job {short(item.name)!r}; end one of the two, or"
