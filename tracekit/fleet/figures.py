@@ -187,7 +187,7 @@ def _left_out(study: Study) -> Sequence[LeftOut]:
 
 
 def quantiles(jobs: pl.DataFrame, shares: Sequence[float]) -> pl.DataFrame:
-    """Quantiles of S and waste, by jobs and by GPU-hours: the smallest value that that share does not exceed."""
+    """Quantiles of S and waste, by jobs and by GPU-hours: the smallest value that covers each share."""
     columns: dict[str, Any] = {"quantile": list(shares)}
     for figure in ("slowdown", "waste"):
         known = jobs.select(figure, "gpu_hours").drop_nulls().sort(figure)
