@@ -99,7 +99,7 @@ class Attribution:
     expensive.
 
     `critical`: the critical path of the recorded, the original and the ideal job. `m_w`, `m_s`: the slowest 3 % of
-    workers, the last stage. `correlation`: stage -> r, None where undefined.
+    workers, the last stage. `correlation`: stage -> r, None if undefined.
 
     `gaps`: members of collectives that were not recorded; `slowdown_as_recorded`: S without reconstructing them, None
     if nothing was reconstructed. `hidden_slowdown`: S if collectives did nothing but wait for DP ranks that are not in

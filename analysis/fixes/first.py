@@ -67,7 +67,7 @@ def first_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
 def act_of(cause: Cause, fix: Fix | None) -> str | None:
     """What to do, for a person who has to do it: the fix, or how to get there where the fix only says what to reach.
 
-    `fix`: the one for the cause, None where none has a price. None where nothing is known to help.
+    `fix`: the one for the cause, None if none has a price. None if nothing is known to help.
     """
     if fix is None:
         return _sentence(cause.suggested_fix) or None
@@ -77,7 +77,7 @@ def act_of(cause: Cause, fix: Fix | None) -> str | None:
 
 
 def assumed_by(cause: Cause, fix: Fix) -> str | None:
-    """What the saving takes for granted where `act_of` is what is done; None where nothing is."""
+    """What the saving takes for granted where `act_of` is what is done; None if nothing is."""
     return fix.assumes or (_REACHED[fix.kind] if _says_goal(cause, fix) else None)
 
 

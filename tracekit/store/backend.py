@@ -47,7 +47,7 @@ class Backend(Protocol):
         """The trace of a window."""
 
     def report(self, window: StoredWindow) -> str | None:
-        """The report on it as JSON; None where there is none."""
+        """The report on it as JSON; None if there is none."""
 
     def workers(self, window: StoredWindow) -> pl.DataFrame | None:
         """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""

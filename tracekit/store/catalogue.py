@@ -152,7 +152,7 @@ class Catalogue:
         return found
 
     def window(self, name: str, number: int | None = None) -> StoredWindow:
-        """One window of a job, by default the newest. Raises NotStoredError where there is none."""
+        """One window of a job, by default the newest. Raises NotStoredError if there is none."""
         first, last = self.connection.execute(
             "SELECT min(number), max(number) FROM windows JOIN jobs USING (job_id) WHERE name = $name", {"name": name}
         ).fetchall()[0]
@@ -194,7 +194,7 @@ class Catalogue:
         )
 
     def job_id(self, name: str) -> int | None:
-        """The number of a job; None where there is no such job."""
+        """The number of a job; None if there is no such job."""
         rows = self.connection.execute("SELECT job_id FROM jobs WHERE name = $name", {"name": name}).fetchall()
         return int(rows[0][0]) if rows else None
 

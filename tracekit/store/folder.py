@@ -100,7 +100,7 @@ class Folder:
             raise _damaged(str(error)) from None
 
     def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None where there is none."""
+        """The report as JSON; None if there is none."""
         if Part.REPORT not in window.files:
             return None
         path = self._checked(window, Part.REPORT)

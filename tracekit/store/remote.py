@@ -77,7 +77,7 @@ class Remote:
             return folder.trace(window)
 
     def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None where there is none."""
+        """The report as JSON; None if there is none."""
         if Part.REPORT not in window.files:
             return None
         with self._fetched(window, Part.REPORT) as folder:

@@ -97,7 +97,7 @@ class SingleFile:
         )
 
     def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None where there is none."""
+        """The report as JSON; None if there is none."""
         with self._connected() as connection:
             rows = connection.execute(
                 "SELECT report FROM report WHERE job_id = $job", {"job": window.job_id}

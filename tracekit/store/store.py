@@ -105,7 +105,7 @@ class Store:
     def end_watch(self, name: str, ending: str | None = None) -> None:
         """Note that a job has ended; its open incidents close.
 
-        `ending`: how, as in "ended with exit code 1"; None where nobody knows.
+        `ending`: how, as in "ended with exit code 1"; None if unknown.
         """
         with self.writing() as writer:
             if (job_id := writer.catalogue.job_id(name)) is not None:
