@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -445,6 +446,38 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert ran.stderr == "[]\n"
     assert ran.stdout
+
+
+#: Says, where numpy is imported, how many threads it is told to start.
+WATCH_NUMPY = """
+import os, sys
+class Numpy:
+    def find_spec(name, path=None, target=None):
+        if name == "numpy":
+            print("threads", os.environ.get("OPENBLAS_NUM_THREADS"), file=sys.stderr)
+sys.meta_path.insert(0, Numpy)
+from tracekit.cli import main
+main()
+"""
+
+
+def test_analysing_starts_no_threads_for_multiplying_matrices_and_the_job_of_collect_may(slow_file: Path) -> None:
+    def said(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+        return subprocess.run(
+            [sys.executable, "-c", WATCH_NUMPY, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=slow_file.parent,
+            env=environment,
+        )
+
+    for command in ("whatif", "export"):
+        out = ("--out", "job.json") if command == "export" else ()
+        assert said(command, slow_file.name, *out).stderr.startswith("threads 1\n")
+    code = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    assert "None" in said("collect", "--no-store", "--", sys.executable, "-c", code).stdout.splitlines()
 
 
 def test_an_interruption_while_the_command_line_loads_is_one_line() -> None:

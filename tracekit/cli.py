@@ -7,6 +7,7 @@ are inside the commands (`commands/`), so that `--help` is fast.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -45,6 +46,9 @@ _HOMES = {
     "watch": "tracekit.commands.watch",
     "whatif": "tracekit.commands.whatif",
 }
+
+#: The commands that start other people's processes, which must find the environment as it was.
+_STARTS_OTHERS = ("collect", "doctor")
 
 memory.return_at_once()
 
@@ -99,6 +103,9 @@ class _Commands(click.Group):
         """The command of that name."""
         if cmd_name not in _HOMES:
             return None
+        if cmd_name not in _STARTS_OTHERS:
+            # The analysis multiplies small matrices only. To start numpy's threads, one per core, takes longer.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         command: click.Command = getattr(import_module(_HOMES[cmd_name]), f"{cmd_name.replace('-', '_')}_command")
         return command
 

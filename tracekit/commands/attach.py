@@ -5,7 +5,6 @@ In: a job that `tracekit collect` launched. Out: the report that `whatif` prints
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -44,7 +43,6 @@ def attach_command(
     JOB is the name of a job on this host, the process id of its launcher, or its folder (--segments), from any host
     that sees it. It may be left out where one job runs. Start the job with `tracekit collect --idle`.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     memory.reuse_large_arrays()
     from tracekit.atomic_write import check_writable
     from tracekit.collectors.launch.attach import record_steps

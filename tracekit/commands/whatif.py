@@ -5,7 +5,6 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -100,8 +99,6 @@ def whatif_command(
     from tracekit.job import Job
 
     condition = None if fail_on is None else Condition(fail_on)
-    # Nothing here multiplies matrices: starting threads for that would take longer than importing numpy.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     memory.reuse_large_arrays()
     of_pipelines: dict[str, object] = {
         "--layers": layers,
