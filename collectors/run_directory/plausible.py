@@ -24,6 +24,10 @@ _SAME_NS = 1_000_000
 _NEAR_STEPS = 16
 
 
+class GarbageError(FormatError):
+    """A record contradicts its neighbours, and no clock is to blame: what comes behind it can be as it should."""
+
+
 @dataclass(slots=True)
 class Trail:
     """What a rank's records said last. `born_ns`: when its process began, by its own clock.
@@ -52,7 +56,7 @@ class Trail:
         wrong = (numbers <= ahead) | (numbers > _MOST_RECORDS)
         if wrong.any():
             row = int(wrong.argmax())
-            raise FormatError(f"garbage: record {numbers[row]} comes behind record {ahead[row]}")
+            raise GarbageError(f"garbage: record {numbers[row]} comes behind record {ahead[row]}")
         self.number = int(numbers[-1])
 
     def check_times(self, records: npt.NDArray[np.void]) -> None:
@@ -92,7 +96,7 @@ class Trail:
         odd = (steps < ahead - self.reach) | (steps < 0) | (steps > ahead + self.reach)
         row = int(odd.argmax()) if odd.any() else None
         if row is not None and steps[row] < ahead[row]:
-            raise FormatError(f"garbage: a record of step {steps[row]} comes behind step {ahead[row]}")
+            raise GarbageError(f"garbage: a record of step {steps[row]} comes behind step {ahead[row]}")
         ends = np.unique(steps[:row][records["category"][:row] == Category.STEP])
         if len(ends) > 1:
             self.stride = int(ends[-1] - ends[-2])

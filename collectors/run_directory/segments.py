@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.collectors.run_directory.plausible import GarbageError
 from tracekit.collectors.run_directory.writing import RUN_FILE
 from tracekit.collectors.runtime.wire_format import (
     HEADER,
@@ -147,7 +148,7 @@ def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.ND
     unknown = ~np.isin(records["category"], _CATEGORIES)
     if unknown.any():
         row = int(unknown.argmax())
-        raise FormatError(
+        raise GarbageError(
             f"{path}: damaged, record {row} is of category {records['category'][row]}; copy it again, or record the run"
             " again"
         )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.collectors.run_directory.facts import BadFactError, FactParser
-from tracekit.collectors.run_directory.follow import FollowedRank
+from tracekit.collectors.run_directory.followed_rank import FollowedRank
 from tracekit.collectors.run_directory.segments import (
     RECORD_DTYPE,
     AttemptRecording,

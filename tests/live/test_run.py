@@ -101,11 +101,40 @@ def test_a_rank_that_writes_garbage_is_left_out_in_one_line(
     beside.look(6)
     written.run(range(31, 41))
     beside.look(6)
-    left_out, *missing = beside.said
+    left_out, *missing = [line for line in beside.said if "in order again" not in line]
     assert left_out.startswith("rank 1 is left out from step 11 on: ")
+    assert ("rank 1 is in order again, and read from step 41 on" in beside.said) == ("category" in reason)
     assert reason in left_out
     assert missing == [f"steps {steps}: 1 of 4 ranks are missing: rank 1" for steps in ("11 to 30", "31 to 40")]
     assert beside.windows() == [(1, 10), (11, 30), (31, 40)]
+
+
+@pytest.mark.parametrize("kind", ["category", "step", "number"])
+def test_a_rank_whose_records_are_in_order_again_for_a_window_is_read_again(
+    kind: str, tmp_path: Path, written: WrittenRun, clock: list[float]
+) -> None:
+    """As after one flipped bit; whatever is garbage four times is left out for good."""
+    beside = Beside(tmp_path, clock)
+    written.run(range(1, 11))
+    beside.look()
+    harm = {"category": (0, 0xFF), "step": (7, 0x40), "number": (RECORD.size - 2, 0x7F)}[kind]
+    missing = []
+    for first in range(11, 131, 10):
+        before = written.segment(1).stat().st_size
+        written.run(range(first, first + 10))
+        if first in (11, 41, 71, 101):
+            content = bytearray(written.segment(1).read_bytes())
+            content[before + harm[0]] |= harm[1]
+            written.segment(1).write_bytes(content)
+        beside.look(6)
+        missing.append(beside.store.load("job").metadata["missing_ranks"])
+    assert missing == [[1], [1], []] * 3 + [[1], [1], [1]]
+    said = [line for line in beside.said if "missing" not in line]
+    back = [line for line in said if "in order again" in line]
+    assert back == [f"rank 1 is in order again, and read from step {step} on" for step in (31, 61, 91)]
+    assert len([line for line in said if "is left out from step" in line]) == 4
+    assert len(said) == 7
+    assert beside.windows()[-1] == (121, 130)
 
 
 def stepped_back() -> bytes:

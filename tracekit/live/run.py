@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
-from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower, Notice
+from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower
+from tracekit.collectors.run_directory.followed_rank import Notice
 from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import (
     Ending,
@@ -280,10 +281,12 @@ class LiveRun:
         assert self._follower is not None
         first = self._follower.first
         recording = self._follower.take(window.last)
+        returned = self._follower.readmit()
         self.counts.late_records = sum(rank.late for rank in self._follower.ranks.values())
         title = f"steps {first} to {window.last}"
         if missing := recording.missing_ranks if recording.ranks else ():
             self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
+        self._notice(returned)
         self._read_clocks()
         trace = self._merged(recording, window, missing)
         if isinstance(trace, Exception):

@@ -1,0 +1,225 @@
+"""One rank of a run that is followed: its facts, its records that were not handed out yet, and whether it is believed.
+
+In: what the rank has added to its files. Out: records of steps; a FormatError where they cannot be what happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.collectors.run_directory.facts import BadFactError, FactParser
+from tracekit.collectors.run_directory.plausible import GarbageError, Trail
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE, RankRecording, without_torn_steps
+from tracekit.collectors.runtime.wire_format import Category, Flag
+from tracekit.errors import FormatError
+
+#: Facts that ranks add to all the time: so many of them are enough, and `merge` wants no others.
+_KEPT_OF = {"device-clock": 64, "dropped": 1}
+#: A rank that no other contradicts is believed that its steps jumped once it has finished so many behind it.
+_ENOUGH_STEPS = 10
+#: So often a rank is read again after garbage, in one attempt.
+MOST_RETURNS = 3
+_WHOLE = int(Flag.COMPLETE | Flag.RECORDING)
+_NOTHING = np.empty(0, RECORD_DTYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A line about a rank. `left_out`: whether it is left out from now on."""
+
+    line: str
+    left_out: bool = False
+
+
+class Lines(Protocol):
+    """How many lines of a file of facts have been read."""
+
+    lines: int
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A rank cannot be read since `since_s`; it is tried again at `again_s`, and then after `wait_s` more."""
+
+    since_s: float
+    again_s: float
+    wait_s: float
+
+
+@dataclass(slots=True)
+class FollowedRank:
+    """One rank: its facts, and the records that were not handed out yet.
+
+    `whole`: the newest step that was recorded from begin to end, -1 without any. `late`: records of steps that had been
+    handed out. `bad`: why it is left out, None where it is not; `returns`: how often it may be read again. `on_trial`:
+    it is read again, and not handed out yet. `ended`: whether it has closed its recorder.
+    """
+
+    rank: int
+    whole: int = -1
+    late: int = 0
+    bad: str | None = None
+    ended: bool = False
+    facts: dict[str, deque[Any]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    pending: list[npt.NDArray[np.void]] = field(default_factory=list)
+    steps: set[int] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
+    trouble: Trouble | None = None
+    returns: int = MOST_RETURNS
+    on_trial: bool = False
+    _line: bytes = b""
+    _last: int = 0
+    _left_over: bool = False
+    _trail: Trail | None = None
+    _held: list[npt.NDArray[np.void]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, recording: RankRecording) -> FollowedRank:
+        """A rank that has been read whole. Raises FormatError where its records contradict one another."""
+        followed, records = cls(recording.rank), recording.records
+        first = int(records["step"][0]) if len(records) else 0  # the steps before it were not recorded, or are gone
+        followed._trail = Trail(int(recording.facts["process"][0]["monotonic_ns"]), step=first)
+        followed.add_records(records, 0, 0)
+        return followed
+
+    def add_facts(self, content: bytes, path: Path, file: Lines, parser: FactParser) -> list[Notice]:
+        """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
+        *lines, self._line = (self._line + content).split(b"\n")
+        notices = []
+        for line in lines:
+            file.lines += 1
+            try:
+                kind, value = parser.parse(line, path, file.lines, self.rank)
+            except BadFactError as error:
+                if error.needed:
+                    raise
+                if error.kind not in self.skipped:  # and not for each that follows
+                    notices.append(Notice(f"rank {self.rank}: {error}; facts like this are skipped"))
+                self.skipped.add(error.kind)
+                continue
+            self._add_fact(kind, value, path)
+        return notices
+
+    def _add_fact(self, kind: str, value: Any, path: Path) -> None:
+        if kind == "process":
+            if "process" in self.facts:
+                raise FormatError(
+                    f"{path}: two processes write as rank {self.rank}: segments of two jobs in one folder"
+                )
+            self._trail = Trail(int(value["monotonic_ns"]))
+        elif kind == "name":
+            self.names.setdefault(int(value[0]), value[1])
+            return
+        self.ended = self.ended or kind == "summary"
+        self.facts.setdefault(kind, deque(maxlen=_KEPT_OF.get(kind))).append(value)
+
+    def add_records(self, records: npt.NDArray[np.void], origin: int, first: int, *, left_over: bool = False) -> None:
+        """Records in the order in which they were made; of steps from `origin` on, those before `first` are late.
+
+        `left_over`: the launcher saved them of a rank that was killed, so they can be in its own segments too. Records
+        whose steps jump are held back until `settle`. Raises FormatError.
+        """
+        if self._trail is None:
+            raise FormatError("garbage: it has written records, and not which process it is")
+        self._left_over |= left_over
+        if self._left_over:  # a shared folder can show the launcher's file before the end of the rank's own
+            records = records[records["number"] > self._last]
+        if not len(records):
+            return
+        real = records[records["category"] != 0]
+        self._trail.check_times(real)
+        self._trail.check_numbers(records)
+        last, self._last = self._last, int(records["number"][-1])
+        records = without_torn_steps(records, last)
+        records = records[records["category"] != 0]
+        if self._held:
+            self._hold(records)
+        else:
+            self._add(records, origin, first)
+
+    def _add(self, records: npt.NDArray[np.void], origin: int, first: int) -> None:
+        assert self._trail is not None
+        row = self._trail.first_jump(records)
+        if row is not None:
+            self._hold(records[row:])
+            records = records[:row]
+        in_time = records["step"] >= first
+        self.late += int((~in_time & (records["step"] >= origin)).sum())
+        records = records[in_time]
+        ends = (records["category"] == Category.STEP) & (records["flags"] & _WHOLE == _WHOLE)
+        self.steps.update(records["step"][ends].tolist())
+        self.whole = max(self.whole, max(self.steps, default=-1))
+        if len(records):
+            self.pending.append(records)
+
+    def _hold(self, records: npt.NDArray[np.void]) -> None:
+        assert self._trail is not None
+        self._held.append(records)
+        jumped = int(self._held[0]["step"][0])
+        back = records["step"].astype(np.int64) < jumped - self._trail.reach
+        if back.any():
+            there = int(records["step"][int(back.argmax())])
+            raise GarbageError(
+                f"garbage: its step went from {self._trail.step} to {jumped}, and then to {there} in the next records"
+            )
+
+    def settle(self, ranks: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
+        """Decide about records whose steps jumped: others of `ranks` that are there too, or that go on where this one
+        was, decide; where none does, its own following steps. Raises FormatError where the jump is garbage.
+        """
+        while self._held:
+            assert self._trail is not None
+            jumped, before, reach = int(self._held[0]["step"][0]), self._trail.step, self._trail.reach
+            ends = sum(int((part["category"] == Category.STEP).sum()) for part in self._held)
+            if not any(other is not self and other.reached >= jumped - reach for other in ranks):
+                if any(other is not self and before + 1 < other.whole for other in ranks):
+                    raise GarbageError(f"garbage: its step went from {before} to {jumped}; no other rank's did")
+                if ends < (2 if at_end else _ENOUGH_STEPS):
+                    if at_end:
+                        raise GarbageError(f"garbage: its step went from {before} to {jumped} at the end")
+                    return
+            self._trail.jump(jumped)
+            held, self._held = np.concatenate(self._held), []
+            self._add(held, origin, first)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether records wait for `settle`."""
+        return bool(self._held)
+
+    @property
+    def reached(self) -> int:
+        """The newest step of a record, held back or not."""
+        newest = -1 if self._trail is None else self._trail.step
+        return max([newest, *(int(part["step"].max()) for part in self._held)])
+
+    def begin_again(self) -> None:
+        """Read it again, on trial: what comes now has nothing to do with what made it garbage."""
+        self.bad, self.on_trial = None, True
+        self.returns -= 1
+        self._trail, self._last, self.whole = Trail(int(self.facts["process"][0]["monotonic_ns"])), 0, -1
+
+    def leave_out(self, why: str, *, can_pass: bool = False) -> None:
+        """Have nothing to do with it from now on; until `begin_again` where `can_pass`."""
+        self.bad, self.on_trial = why, False
+        self.returns = self.returns if can_pass else 0
+        self.pending.clear()
+        self._held.clear()
+        self.steps.clear()
+
+    def take(self, last: int) -> npt.NDArray[np.void]:
+        """The records of steps up to `last`; they are forgotten."""
+        records = np.concatenate([_NOTHING, *self.pending])
+        taken = records["step"] <= last
+        rest = records[~taken]
+        self.pending = [rest] if len(rest) else []
+        self.steps = {step for step in self.steps if step > last}
+        return records[taken]
