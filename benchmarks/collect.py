@@ -132,8 +132,8 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
         wait(post([op]))
 
     def optimize():
-        host._before_optimizer(stage, (), {})
-        host._after_optimizer(stage, (), {})
+        host.optimizer_begins(stage)
+        host.optimizer_ended(stage)
 
     def collect_garbage():
         host._on_gc("start", {"generation": 2})

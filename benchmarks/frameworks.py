@@ -40,10 +40,12 @@ ROWS = {
     "fabric": "lightning",
     **dict.fromkeys(("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"), "deepspeed"),
 }
+#: Names of a slow compute. The only worker of a pipeline's stage is slow, or its stage has more work: no peer tells.
+_COMPUTES = frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_RANK_OF_WORKER, CauseKind.STAGE_IMBALANCE})
 #: Part that is slow -> kinds of causes that name it.
 FITTING: Mapping[str, frozenset[CauseKind]] = {
-    "forward": frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_RANK_OF_WORKER}),
-    "backward": frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_RANK_OF_WORKER}),
+    "forward": _COMPUTES,
+    "backward": _COMPUTES,
     "optimizer": frozenset({CauseKind.SLOW_OPTIMIZER}),
     "data": frozenset({CauseKind.LATE_DATA}),
     "host": frozenset({CauseKind.SLOW_HOST_CODE}),

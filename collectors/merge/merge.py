@@ -373,7 +373,7 @@ class _Members:
         within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
         joins_all = len({place.dp for place in places}) == placement.layout.dp
         return cls(
-            data_parallel=data_parallel,
+            data_parallel=data_parallel and not within_worker,
             joins_all=data_parallel and joins_all and not within_worker,
             within_worker=within_worker,
             size=size,

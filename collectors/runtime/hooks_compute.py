@@ -222,7 +222,9 @@ class LoopHooks:
         self._search = Patch(torch.nn.Module, "__call__", self._find_roots)
         self._search.install()
         for name in ("backward", "grad"):
-            self.session.patch(torch.autograd, name, self._backward, lacks="the backward-compute ops of plain loops")
+            self.session.patch(
+                torch.autograd, name, self.around_backward, lacks="the backward-compute ops of plain loops"
+            )
 
     def stop_looking(self) -> None:
         """Pipeline stages do the forwards, or the roots are found."""
@@ -319,7 +321,8 @@ class LoopHooks:
         session.busy -= 1
         session.hold(FORWARD, start, session.instant(), session.microbatch, NONE)
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Record every call of `original` as a backward, unless it is part of another op."""
         session = self.session
 
         @functools.wraps(original)

@@ -125,7 +125,12 @@ class HostHooks:
         return clip
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """An optimizer that steps inside another's step (ZeroRedundancyOptimizer) is part of it."""
+        self.optimizer_begins(optimizer)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """Called before `optimizer` steps. One that steps inside another's step is part of it, as are those that
+        ZeroRedundancyOptimizer and DeepSpeed wrap.
+        """
         inside = self._optimizer is not None and self._optimizer[0] != id(optimizer)
         if inside or is_compiling():
             return
@@ -135,6 +140,10 @@ class HostHooks:
         self.session.optimizing = start is not None
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.optimizer_ended(optimizer)
+
+    def optimizer_ended(self, optimizer: Any) -> None:
+        """Called after `optimizer` has stepped."""
         begun = self._optimizer
         if begun is None or begun[0] != id(optimizer) or is_compiling():
             return

@@ -15,6 +15,7 @@ from tracekit.collectors.runtime.device import DeviceClock
 from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
 from tracekit.collectors.runtime.hooks_compute import LoopHooks, PipelineHooks
+from tracekit.collectors.runtime.hooks_deepspeed import DeepSpeedHooks
 from tracekit.collectors.runtime.hooks_host import HostHooks
 from tracekit.collectors.runtime.nccl import follow_steps
 from tracekit.collectors.runtime.patches import on_import
@@ -42,6 +43,8 @@ def install_hooks(session: Session) -> None:
     for name in ("torch.distributed.checkpoint.state_dict_saver", "torch.distributed.checkpoint"):
         _later(session, name, host.install_distributed_checkpoint, lacks="the ops of distributed checkpoints")
     _later(session, "megatron.core.timers", host.install_megatron_timers, lacks="what Megatron's timers time")
+    deepspeed = DeepSpeedHooks(session, loop, host)
+    _later(session, "deepspeed.runtime.engine", deepspeed.install, lacks="what DeepSpeed does beside torch's calls")
     session.step_listeners.append(_once(host.describe_megatron))
     if session.options.profiler_steps:
         session.install("torch.profiler", _install_profiler, session, lacks="the trace of torch.profiler")

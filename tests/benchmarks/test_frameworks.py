@@ -36,6 +36,9 @@ def report(*causes, trustworthy=True, pp=1):
         ("", report(trustworthy=False), False),
         ("forward", report(("bad-worker", [1])), True),
         ("forward", report(("bad-worker", [1]), pp=2), True),
+        ("backward", report(("stage-imbalance", [1]), pp=2), True),
+        ("forward", report(("stage-imbalance", [0]), pp=2), False),
+        ("optimizer", report(("stage-imbalance", [1]), pp=2), False),
         ("forward", report(("bad-worker", [1]), trustworthy=False), False),
         ("forward", report(("bad-worker", [1]), ("late-data-loading", [0])), False),
         ("forward", report(("late-data-loading", [1])), False),
@@ -69,7 +72,7 @@ STEPS = {
     "expert_parallel": SHARDED | WAITING,
     "zero_bubble": STAGED | {OpKind.OPTIMIZER: 1, OpKind.DATA_LOAD: 1},
 }
-REDUCED = {"context_parallel", "expert_parallel"}
+REDUCED = {"expert_parallel"}
 NOW_AND_THEN = [OpKind.GC, OpKind.HOST_DELAY, OpKind.EVALUATION, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV]
 NOW_AND_THEN += [OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV]
 

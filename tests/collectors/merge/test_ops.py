@@ -139,6 +139,21 @@ def test_what_context_parallel_ranks_wait_for_each_other_is_part_of_the_compute(
     assert list(waited) == [pytest.approx(0.015), pytest.approx(0.0)]
 
 
+def test_gradients_that_context_parallel_ranks_reduce_are_part_of_the_backward():
+    """Their worker is one: the graph has no reduction inside it, and what was cut out was a launch delay."""
+    rows = [
+        compute("forward-compute", 0, 40),
+        compute("backward-compute", 40, 60),
+        (Category.COLLECTIVE, "allreduce", 45, 58, {"peer": 0}),
+        (Category.OPTIMIZER, "optimizer", 60, 80, {}),
+    ]
+    mesh = {"names": ["cp"], "ranks": [0, 1]}
+    result = merged(*(rank(number, rows, mesh=mesh, groups=[GROUP]) for number in range(2)))
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(40, 60)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == []
+    assert Job(result.trace).attribution.trust.discrepancy == pytest.approx(0)
+
+
 def test_the_gradients_of_weights_that_are_put_off_are_ops_of_the_backward():
     """Zero-bubble schedules compute them later; they may run while the next transfer is waited for."""
     mesh = {"names": ["dp"], "ranks": [0, 1]}

@@ -55,9 +55,9 @@ class Loop:
         self.hooks._clipping(clipped)()
 
     def step(self, optimizer=OPTIMIZER):
-        self.hooks._before_optimizer(optimizer, (), {})
+        self.hooks.optimizer_begins(optimizer)
         self.takes(5)
-        self.hooks._after_optimizer(optimizer, (), {})
+        self.hooks.optimizer_ended(optimizer)
 
     @property
     def optimizers_ms(self):
