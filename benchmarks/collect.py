@@ -14,11 +14,12 @@ from pathlib import Path
 from benchmarks.measure import table
 from tracekit.collectors import span, step
 
-CALLS = 20_000
-ROUNDS = 5
+#: Short rounds, and many: the best of them met no other process, nor the writer's thread.
+CALLS = 500
+ROUNDS = 50
 #: Of collectives, per block, and how many blocks with and without hooks.
-COLLECTIVE_CALLS = 500
-BLOCKS = 30
+COLLECTIVE_CALLS = 50
+BLOCKS = 300
 
 
 def per_call_us(function) -> float:
@@ -114,6 +115,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     session.start()
     for _ in range(2 << 18):  # the memory of the ring is touched once in a run, not by every op
         recorder.add((Category.GC, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    _written(recorder)
     before = recorder.dropped
     pipeline, host = PipelineHooks(session, pipelined=lambda: None), HostHooks(session)
     pipeline._described.add(0)
@@ -152,6 +154,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
     session._manual_steps = True  # the optimizer ends no step
     for name, function in measured.items():
         costs[name] = per_call_us(function) - bare
+        _written(recorder)
     session._manual_steps = False
     costs["end of a step, once a step"] = per_call_us(optimize) - bare - costs["optimizer"]
     gc.enable()
@@ -160,6 +163,12 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
         raise RuntimeError(f"{recorder.dropped - before} records were dropped: their cost is not that of recording")
     written = sum(path.stat().st_size for path in folder.glob("rank-*"))
     return costs, written / recorder.written
+
+
+def _written(recorder) -> None:
+    """Wait for the writer: else the ring is full before the last hook's turn."""
+    while recorder._ring.drained < recorder._ring._added:
+        time.sleep(0.01)
 
 
 def _idle_costs(folder: Path) -> dict[str, float]:
@@ -235,27 +244,47 @@ def _collective_costs(folder: Path) -> dict[str, tuple[float, float]]:
         _, work = torch.ops.c10d.allreduce_([tensor], group.boxed(), reduction, None, False, -1)
         dist.Work.unbox(work).wait()
 
+    bucket_name = "bucket of DistributedDataParallel"
     measured = {
         "collective": lambda: dist.all_reduce(tensor),
-        "bucket of DistributedDataParallel": bucket,
+        bucket_name: bucket,
         "functional collective": lambda: functional.wait_tensor(functional.all_reduce(tensor, "sum", group)),
     }
-    costs = {name: _added_us(session, function) for name, function in measured.items()}
+    costs = {name: _added_us(session._switch, function) for name, function in measured.items()}
     session._switch(recording=False)
+    costs[f"{bucket_name}, by an empty hook"] = _empty_kernel_us(bucket)
     session.close()
     dist.destroy_process_group()
     return costs
 
 
-def _added_us(session, function) -> tuple[float, float]:
-    """Processor time per call with recording minus without, microseconds: the best of the alternating blocks.
+def _empty_kernel_us(bucket) -> tuple[float, float]:
+    """What it costs to pass a bucket through Python at all: a dispatcher kernel that does nothing."""
+    import torch
 
-    Of this thread, and of all threads.
+    from tracekit.collectors.runtime.hooks_comm import _below_autograd, _Kernel
+
+    kernel = _Kernel("allreduce_", _below_autograd(torch.ops.c10d.allreduce_.default))
+
+    def switch(*, recording: bool) -> None:
+        if recording != kernel.installed:
+            (kernel.install if recording else kernel.remove)()
+
+    added = _added_us(switch, bucket)
+    switch(recording=False)
+    return added
+
+
+def _added_us(switch, function) -> tuple[float, float]:
+    """Processor time per call with hooks minus without, microseconds: the best of the alternating blocks.
+
+    Of this thread, and of all threads. `switch(recording=)` puts the hooks in and takes them out.
     """
     here, everywhere = {True: [], False: []}, {True: [], False: []}
     for block in range(2 * BLOCKS):
         recording = block % 2 == 0
-        session._switch(recording=recording)
+        switch(recording=recording)
+        function()
         began = time.thread_time(), time.process_time()
         for _ in range(COLLECTIVE_CALLS):
             function()

@@ -21,6 +21,7 @@ from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
+_COLLECTIVE, _BLOCKING = Category.COLLECTIVE, int(Flag.BLOCKING)
 #: The collective that DistributedDataParallel's reducer starts from C++.
 _REDUCERS = "allreduce"
 _BUCKETS = "the all-reduce ops of DistributedDataParallel"
@@ -198,7 +199,7 @@ class CollectiveHooks:
 
     def _ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
         end = self.session.instant_like(start)
-        self.session.record(Category.COLLECTIVE, name, start, end, peer=group, extra=size, step=step, flags=flags)
+        self.session.record(_COLLECTIVE, name, start, end, peer=group, extra=size, step=step, flags=flags)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waited_for, inside, session = self._waited_for, self._inside_computes, self.session
@@ -403,16 +404,16 @@ def _first_tensor(args: Any) -> torch.Tensor | None:
 
 def _flags(args: tuple[Any, ...]) -> int:
     """Whether the caller of `torch.distributed` waits itself: the options, the last argument, say so."""
-    return 0 if not args or getattr(args[-1], "asyncOp", True) else int(Flag.BLOCKING)
+    return 0 if not args or getattr(args[-1], "asyncOp", True) else _BLOCKING
 
 
 def _bytes(args: tuple[Any, ...]) -> int:
     """Size of the first tensor argument(s), bytes."""
     first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and len(first) == 1:  # nearly always
+        first = first[0]
     if isinstance(first, torch.Tensor):
         return int(first.nbytes)
     if isinstance(first, (list, tuple)):
-        if len(first) == 1 and isinstance(first[0], torch.Tensor):  # nearly always
-            return int(first[0].nbytes)
         return sum(_bytes((item,)) for item in first)
     return 0

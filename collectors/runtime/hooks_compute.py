@@ -36,6 +36,7 @@ P2P_SOURCES = {
     "get_bwd_send_ops": "backward-send",
 }
 _TAG = "_tracekit_tag"
+_P2P, _LAST_BACKWARD = Category.P2P, Flag.LAST_BACKWARD
 
 
 class PipelineHooks:
@@ -84,18 +85,20 @@ class PipelineHooks:
         return compute
 
     def _begins(self) -> Instant:
-        self.session.evaluation.ends()
+        if self.session.evaluation.under_way:
+            self.session.evaluation.ends()
         return self.session.begin_op()
 
     def _computed(self, name: str, stage: Any, chunk_id: int, start: Instant, kwargs: dict[str, Any]) -> None:
         end = self.session.instant()
-        if stage.stage_index not in self._described:
+        index = stage.stage_index
+        if index not in self._described:
             self._describe(stage)
         if name == FORWARD and stage.is_last:
-            self.session.hold(name, start, end, chunk_id, stage.stage_index)
+            self.session.hold(name, start, end, chunk_id, index)
             return
-        flags = Flag.LAST_BACKWARD if kwargs.get("last_backward") else 0
-        self.session.record_compute(name, start, end, chunk_id, stage.stage_index, flags=flags)
+        flags = _LAST_BACKWARD if kwargs and kwargs.get("last_backward") else 0
+        self.session.record_compute(name, start, end, chunk_id, index, flags=flags)
 
     def _describe(self, stage: Any) -> None:
         self._described.add(stage.stage_index)
@@ -159,14 +162,14 @@ class PipelineHooks:
 
     def _posted(self, ops: list[Any], works: list[Any], start: Instant) -> None:
         """Remember which work carries which op; a backend that coalesces gives one work for all."""
+        coalesced, waiting = len(works) != len(ops), self._waiting
         for at, op in enumerate(ops):
             tag = getattr(op, _TAG, None)
             if tag is None:
                 continue
-            kind, microbatch, stage_index = tag
-            work = works[at] if len(works) == len(ops) else works[-1]
-            key = id(work) if len(works) == len(ops) else id(work) * len(ops) + at
-            self._waiting[key] = (work, kind, microbatch, stage_index, op.peer, start)
+            work = works[-1] if coalesced else works[at]
+            key = id(work) * len(ops) + at if coalesced else id(work)
+            waiting[key] = (work, *tag, op.peer, start)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
@@ -185,13 +188,12 @@ class PipelineHooks:
 
     def _waited(self, work: Any, waits: Instant) -> None:
         """The end is when the waiter goes on; on a GPU that is the stream, which waits where `wait` was called."""
-        end = self.session.instant_like(waits)
+        session = self.session
+        end = session.instant_like(waits)
         posted = self._waiting.pop(id(work), None)
-        entries = [posted] if posted is not None else self._take_coalesced(work)
+        entries = (posted,) if posted is not None else self._take_coalesced(work)
         for _, kind, microbatch, stage_index, peer, start in entries:
-            self.session.record(
-                Category.P2P, kind, start, end, microbatch=microbatch, chunk=stage_index, peer=peer, extra=waits
-            )
+            session.record(_P2P, kind, start, end, microbatch=microbatch, chunk=stage_index, peer=peer, extra=waits)
 
     def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, Instant]]:
         keys = [key for key, entry in self._waiting.items() if entry[0] is work]
@@ -300,7 +302,8 @@ class LoopHooks:
         session = self.session
         if not session.in_main_thread():
             return
-        session.evaluation.ends()
+        if session.evaluation.under_way:
+            session.evaluation.ends()
         if session.busy:
             return
         self._open = module, session.begin_op()
@@ -329,7 +332,8 @@ class LoopHooks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not session.recording or not session.in_main_thread():
                 return original(*args, **kwargs)
-            session.attempt_hook("evaluation", session.evaluation.ends)
+            if session.evaluation.under_way:
+                session.attempt_hook("evaluation", session.evaluation.ends)
             if session.busy:
                 return original(*args, **kwargs)
             start = session.attempt_hook("backward", self._backward_begins)

@@ -134,10 +134,12 @@ class HostHooks:
         inside = self._optimizer is not None and self._optimizer[0] != id(optimizer)
         if inside or is_compiling():
             return
-        self.session.attempt_hook("evaluation", self.session.evaluation.ends)
-        start = self.session.attempt_hook("optimizer", self.session.optimizer_begins, id(optimizer))
+        session = self.session
+        if session.evaluation.under_way:
+            session.attempt_hook("evaluation", session.evaluation.ends)
+        start = session.attempt_hook("optimizer", session.optimizer_begins, id(optimizer))
         self._optimizer = None if start is None else (id(optimizer), start)
-        self.session.optimizing = start is not None
+        session.optimizing = start is not None
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.optimizer_ended(optimizer)

@@ -28,6 +28,8 @@ _DRAINED_AT = _HEAD.size - _DRAINED.size
 #: Each record ends with its number, from 1: written last, it says that the record is whole.
 _NUMBERS = struct.Struct(f"<{RECORD.size - 8}xq")
 _FIRST_AT = mmap.PAGESIZE
+#: Looked up once: `Ring.add` is on the path of every op.
+_pack, _SIZE = RECORD.pack_into, RECORD.size
 #: Threads that add at the same moment may each pass the check for room.
 _SPARE = 64
 #: Stands for a record that could not be kept; no category is 0.
@@ -60,7 +62,7 @@ class Ring:
         self.drained = 0
         self._memory = memory
         self._slots = capacity + _SPARE
-        self._numbers = itertools.count()
+        self._next_number = itertools.count(1).__next__
         self._added = 0
 
     def add(self, record: Record) -> None:
@@ -68,14 +70,14 @@ class Ring:
         if self._added - self.drained >= self.limit:
             self.dropped += 1
             return
-        number = next(self._numbers)  # one step of the interpreter: no two threads get the same
-        at = _FIRST_AT + number % self._slots * RECORD.size
+        number = self._next_number()  # one step of the interpreter: no two threads get the same
+        at = _FIRST_AT + (number - 1) % self._slots * _SIZE
         try:
-            RECORD.pack_into(self._memory, at, *record, number + 1)
+            _pack(self._memory, at, *record, number)
         except struct.error:  # a step or size no field can hold: nothing in its place, which readers skip
             self.dropped += 1
-            RECORD.pack_into(self._memory, at, *_NOTHING, number + 1)
-        self._added = number + 1
+            _pack(self._memory, at, *_NOTHING, number)
+        self._added = number
 
     def take(self, most: int) -> bytes:
         """The oldest whole records not yet drained, at most so many, as bytes; `drain` them once they are written."""

@@ -26,6 +26,7 @@ from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, Runtim
 from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns
+_COMPUTE = Category.COMPUTE
 #: A script that names each span differently fills no memory: further names are one.
 MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
@@ -247,11 +248,14 @@ class Session:
         step: int | None = None,
     ) -> None:
         """Keep one op of the current step."""
+        number = self._names.get(name)
+        if number is None:
+            number = self.name(name)
         at = self.step if step is None else step
         if self.device is None:
-            self.recorder.add((category, flags, self.name(name), at, microbatch, chunk, peer, start, end, extra))
+            self.recorder.add((category, flags, number, at, microbatch, chunk, peer, start, end, extra))
         else:
-            self.device.keep((category, flags, self.name(name), at, microbatch, chunk, peer), start, end, extra)
+            self.device.keep((category, flags, number, at, microbatch, chunk, peer), start, end, extra)
 
     def record_compute(
         self,
@@ -268,13 +272,13 @@ class Session:
         number = self._names.get(name)
         if number is None:
             number = self.name(name)
-        head = (Category.COMPUTE, flags, number, self.step if step is None else step, microbatch, chunk, NONE)
+        at = self.step if step is None else step
         if self.device is None:
             self._compute_ns += end - start
-            self.recorder.add((*head, start, end, 0))
+            self.recorder.add((_COMPUTE, flags, number, at, microbatch, chunk, NONE, start, end, 0))
         else:
             self._compute_ns += host_ns(end) - host_ns(start)
-            self.device.keep(head, start, end, 0)
+            self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
 
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
         """Keep a forward back until it shows whether its loss comes right behind it."""
@@ -336,7 +340,8 @@ class Session:
             clipping = None
         if self._step_over and optimizer in self._stepped:
             self._next_step()
-        self.flush_held()
+        if self._held is not None:
+            self.flush_held()
         self._stepped.add(optimizer)
         if clipping is not None and self.recording:
             return clipping[1]
