@@ -188,7 +188,7 @@ def _trust(evidence: Evidence, trust: Trust) -> str:
         return "; ".join(trust.reasons)
     explained = f"gaps between ops add {trust.discrepancy:.1%}"
     if trust.discrepancy > LARGEST_DISCREPANCY:
-        explained += f", all but {trust.unexplained:.1%} of it for causes named here"
+        explained += f", of which {trust.unexplained:.1%} have no cause named here"
     layout = evidence.replay.graph.layout
     ranks, inside = layout.tp * layout.cp, ""
     if ranks > 1 and evidence.lockstep is None:

@@ -21,7 +21,7 @@ from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.model import OpKind
-from tracekit.text import cost, seconds
+from tracekit.text import seconds
 
 #: A loss below this share of the step is not a headline.
 SMALLEST_HEADLINE_SHARE = 0.05
@@ -40,6 +40,7 @@ class LossKind(StrEnum):
     COMMUNICATION = "communication-bound"
     STALLS = "stalls"
     EVALUATION = "evaluation"
+    MINOR = "minor"
     BALANCED = "balanced"
     CONTRADICTION = "contradiction"
 
@@ -143,7 +144,8 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
         losses = [*_exposed_communication(evidence), *losses]
         lost_s = _lost_s(evidence, causes, losses)
     share, headline = lost_s / evidence.recorded_s, _headline(evidence, losses, lost_s)
-    leading = next((loss.causes for loss in losses if loss.kind is headline.kind), ())
+    of_kind = losses[:1] if headline.kind is LossKind.MINOR else losses
+    leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
     return Verdict(
         kind=headline.kind,
         headline_s=headline.lost_s,
@@ -275,17 +277,17 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
             0.0,
             f"without stragglers the job would be slower than it is (slowdown {found.slowdown:.2f}), which cannot be",
         )
-    small = ""
-    if losses and losses[0].causes:
-        first = losses[0].causes[0]
-        small = f"; the largest: {_described(evidence, first)} ({cost(first.saved_s, first.alone_s)})"
+    kind, of_kind_s = LossKind.BALANCED, 0.0
+    sentence = (
+        f"no straggler (slowdown {found.slowdown:.3f}), and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
+    )
+    if losses and losses[0].causes and not losses[0].causes[0].hidden:
+        kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
+        sentence = f"{_loss_sentence(evidence, losses[0])}; nothing costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY:
-        small += f"; launch delays that no cause explains add {left:.0%} to the step"
-    sentence = (
-        f"no straggler (slowdown {found.slowdown:.3f}) and no loss of {SMALLEST_HEADLINE_SHARE:.0%} of the step{small}"
-    )
-    return _Headline(LossKind.BALANCED, 0.0, sentence)
+        sentence += f"; launch delays that no cause explains add {left:.0%} to the step"
+    return _Headline(kind, of_kind_s, sentence)
 
 
 def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:

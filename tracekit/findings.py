@@ -33,8 +33,8 @@ FIGURES = (
 )
 #: A cause that costs less than this share of the step is not a headline by itself.
 SMALLEST_ALARMING_SHARE = 0.05
-#: Verdicts on a job that loses nothing, and on a contradictory trace (`analysis.verdict.LossKind`).
-_BALANCED, _CONTRADICTION = "balanced", "contradiction"
+#: Verdicts on a job that loses nothing, or little, and on a contradictory trace (`analysis.verdict.LossKind`).
+_CALM, _CONTRADICTION = ("balanced", "minor"), "contradiction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class WindowVerdict:
     @property
     def alarming(self) -> tuple[Account, ...]:
         """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
-        if not self.judged or self.kind == _BALANCED:
+        if not self.judged or self.kind in _CALM:
             return ()
         return tuple(one for one in self.sightings if one.share >= SMALLEST_ALARMING_SHARE)
 

@@ -21,7 +21,7 @@ from tracekit.text import printable, short
 if TYPE_CHECKING:
     from tracekit.report import Report
 
-_TONES = {LossKind.BALANCED: "good", LossKind.CONTRADICTION: "unsure"}
+_TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure", LossKind.CONTRADICTION: "unsure"}
 
 
 def fragment(report: Report) -> str:

@@ -56,7 +56,7 @@ class CauseKind(StrEnum):
 
 
 #: Causes that hit single ops by chance: no step is certain to have them.
-_BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES})
+_BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES, CauseKind.PYTHON_GC})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -257,7 +257,7 @@ class Cause:
         steps = self.where.steps or (() if self.time is None else self.time.slow_steps)
         if steps:
             return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
-        return "at times" if self.kind in _BY_CHANCE else "in every step"
+        return "again and again" if self.kind in _BY_CHANCE else "in every step"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""

@@ -131,7 +131,7 @@ class SlowNic(Rule):
                 figures = (*figures, ring)
             effect = f"transfers over one network card take {figures[0].value:.3g} times as long as usual"
             if len(figures) > 1:
-                effect += f", and the collectives of its stage {card.ring_factor:.3g} times as long as other stages'"
+                effect += f"; the collectives of its stage take {card.ring_factor:.3g} times as long as other stages'"
             yield Candidate(
                 self.kind,
                 Where(workers=card.workers, host=evidence.hosts.get(card.workers[0])),

@@ -142,7 +142,7 @@ class PythonGc(Rule):
                 Unit.SHARE,
             )
             figures.append(share)
-            effects.append(f"collections of garbage take {share.value:.0%} of the step on the worst worker")
+            effects.append(f"Python's garbage collection takes {share.value:.0%} of the step on the worst worker")
             where = Where(workers=_stopped_workers(evidence, stops))
         pause = pauses_in_forwards(evidence)
         if pause is not None:
@@ -275,7 +275,7 @@ class ProcessPauses(Rule):
         return Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
-            f"stands still for {share:.0%} of the time it computes, about {seconds(figures[1].value)} at a time",
+            f"the process is stopped about {seconds(figures[1].value)} at a time, for {share:.0%} of its compute time",
             figures,
             confidence_from(figures),
             Together(tuple(changes)),

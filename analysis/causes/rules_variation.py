@@ -58,7 +58,7 @@ class SequenceLengthImbalance(Rule):
         yield Candidate(
             self.kind,
             Where(),
-            f"microbatches differ by {spread:.0%}, forwards and backwards alike",
+            f"microbatches take unequal time ({spread:.0%} more or less), as sequences of unequal length do",
             figures,
             confidence_from(figures[1:]) * min(1.0, r),
             Scale(evidence.table, even[None, None, None]),

@@ -198,7 +198,7 @@ class SlowHost(Rule):
         " of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs"
     )
     suggested_fix = (
-        "see what holds {hosts} back: clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (/proc/pressure/cpu),"
+        "check on {hosts} clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
         " other jobs; if there is nothing that you can stop, drain {hosts}"
     )
 

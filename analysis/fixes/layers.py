@@ -37,7 +37,7 @@ NAMED_SHARE = 0.5
 #: Moving less than this share of a stage's work is not worth a plan.
 SMALLEST_MOVE = 0.01
 SAME_LAYERS = "all layers cost the same"
-ANY_AMOUNT = "work moves in any amount (whatif --layers gives a split)"
+ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"
 
 
 def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
@@ -84,7 +84,8 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -
     giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
     keeps = "Keep the slow worker, move" if kind is FixKind.SHIFT_WORK else "Move"
-    title = f"{keeps} layers off {named}: about {less[giving].mean():.0%} less work there, more on the others"
+    last = ", the last" if giving.tolist() == [evidence.stages - 1] else ""
+    title = f"{keeps} layers off {named}{last}: about {less[giving].mean():.0%} less work there, more on the others"
     details = {
         "work_now": (work_s / work_s.mean()).tolist(),
         "work_then": (work_s * factor / work_s.mean()).tolist(),

@@ -241,7 +241,7 @@ def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
             "pause_s": pause_s,
             "every_steps": every,
             "sweep": sweep,
-            "assumes": "pauses as long as now",
+            "assumes": "collections as long as now",
         },
         cause=cause,
     )
@@ -271,7 +271,7 @@ def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
     offset = evidence.attribution.recorded_s - evidence.unchanged_s
     return Plan(
         FixKind.BALANCE_SEQUENCES,
-        "Deal microbatches over DP ranks by cost, not by count, in the sampler",
+        "Deal microbatches over DP ranks by cost in the sampler: by the sum of squared sequence lengths, not by count",
         Where(),
         change,
         details={

@@ -52,7 +52,9 @@ def _attention(analysed: pl.DataFrame) -> list[Component]:
     cards = [job_card(stored) for stored in results().stored_jobs(losing["name"][:MOST_CARDS].to_list())]
     more = losing.height - len(cards)
     said = [note(f"{more:,} more jobs lose time: they are in the table below.")] if more > 0 else []
-    count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention"
+    lost = losing.filter("trustworthy")["lost_gpu_hours_per_day"].sum()
+    count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention, costliest first:"
+    count += f" {lost:,.0f} GPU-hours a day are lost"
     return [html.H2(count, className="count"), html.Div(cards, className="job-cards"), *said]
 
 

@@ -12,6 +12,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.verdict import main_clause
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
@@ -60,8 +61,10 @@ def _action(report: dict[str, Any], name: str) -> Component:
     """What to do first, and what that gives back; or why nothing is advised."""
     action = first_action(report)
     if action is None:
-        return html.Div(html.P(f"No advice: {why_no_advice(report)}."), className="action")
-    return do_first(action[0], action[1], _way("change it", "/whatif", job=name))
+        healthy = headline(report).tone is Tone.GOOD
+        said = "Nothing to do." if healthy else f"No advice: {why_no_advice(report)}."
+        return html.Div(html.P(said), className="action")
+    return do_first(action[0], action[1], _way("price other fixes", "/whatif", job=name))
 
 
 def tone_class(tone: Tone) -> str:
@@ -75,14 +78,14 @@ def _rows(report: dict[str, Any], name: str) -> list[AnswerRow]:
     slowest = max(report["by_step"], key=lambda row: row["slowdown"])["step"]
     trusted = report["trust"]["trustworthy"]
     others = answer.get("others") or []
+    path = _way("critical path of the slowest step", "/timeline", job=name, step=slowest, critical="yes")
+    why = answer.get("why")
+    if why and main_clause(why) in answer["headline"]:
+        why = None
     return [
         ("Who", answer.get("who"), _way("worker map", "/workers", job=name, worker=worker)),
-        (
-            "Why",
-            answer.get("why"),
-            _way("critical path of the slowest step", "/timeline", job=name, step=slowest, critical="yes"),
-        ),
-        ("Costs", answer.get("cost"), _way("steps", "/time", job=name)),
+        ("Why", why, path),
+        ("Costs", answer.get("cost"), path if why is None else _way("steps", "/time", job=name)),
         ("More to check", answer.get("check"), None),
         ("Also", f"{len(others)} more: {'; '.join(others)}" if others else None, None),
         ("Trust", f"{'yes' if trusted else 'NO'}: {answer['trust']}" if answer else None, _of_times(name)),

@@ -59,11 +59,13 @@ def headline(report: Report) -> Headline:
     """The verdict of the diagnosis. Every page takes it from here."""
     verdict, figure = report["verdict"], f"slowdown {report['slowdown']:.3f}"
     trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
-    badge, said = f"{str(kind).replace('-', ' ')}, {figure}", _sentence(verdict["sentence"])
+    badge, said = str(kind).replace("-", " "), _sentence(verdict["sentence"])
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
         return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
-    if kind is LossKind.BALANCED:
+    if kind is not LossKind.BALANCED:
+        badge += f", {verdict['share']:.0%} lost"
+    if kind in {LossKind.BALANCED, LossKind.MINOR}:
         misleading = [cause for cause in named_causes(report) if not _costs(cause)]
         if misleading:
             return Headline(badge, f"{said} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE)

@@ -84,7 +84,7 @@ def test_where_the_diagnosis_names_nobody_nothing_is_advised(
     why = {"healthy": "No advice: no cause is named.", "untrusted": "No advice: the figures are not to be trusted."}
     assert advice_words(reports[name]) == [why[name]]
     job = pages.text("/job", job=name)
-    assert why[name] in job
+    assert {"healthy": "Nothing to do.", "untrusted": why["untrusted"]}[name] in job
     assert "What to do" not in job
     if name == "untrusted":
         assert reports[name]["trust"]["reasons"][0] in job
@@ -126,17 +126,18 @@ def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(
     ("name", "tone", "badge"),
     [
         ("healthy", Tone.GOOD, "balanced"),
-        ("worker", Tone.BAD, "straggler"),
-        ("late", Tone.BAD, "input bound"),
-        ("small-late", Tone.BAD, "balanced"),
-        ("untrusted", Tone.UNSURE, "no verdict"),
+        ("worker", Tone.BAD, "straggler, {lost:.0%} lost"),
+        ("late", Tone.BAD, "input bound, {lost:.0%} lost"),
+        ("small-late", Tone.BAD, "minor, {lost:.0%} lost"),
+        ("untrusted", Tone.UNSURE, "no verdict, slowdown {slowdown:.3f}"),
     ],
 )
 def test_green_means_that_no_cause_costs_time(
     pages: Pages, reports: dict[str, dict[str, Any]], name: str, tone: Tone, badge: str
 ) -> None:
     verdict = headline(reports[name])
-    assert (verdict.tone, verdict.badge) == (tone, f"{badge}, slowdown {reports[name]['slowdown']:.3f}")
+    lost, slowdown = reports[name]["verdict"]["share"], reports[name]["slowdown"]
+    assert (verdict.tone, verdict.badge) == (tone, badge.format(lost=lost, slowdown=slowdown))
     first, trust = found(pages.page("/workers", job=name), "Span", "badge")
     assert lines(first) == [verdict.badge]
     classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}

@@ -65,11 +65,11 @@ def shown(pages: Pages) -> dict[str, list[str]]:
 
 
 def test_the_slowdown(pages: Pages, sample_store: Path, report: dict[str, Any], terminal: str, shown: Any) -> None:
-    slowdown = report["slowdown"]
+    slowdown, lost = report["slowdown"], report["verdict"]["share"]
     assert metrics(sample_store, JOB)["tracekit_job_slowdown_ratio"] == pytest.approx(slowdown, rel=1e-12)
     assert fleet_row(pages, JOB)["slowdown"] == pytest.approx(slowdown, rel=1e-12)
     for path in PAGES[1:]:
-        assert f"straggler, slowdown {slowdown:.3f} trustworthy" in shown[path], path
+        assert f"straggler, {lost:.0%} lost trustworthy" in shown[path], path
     assert re.search(rf"^S +{slowdown:.3f}: ", terminal, re.MULTILINE)
     compared = next(at for at, line in enumerate(shown["/compare"]) if line == "slowdown")
     assert f"{slowdown:.3f}" in shown["/compare"][compared + 1 : compared + 3]

@@ -72,4 +72,4 @@ def test_redacted_outputs_name_neither_job_nor_host_and_say_the_same_figures(evi
     assert (content["slowdown"], content["verdict"]["lost_s"]) == (named["slowdown"], named["verdict"]["lost_s"])
     screen = run("whatif", evil, "--redact").out
     assert "alert" not in screen
-    assert screen.endswith("tracekit whatif JOB --full\n")
+    assert screen.endswith("tracekit whatif JOB --full  # what the answer rests on\n")

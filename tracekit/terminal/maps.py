@@ -14,7 +14,7 @@ from rich.text import Text
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
 from tracekit.text import seconds
-from tracekit.worker_cells import worker_cells
+from tracekit.worker_cells import WorkerCells, worker_cells
 
 #: The largest map, DP ranks x stages; larger jobs are pooled.
 LARGEST_MAP = (24, 32)
@@ -48,24 +48,51 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     return Group(*lines)
 
 
-def small_map(report: Report, rows: int) -> RenderableType:
-    """`worker_map` in at most `rows` rows, with its scale in words in the line above."""
+def small_map(report: Report, rows: int) -> RenderableType | None:
+    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike.
+
+    Neighbouring DP ranks that look alike share a row. Where more rows than that differ, a row is the worst of several.
+    """
     dp_ranks = report.attribution.dp_ranks
-    cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
+    cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
+    merged = _alike(cells)
+    if len(merged) > rows:
+        cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
+        ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
+        merged = [
+            (first, end, _levels(cells, row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
+        ]
+    most = max(max(levels) for _, _, levels in merged)
+    if most == 0:
+        return None
     across = "stages across" if cells.patch[1] == 1 else f"{cells.patch[1]} stages in a cell"
     title = Text("Workers", style="bold")
     title.append(f"  how much each slows the job, {across}: ", style="not bold")
-    for glyph, colour, words in ((_GLYPHS[0], _HEAT[0], " hardly  "), (_GLYPHS[-1], _HEAT[-1], " most")):
-        title.append(glyph * 2, style=f"not bold {colour}").append(words, style="not bold")
+    for level, words in ((0, " hardly  "), (most, " most")):
+        title.append(_GLYPHS[level] * 2, style=f"not bold {_HEAT[level]}").append(words, style="not bold")
     lines: list[RenderableType] = [title]
-    ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
-    for first, end, values in zip(cells.dp_ranks, ends, cells.slowdown, strict=True):
-        line = Text(f"  dp {first}".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
-        for value in values:
-            level = cells.level(value)
+    for first, end, levels in merged:
+        line = Text(f"  dp {first} ".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
+        for level in levels:
             line.append(_GLYPHS[level] * 2, style=_HEAT[level])
         lines.append(line)
     return Group(*lines)
+
+
+def _alike(cells: WorkerCells) -> list[tuple[int, int, tuple[int, ...]]]:
+    """First and last DP rank of each run that looks alike, and its levels."""
+    runs: list[tuple[int, int, tuple[int, ...]]] = []
+    for row, dp_rank in enumerate(cells.dp_ranks):
+        levels = _levels(cells, row)
+        if runs and runs[-1][2] == levels:
+            runs[-1] = (runs[-1][0], dp_rank, levels)
+        else:
+            runs.append((dp_rank, dp_rank, levels))
+    return runs
+
+
+def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
+    return tuple(cells.level(value) for value in cells.slowdown[row])
 
 
 def steps_line(report: Report) -> Text:

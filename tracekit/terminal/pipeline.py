@@ -20,7 +20,11 @@ from tracekit.terminal.tables import by_label, labelled, questions
 from tracekit.text import short
 
 _LOSS_STYLE = "bold white on dark_red"
-_VERDICT_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.CONTRADICTION: "bold black on yellow"}
+_VERDICT_STYLE = {
+    LossKind.BALANCED: "bold black on green",
+    LossKind.MINOR: "bold black on yellow",
+    LossKind.CONTRADICTION: "bold black on yellow",
+}
 #: Lines of the first screen; lines that the steps take, including an empty one before.
 _SCREEN, _STEPS_LINES = 24, 2
 #: A map with fewer rows is not informative, unless the job has no more.
@@ -69,9 +73,11 @@ def print_report(
     if source is not None:
         if losses or full:
             console.print()
-        for number, command in enumerate(commands):
+        for number, (command, purpose) in enumerate(commands):
             name = "       " if number else "Next   "
-            console.print(Text.assemble((name, "bold"), command), soft_wrap=True)  # on one line, for copying
+            fits = len(name) + len(command) + len(purpose) + 4 <= console.width
+            words = f"{command}  # {purpose}" if fits else command
+            console.print(Text.assemble((name, "bold"), words), soft_wrap=True)  # on one line, for copying
 
 
 def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spaced: bool) -> Group:
@@ -94,7 +100,9 @@ def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
         return
     dp_ranks, rows = len(report.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
     if report.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
-        yield small_map(report, min(rows, dp_ranks))
+        drawn = small_map(report, min(rows, dp_ranks))
+        if drawn is not None:
+            yield drawn
     yield steps_line(report)
 
 
@@ -122,11 +130,11 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> Rendera
     return labelled(shown)
 
 
-def _commands(report: Report, source: str, full: bool) -> Iterator[str]:
-    """Suggested next commands: a look at the worst step, and the whole report."""
+def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
+    """The commands to type next, and what for: a look at the worst step, and the whole report."""
     found = report.attribution
     if report.diagnosis.verdict.losses:
         worst = int(found.steps[int(found.step_slowdown.argmax())])
-        yield f"tracekit export {source} --steps {worst} --out timeline.json.gz"
+        yield f"tracekit export {source} --steps {worst} --out timeline.json.gz", "that step, for ui.perfetto.dev"
     if not full:
-        yield f"tracekit whatif {source} --full"
+        yield f"tracekit whatif {source} --full", "what the answer rests on"

@@ -87,7 +87,7 @@ def _verdict(newest: dict[str, Any]) -> Text:
     if newest["headline"] is None:
         return Text(printable(newest["problem"] or "not analysed"), style="yellow")
     doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
-    style = "green" if newest["verdict"] == "balanced" else "red"
+    style = {"balanced": "green", "minor": "yellow"}.get(newest["verdict"], "red")
     return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
         f": {printable(newest['headline'])}", style="default"
     )

@@ -322,6 +322,6 @@ def test_a_slow_step_is_told_by_its_number_and_lasts_no_longer():
     assert cause.when == f"in step {step}"
 
 
-def test_single_transfers_that_take_long_act_at_times():
+def test_single_transfers_that_take_long_act_again_and_again():
     (cause,) = found_in(synthesize(replace(SPEC, steps=20, causes=(FlappingNetwork(),))))
-    assert (cause.kind, cause.when) == (CauseKind.CONGESTION, "at times")
+    assert (cause.kind, cause.when) == (CauseKind.CONGESTION, "again and again")

@@ -184,7 +184,7 @@ class TestPlans:
         by_kind = {fix.kind: fix.to_dict() for fix in reversed(found)}
         assert by_kind[FixKind.REPLACE_WORKERS]["assumes"] is None  # its title says it
         assert by_kind[FixKind.REPLACE_WORKERS]["title"].endswith(" as fast as its peers")
-        assert by_kind[FixKind.PLANNED_GC]["assumes"] == "pauses as long as now"
+        assert by_kind[FixKind.PLANNED_GC]["assumes"] == "collections as long as now"
         assert by_kind[FixKind.COMPRESS_DP]["assumes"] == "transfer time follows bytes"
         assert by_kind[FixKind.COMPRESS_DP]["cause"] is by_kind[FixKind.COMPRESS_DP]["confidence"] is None
         for fix in found:
@@ -192,7 +192,7 @@ class TestPlans:
                 assert fix.confidence == causes[fix.cause].confidence
         combined = by_kind[FixKind.COMBINATION]
         assert combined["confidence"] == min(cause.confidence for cause in causes.values())
-        assert "pauses as long as now" in combined["assumes"]
+        assert "collections as long as now" in combined["assumes"]
 
     def test_fixes_for_a_cause_come_before_what_any_job_could_try(self):
         found = [fix for fix in fixes_of(*self._slow()) if fix.kind is not FixKind.COMBINATION]
