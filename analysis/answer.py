@@ -164,7 +164,7 @@ def _who(evidence: Evidence, cause: Cause, *, sure: bool = True) -> str:
 
 
 def _fix(evidence: Evidence, cause: Cause, best: Fix | None) -> str | None:
-    """What to do about a cause, and what that gives back, where it has a price."""
+    """What to do about a cause and, if it has a price, what that saves."""
     act = act_of(cause, best)
     return act if act is None or best is None else f"{act}; {_saves(evidence, cause, best)}"
 

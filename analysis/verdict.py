@@ -210,7 +210,7 @@ def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
 
 
 def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:
-    """Seconds of the mean step that stragglers cost beside other losses, which S also counts where ops take longer.
+    """Seconds of the mean step that stragglers cost in addition to other losses, which S counts too if ops take longer.
 
     The larger of their cost in the job as it is and their cost once the other causes are gone.
     """

@@ -51,7 +51,7 @@ class StoreTakenError(StoreError):
 
 
 class NotStoredError(StoreError):
-    """The store lacks the job, or results of it."""
+    """The store does not have the job, or results of it."""
 
 
 class StudyError(TracekitError):
@@ -63,4 +63,4 @@ class SelectionError(TracekitError):
 
 
 class OutputError(TracekitError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to the requested place."""

@@ -15,7 +15,7 @@ from tracekit.text import hidden
 
 #: A fix that saves less than this share of the step, and less than half of what all fixes save, is not a first step.
 SMALLEST_FIRST_SHARE = 0.05
-#: Fixes whose titles say what is to be reached, not how; and when it is, which their prices take for granted.
+#: Fixes whose titles give the goal and not the way to it; and what their prices assume: that the goal is reached.
 _REACHED = {
     FixKind.REPLACE_WORKERS: "the speed of peers afterwards",
     FixKind.DRAIN_HOST: "the speed of other hosts afterwards",
@@ -65,9 +65,9 @@ def first_fix(cause: Cause, fixes: Sequence[Fix]) -> Fix | None:
 
 
 def act_of(cause: Cause, fix: Fix | None) -> str | None:
-    """What to do, for a person who has to do it: the fix, or how to get there where the fix only says what to reach.
+    """The action for a person to take: the fix or, if that only gives the goal, how to reach it.
 
-    `fix`: the one for the cause, None if none has a price. None if nothing is known to help.
+    `fix`: the one for the cause, None if none has a price. Returns None if nothing is known to help.
     """
     if fix is None:
         return _sentence(cause.suggested_fix) or None
@@ -77,7 +77,7 @@ def act_of(cause: Cause, fix: Fix | None) -> str | None:
 
 
 def assumed_by(cause: Cause, fix: Fix) -> str | None:
-    """What the saving takes for granted where `act_of` is what is done; None if nothing is."""
+    """What the saving assumes if somebody follows `act_of`; None if nothing."""
     return fix.assumes or (_REACHED[fix.kind] if _says_goal(cause, fix) else None)
 
 

@@ -181,8 +181,8 @@ class _Pricer:
         )
 
     def _seen(self, cause: Cause, saving: Floats) -> int | None:
-        """The number of steps in which a cause acts, if that is too small to estimate its frequency; None if its size
-        is open, too.
+        """The number of steps in which a cause acts, if too small to estimate its frequency; None if its size is also
+        unknown.
 
         Its cost in those steps, and the total loss in this trace, are known.
         """

@@ -164,7 +164,7 @@ class Catalogue:
         return found[0]
 
     def windows_of(self, wanted: Sequence[tuple[str, int]]) -> tuple[StoredWindow, ...]:
-        """Windows of several jobs, by name and number, as far as they are there."""
+        """Windows of several jobs, by name and number; leaves out missing ones."""
         return self._windows(None, None, wanted)
 
     def _windows(
@@ -210,14 +210,14 @@ class Catalogue:
         return NotStoredError(f"{self.path}: no job {name!r}; {known}")
 
     def add_job(self, name: str, source: str) -> int:
-        """A new job without windows; its number."""
+        """Add a job without windows; returns its number."""
         rows = self.connection.execute(
             "INSERT INTO jobs (name, source) VALUES ($name, $source) RETURNING job_id", {"name": name, "source": source}
         ).fetchall()
         return int(rows[0][0])
 
     def holds(self, name: str) -> bool:
-        """Whether there is a window of a job. A job that hangs at once, or has just begun, has none."""
+        """Whether a job has a window. A job that hangs at once, or has just begun, has none."""
         found = self.job_id(name)
         return found is not None and self.next_window(found) > 0
 
@@ -226,7 +226,7 @@ class Catalogue:
         return self.holds(name) or self.live.is_watched(name)
 
     def ensured(self, name: str, source: str) -> int:
-        """The number of a job, which is made where there is none."""
+        """The number of a job, which is created if needed."""
         found = self.job_id(name)
         return self.add_job(name, source) if found is None else found
 
@@ -236,7 +236,7 @@ class Catalogue:
         return LiveTables(self.connection)
 
     def ensure_job(self, job_id: int, name: str, source: str) -> None:
-        """A job of this number, unless it is there; later ones get higher numbers."""
+        """Add a job with this number, unless it exists; later jobs get higher numbers."""
         job = {"job": job_id, "name": name, "source": source}
         if self.connection.execute("SELECT 1 FROM jobs WHERE job_id = $job", {"job": job_id}).fetchall():
             return
@@ -245,14 +245,14 @@ class Catalogue:
             pass
 
     def next_window(self, job_id: int) -> int:
-        """The number of the window that is added next."""
+        """The number of the window to be added next."""
         query = "SELECT coalesce(max(number) + 1, 0) FROM windows WHERE job_id = $job"
         return int(self.connection.execute(query, {"job": job_id}).fetchall()[0][0])
 
     def add_window(
         self, job_id: int, number: int, item: Incoming, parts: Mapping[Part, StoredFile], added_at: datetime
     ) -> None:
-        """A window whose files have been written."""
+        """Add a window whose files have been written."""
         row = {
             "job_id": job_id,
             "number": number,
@@ -273,14 +273,14 @@ class Catalogue:
             self.live.add_findings(job_id, number, item)
 
     def remove_file(self, window: StoredWindow, part: Part) -> None:
-        """Name a file no longer."""
+        """Stop naming a file."""
         self.connection.execute(
             "DELETE FROM files WHERE job_id = $job AND number = $number AND part = $part",
             {"job": window.job_id, "number": window.number, "part": part},
         )
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
-        """Forget what was found of a window, and say why."""
+        """Forget the findings of a window, and store the reason."""
         self.live.remove_findings(window.job_id, window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
@@ -289,7 +289,7 @@ class Catalogue:
         )
 
     def remove_window(self, window: StoredWindow) -> None:
-        """Remove a window, and its job where it was the last."""
+        """Remove a window, and its job if it was the last one."""
         for deletion in ("DELETE FROM files", "DELETE FROM findings", "DELETE FROM culprits", "DELETE FROM windows"):
             self.connection.execute(
                 f"{deletion} WHERE job_id = $job AND number = $number", {"job": window.job_id, "number": window.number}
@@ -321,7 +321,7 @@ class Catalogue:
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
-        """Those that the free metadata names by rank."""
+        """Add the GPUs that the free metadata names by rank."""
         named, hosts = metadata.get("gpus"), metadata.get("hosts")
         gpus = (
             {rank: gpu.get("uuid") for rank, gpu in named.items() if isinstance(gpu, dict)}
@@ -338,18 +338,18 @@ class Catalogue:
 
 
 def _text(values: object, key: str) -> str | None:
-    """What free metadata has under a key, where that is text."""
+    """The value of a key in free metadata, if it is text."""
     value = values.get(key) if isinstance(values, dict) else None
     return value if isinstance(value, str) else None
 
 
 def _lacking(version: int) -> str:
-    """The statements that make the tables which a catalogue of this version lacks."""
+    """The statements that create the tables missing from a catalogue of this version."""
     return "".join(_statements(name) for brought, name in _BROUGHT.items() if brought > version)
 
 
 def _statements(name: str) -> str:
-    """The SQL in a file beside this one."""
+    """The SQL in a file next to this one."""
     return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -360,7 +360,7 @@ def _version() -> str:
 
 
 def _found(item: Incoming) -> dict[str, Any]:
-    """The columns of `windows` that say what was found."""
+    """The columns of `windows` with findings."""
     found: dict[str, Any] = {"tracekit": None, "problem": None} | dict.fromkeys(FIGURES)
     if item.findings is None:
         return found
@@ -371,7 +371,7 @@ def _found(item: Incoming) -> dict[str, Any]:
 
 
 def _facts(trace: AnyTrace) -> dict[str, Any]:
-    """The columns of `windows` that say what a trace is."""
+    """The columns of `windows` that describe a trace."""
     if isinstance(trace, OpTrace):
         steps = trace.ops["step"].cast(pl.Int32).unique() if "step" in trace.ops.columns else pl.Series([0])
         starts: list[float] = []

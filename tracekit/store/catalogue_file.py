@@ -1,8 +1,4 @@
-"""The catalogue's file: its lock, the copy that a writer works on, and how that takes its place.
-
-In: the path of a catalogue. Out: a copy to change, which becomes the catalogue in one step, while no other writer is at
-work. Whatever ends a writer, the catalogue is the old one or the new one.
-"""
+"""The catalogue's file: its lock, the copy that a writer works on, and how that replaces it."""
 
 from __future__ import annotations
 

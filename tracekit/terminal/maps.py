@@ -126,7 +126,7 @@ def step_bars(report: Report, width: int) -> RenderableType:
 def sparkline(slowdown: Floats, width: int) -> str:
     """S over time as at most `width` bars, each the largest of its share; noise stays flat.
 
-    Times of steps go as well, beside the usual one.
+    Also accepts step times, as multiples of the usual one.
     """
     size = -(-len(slowdown) // width)
     peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]

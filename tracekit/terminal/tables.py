@@ -105,7 +105,7 @@ def percent(share: float) -> str:
 
 
 def slowdown_text(value: float) -> Text:
-    """S with three decimals, marked where it is straggling."""
+    """S with three decimals, marked if it is straggling."""
     return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")
 
 

@@ -204,14 +204,14 @@ class _Measurement:
         return max(-begins, 0.0) if -begins > self.floor_s else 0.0
 
     def _everywhere(self, values: np.ndarray, rest: float = 0) -> np.ndarray:
-        """Values of the workers that were looked at, [..., workers], as [..., stages, dp_ranks]; `rest` for others."""
+        """Values of the compared workers, [..., workers], as [..., stages, dp_ranks]; `rest` for the others."""
         stages, dp_ranks = self.graph.layout.pp, len(self.graph.dp_ranks)
         wide = np.full((*values.shape[:-1], stages, dp_ranks), rest, values.dtype)
         wide[..., self.lanes] = values.reshape(*values.shape[:-1], stages, -1)
         return wide
 
     def _in_step(self, offsets: Floats, linked: Ints) -> np.ndarray:
-        """Which clocks are taken for right: the most common time among those that can be compared, [workers]."""
+        """Which clocks are taken as correct: the most common time among those that can be compared, [workers]."""
         runs = len(offsets)
         flat = offsets.reshape(runs, -1)
         parts = np.stack([np.median(flat[part], axis=0) for part in _runs(np.arange(runs), min(3, runs))])
@@ -224,7 +224,7 @@ class _Measurement:
             together = (apart <= near).sum(axis=1)
             best = candidates[together == together.max()]
             usual = np.median(flat, axis=0)
-            # Where as many clocks show one time as another, steps begin closer to zero with the right one.
+            # If equally many clocks show one time as another, steps begin closer to zero with the correct one.
             middle = (
                 best[0] if np.ptp(usual[best]) <= near else min(best, key=lambda at: self._begins_s(usual, members, at))
             )
@@ -232,13 +232,13 @@ class _Measurement:
         return chosen
 
     def _begins_s(self, usual: Floats, members: Ints, right: int) -> float:
-        """How far from zero steps begin if the clock `right` is."""
+        """How far from zero steps begin if the clock `right` is correct, seconds."""
         firsts = self._firsts[:, members] - usual[members] + usual[right]
         return abs(float(np.nanmedian(np.nanmin(firsts, axis=1))))
 
     @cached_property
     def _firsts(self) -> Floats:
-        """When each worker's first op of each step starts, [steps, workers looked at]; nan where it has none."""
+        """When each worker's first op of each step starts, seconds, [steps, compared workers]; nan if it has none."""
         graph = self.graph
         dp_ranks = np.array(graph.dp_ranks)
         first = np.full((self.steps, graph.layout.pp, len(dp_ranks)), np.nan)
@@ -253,7 +253,7 @@ class _Measurement:
     def _first_after_jump(
         self, runs: list[Ints], courses: Courses, off: np.ndarray, reference: np.ndarray, linked: Ints
     ) -> Ints:
-        """The first step (its index) after each clock was set, -1 where it was not, [workers]."""
+        """The index of the first step after each clock was stepped, -1 if it was not, [workers]."""
         first = np.full(len(off), -1)
         for worker in np.flatnonzero(off & (courses.jump_run >= 0)):
             before, after = courses.ahead_s[0, worker], courses.ahead_s[-1, worker]
@@ -271,14 +271,14 @@ class _Measurement:
         return first
 
     def _by_step(self, runs: list[Ints], courses: Courses, off: np.ndarray, first: Ints) -> Floats:
-        """How far each clock is ahead in each step, [steps, workers]; 0 where it is not off."""
+        """How far each clock is ahead in each step, seconds, [steps, workers]; 0 if it is not off."""
         since = self.times - self.times[runs[0]].mean()
         ahead = courses.ahead_s[0] + courses.drift * since[:, None]
         jumped = (first >= 0) & (np.arange(self.steps)[:, None] >= first)
         return np.where(off, np.where(jumped, courses.ahead_s[-1], ahead), 0.0)
 
     def _doubts(self, courses: Courses, off: np.ndarray, heard: Witnesses) -> tuple[str, ...]:
-        """Why the clocks may be others than said."""
+        """Why the measured clocks may be wrong."""
         limit_s = max(LARGEST_UNKNOWN * self.step_s, RESOLUTION_S)
         size = np.abs(courses.ahead_s).max(axis=0)
         matters = off & (size > limit_s)
