@@ -41,7 +41,7 @@ def attach_command(
     """Record a few steps of a running job, on all ranks, and report on them.
 
     JOB is the name of a job on this host, the process id of its launcher, or its folder (--segments), from any host
-    that sees it. It may be left out where one job runs. Start the job with `tracekit collect --idle`.
+    that sees it. It may be omitted if only one job is running. Start the job with `tracekit collect --idle`.
     """
     memory.reuse_large_arrays()
     from tracekit.atomic_write import check_writable

@@ -49,7 +49,7 @@ def import_command(
     replace: bool,
     no_analysis: bool,
 ) -> None:
-    """Put traces and their reports into a store: all of them, or none where one is bad."""
+    """Put traces and their reports into a store: all of them, or none if one is bad."""
     from tracekit.any_job import are_gpu_traces, load_any
     from tracekit.gpu_job import load_gpu
     from tracekit.job import Job

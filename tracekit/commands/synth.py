@@ -52,7 +52,7 @@ def synth_command(
 
     A CAUSE is a name with optional settings, such as "slow-worker:dp=1,pp=2,factor=1.5", "slow-last-stage",
     "sequence-length-imbalance", "python-gc", "slow-p2p-link", "slow-nic", "late-data-loading", "slow-steps",
-    "clock-offset", "missing-ranks", "missing-steps"; where it strikes is drawn from the seed unless said.
+    "clock-offset", "missing-ranks", "missing-steps"; its place is drawn from the seed unless given.
     """
     from tracekit.atomic_write import check_writable
     from tracekit.model import Layout
