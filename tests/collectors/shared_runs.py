@@ -23,6 +23,11 @@ STYLES = (
     *("closure", "two-modules", "module-in-data", "autograd-grad", "functional"),
 )
 LOOPS = {style: f"loop.py {style}" for style in (*STYLES, "misuse", "compile-many")}
+#: Rows of the matrix of frameworks.
+ROWS = {
+    row: f"RANKS=2 STEPS=4 ../../../benchmarks/frameworks_train.py {row}"
+    for row in ("fsdp1", "sequence_parallel", "context_parallel", "expert_parallel", "zero_bubble")
+}
 #: Jobs of several ranks.
 SHAPES = {
     "fsdp": "RANKS=2 fsdp_alone.py",
@@ -55,6 +60,17 @@ FAULTS = {
     "silent": "RANKS=2 one_rank_silent.py",
     "gpu-without-nvml": "STEPS=8 fake_gpu.py",
 }
-RUNS = {**SHAPES, **PAUSES, **LOOPS, **FAULTS}
+RUNS = {**SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS}
 #: Those whose results must be what they are without collect.
-ALONE = ("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline", "plain", "compile-many")
+ALONE = (
+    "fsdp",
+    "uneven",
+    "sharded",
+    "ddp",
+    "fsdp-pipeline",
+    "accumulation",
+    "pipeline",
+    "plain",
+    "compile-many",
+    *ROWS,
+)

@@ -1,0 +1,48 @@
+"""Rows of the matrix of frameworks (`benchmarks/frameworks_train.py`) train alike with and without recording."""
+
+import re
+
+import polars as pl
+import pytest
+
+from tests.collectors.conftest import contradictions
+from tests.collectors.shared_runs import ROWS
+from tracekit.model import OpKind
+
+#: Row -> ops of a step on each rank, where all have as many, beside what comes now and then.
+LOOP = {OpKind.FORWARD_COMPUTE: 1, OpKind.LOSS: 1, OpKind.BACKWARD_COMPUTE: 1, OpKind.OPTIMIZER: 1, OpKind.DATA_LOAD: 1}
+SHARDED = LOOP | dict.fromkeys((OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE), 2)
+WAITING = dict.fromkeys((OpKind.FORWARD_COLLECTIVES, OpKind.BACKWARD_COLLECTIVES), 1)
+STAGED = dict.fromkeys((OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT), 8)
+STEPS = {
+    "fsdp1": SHARDED | WAITING | {OpKind.GRADS_REDUCE_SCATTER: 1},
+    "sequence_parallel": LOOP,
+    "context_parallel": LOOP,
+    "expert_parallel": SHARDED | WAITING,
+    "zero_bubble": STAGED | {OpKind.OPTIMIZER: 1, OpKind.DATA_LOAD: 1},
+}
+REDUCED = {"expert_parallel"}
+NOW_AND_THEN = [OpKind.GC, OpKind.HOST_DELAY, OpKind.EVALUATION, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV]
+NOW_AND_THEN += [OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_trains_alike_with_and_without_recording(runs, alone, row):
+    """The same weights and losses, bit by bit, and their steps are recorded whole on both ranks."""
+    run = runs[row]
+    assert run.exit_codes == alone[row].exit_codes == [0, 0], run.complained
+    assert digests(run.said) == digests(alone[row].said)
+    assert len(digests(run.said)) == 4
+    assert run.attempt["missing_ranks"] == []
+    assert run.trace.steps.tolist() == [1, 2, 3]
+    ops = run.trace.ops.filter(~pl.col("kind").is_in([str(kind) for kind in NOW_AND_THEN]))
+    counted = ops.group_by("rank", "step", "kind").len()
+    seen = {kind: set(part["len"]) for (kind,), part in counted.group_by("kind")}
+    reduced = {OpKind.ALL_REDUCE: 1} if row in REDUCED else {}
+    assert seen == {kind: {count} for kind, count in (STEPS[row] | reduced).items()}
+    assert contradictions(run.trace) == []
+
+
+def digests(said):
+    """Those of weights and losses, by rank."""
+    return set(re.findall(r"rank \d (?:weights|losses) [0-9a-f]{64}", said))
