@@ -48,17 +48,19 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     assert newest.splitlines()[1].startswith("balanced")
 
 
-def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path) -> None:
+def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The link of an alert leads there, and from there to the windows before and after it."""
     store = Store(tmp_path / "live.store")
-    for number in range(70):
-        store.append(window(number, analysed=number == 3))
+    for number in range(12):
+        store.append(window(number, analysed=number == 1))
     with store.reading() as catalogue:
-        for shown, first, last in ((0, 0, 59), (35, 5, 64), (3, 0, 59), (69, 10, 69)):
-            drawn = catalogue.live.history("live", 60, shown)["number"].to_list()
-            assert (drawn[0], drawn[-1], len(drawn)) == (first, last, 60)
-    page = Pages(store.path).text("/job", job="live", window="3")
-    assert "Window 3 of 0 to 59; the newest is 69, steps 6 to 7" in page
+        for shown, first, last in ((0, 0, 5), (5, 2, 7), (1, 0, 5), (11, 6, 11)):
+            drawn = catalogue.live.history("live", 6, shown)["number"].to_list()
+            assert (drawn[0], drawn[-1], len(drawn)) == (first, last, 6)
+    pages = Pages(store.path)
+    monkeypatch.setattr("tracekit.dashboards.pages.job_windows.MOST_BARS", 6)
+    page = pages.text("/job", job="live", window="1")
+    assert "Window 1 of 0 to 5; the newest is 11, steps 2 to 3" in page
 
 
 @pytest.mark.parametrize(
