@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 #: Who has not asked again after so many of its intervals has stopped asking.
 INTERVALS = 2.0
+#: Its interval is the longest of so many: one late answer makes the next one look early.
+GAPS = 5
 #: The longest wait for all of them, seconds.
 LONGEST_WAIT_S = 120.0
 
 
 @dataclass(slots=True)
 class Scrapes:
-    """`last`: when each address asked last, on the monotonic clock; `every`: how long after the time before."""
+    """`last`: when each address asked last, on the monotonic clock; `gaps`: between its last times, seconds."""
 
     last: dict[str, float] = field(default_factory=dict)
-    every: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, deque[float]] = field(default_factory=dict)
     _asked: threading.Condition = field(default_factory=threading.Condition)
 
-    def note(self, address: str) -> None:
-        """Somebody asks now."""
-        now = time.monotonic()
+    def note(self, address: str, asked_at: float) -> None:
+        """Somebody who asked at `asked_at` has been answered."""
         with self._asked:
             if address in self.last:
-                self.every[address] = now - self.last[address]
-            self.last[address] = now
+                self.gaps.setdefault(address, deque(maxlen=GAPS)).append(asked_at - self.last[address])
+            self.last[address] = asked_at
             self._asked.notify_all()
 
     def wait_for_all(self, stop: threading.Event) -> None:
@@ -43,5 +45,5 @@ class Scrapes:
     def _patience(self, since: float) -> float:
         """How long somebody who has not asked since may still take, seconds; 0 where nobody is awaited."""
         now = time.monotonic()
-        due = [self.last[one] + INTERVALS * every for one, every in self.every.items() if self.last[one] < since]
+        due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -157,11 +158,13 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
 
     scrapes = Scrapes()
 
-    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        scrapes.note(str(asked.get("REMOTE_ADDR")))
+    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        asked_at = time.monotonic()
         body = exposition(family for collector in collectors for family in collector.collect())
-        start_response("200 OK", [("Content-Type", CONTENT_TYPE)])
-        return [body]
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
+        yield body
+        # Only now: until it is sent, the watch must not end.
+        scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)
 
     try:
         server, thread = start_http_server(port, host)
