@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,20 @@ def test_csv_writes_every_table(slow: str, folder: Path) -> None:
     for name in TABLES + PER_STEP_TABLES:
         written = pl.read_csv(folder / "deep/tables" / f"{name}.csv", schema=report.table(name).schema)
         assert written.equals(report.table(name)), name
+
+
+def test_names_in_csv_are_no_formulas(slow: str, folder: Path) -> None:
+    trace = tracekit.load(slow).trace
+    hosts = {str(rank): "=HYPERLINK(0)" for rank in range(4)}
+    replace(trace, metadata={**trace.metadata, "hosts": hosts}).write_parquet("formula.parquet")
+    done("whatif", "formula.parquet", "--csv", "formula")
+    written = pl.read_csv(folder / "formula" / "by_worker.csv")
+    assert written["host"].unique().to_list() == ["'=HYPERLINK(0)"]
+
+
+@pytest.mark.parametrize("price", ["nan", "inf", "1e400", "-1"])
+def test_a_price_is_a_number_of_at_least_zero(price: str, slow: str) -> None:
+    assert f"{float(price)} is not a number of at least 0" in failed("whatif", slow, "--gpu-hour", price)
 
 
 def test_parquet_writes_exact_s_of_every_worker_in_every_step(slow: str) -> None:

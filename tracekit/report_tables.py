@@ -24,6 +24,7 @@ from tracekit.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.errors import OutputError, SelectionError
 from tracekit.model import Worker
 from tracekit.report_json import JSON_TABLES
+from tracekit.safe_csv import safe_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -258,7 +259,8 @@ class ReportTables:
     def write_csv(self, directory: str | os.PathLike[str]) -> None:
         """Write every table as a CSV file into `directory`, made if missing.
 
-        Raises OutputError. A CSV file there is replaced only if its header is that of the same table.
+        Text that a spreadsheet would take for a formula begins with an apostrophe. Raises OutputError. A CSV file
+        there is replaced only if its header is that of the same table.
         """
         folder = Path(directory)
         try:
@@ -269,8 +271,7 @@ class ReportTables:
             for name in TABLES + PER_STEP_TABLES:
                 table = self.table(name)
                 kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
-                with open(files.enter_context(replacing(folder / f"{name}.csv", kind)), "wb") as file:
-                    table.write_csv(file)
+                files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).

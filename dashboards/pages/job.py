@@ -157,7 +157,7 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     layout, who = report["job"]["layout"], viewer()
     sizes = " x ".join(f"{name} {layout[name]}" for name in ("dp", "pp", "tp", "cp", "vpp") if layout[name] > 1)
     rows: dict[str, Any] = {
-        "Layout": f"{sizes or 'one worker'} on {layout['world_size']:,} GPUs",
+        "Layout": f"{sizes or 'one worker'} on {layout['world_size']:,} GPU{'' if layout['world_size'] == 1 else 's'}",
         "Traced": f"{report['job']['steps']:,} steps, {report['job']['ops']:,} ops",
         "First step": who.moment(stored.started_at),
         "Last step": who.moment(stored.ended_at),

@@ -22,7 +22,6 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
-from tracekit.dashboards.data.csv import safe_csv
 from tracekit.dashboards.data.queries import OP_TRACE, Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
@@ -30,6 +29,7 @@ from tracekit.dashboards.web.downloads import refusal
 from tracekit.errors import NotStoredError, SelectionError, TracekitError
 from tracekit.model import KINDS, Worker
 from tracekit.path_spans import PathSpans, path_spans
+from tracekit.safe_csv import safe_csv
 from tracekit.spans import STREAM_NAMES, Ints, Replay, StepOps, Window, count, overview, slowest, spans, stream_of
 from tracekit.text import seconds
 

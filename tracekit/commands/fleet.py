@@ -156,6 +156,7 @@ def _write_timings(path: Path, done: RunSummary) -> None:
     import polars as pl
 
     from tracekit.atomic_write import replacing
+    from tracekit.safe_csv import safe_csv
 
     table = pl.DataFrame(
         {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}, schema_overrides={"rule": pl.String}
@@ -164,7 +165,7 @@ def _write_timings(path: Path, done: RunSummary) -> None:
         replacing(path, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote")) as temporary,
         open(temporary, "wb") as file,
     ):
-        table.write_csv(file)
+        file.write(safe_csv(table).encode())
 
 
 def _kind(columns: Sequence[str], name: str) -> Kind:
@@ -231,6 +232,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     from tracekit.atomic_write import check_writable, replacing
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
     from tracekit.fleet.study import Study
+    from tracekit.safe_csv import safe_csv
     from tracekit.terminal.fleet import print_culprits
 
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
@@ -243,7 +245,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
         print_culprits(found, rate, console(), most=found.height)
         return
     with replacing(csv, kind) as temporary, open(temporary, "wb") as file:
-        found.write_csv(file)
+        file.write(safe_csv(found).encode())
     click.echo(f"Wrote {printable(str(csv))}: {found.height:,} machines")
 
 

@@ -5,6 +5,7 @@ In: what the user typed. Out: jobs, or a SelectionError for contradictory option
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,20 @@ class _Out(click.Path):
 
 #: The option says where to write.
 OUT = _Out(path_type=Path)
+
+
+class Price(click.FloatRange):
+    """A price of something: a finite number, not below zero."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises SelectionError, NaN and infinity included."""
+        price = float(click.FLOAT.convert(value, param, ctx))
+        if not 0 <= price < math.inf:
+            option = param.opts[-1] if isinstance(param, click.Option) else "price"
+            raise SelectionError(f"{option}: {price} is not a number of at least 0, such as 2.5")
+        return price
+
+
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 

@@ -14,7 +14,7 @@ import click
 
 from tracekit import memory
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, as_arguments, console, job_source, load
+from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
@@ -54,7 +54,7 @@ STDOUT = Path("-")
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Say how every number of the first screen came about.")
-@click.option("--gpu-hour", type=click.FloatRange(0), metavar="PRICE", help="Say the cost in money, too.")
+@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="Say the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
 @click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
