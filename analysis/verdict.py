@@ -279,11 +279,11 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
     sentence = (
-        f"no straggler (slowdown {found.slowdown:.3f}), and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
+        f"no straggler (slowdown {found.slowdown:.3f}), and no cause costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     )
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
-        sentence = f"{_loss_sentence(evidence, losses[0])}; nothing costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
+        sentence = f"{_loss_sentence(evidence, losses[0])}; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY:
         sentence += f"; launch delays that no cause explains add {left:.0%} to the step"

@@ -16,8 +16,8 @@ from tracekit.text import short
 
 #: Slow compared with its peers, for no visible reason.
 SLOW_RANK = (
-    "check the clocks of {ranks} on {hosts} (nvidia-smi -q -d PERFORMANCE): if throttled, move {it} to another node; if"
-    " not, profile {it} beside a peer (torch.profiler, py-spy)"
+    "check {ranks} on {hosts} for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, swap the node for a"
+    " spare; if not, profile {it} beside a peer (torch.profiler, py-spy)"
 )
 #: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
@@ -25,9 +25,7 @@ SLOW_KIND = (
     " code, other input"
 )
 #: A GPU is known to be throttled.
-THROTTLED_RANK = (
-    "move {ranks} to another node; have the power and the cooling of {hosts} checked, where GPUs are throttled"
-)
+THROTTLED_RANK = "swap {hosts} for a spare, for the GPUs of {ranks} are throttled; have its power and cooling checked"
 THROTTLED_HOST = "drain {hosts}; have its power and its cooling checked, for GPUs are throttled there"
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4

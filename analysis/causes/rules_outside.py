@@ -59,7 +59,7 @@ class SlowLink(Rule):
     )
     suggested_fix = (
         "have the link between {ends} checked: cable, ports, route (ibdiagnet: symbol errors, link_downed); meanwhile"
-        " move one end to another node"
+        " swap one of the two nodes for a spare"
     )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
@@ -112,7 +112,7 @@ class SlowNic(Rule):
     )
     suggested_fix = (
         "have the network card of {hosts} checked: cable, port, PCIe slot (symbol errors, transmit_wait, PCIe replays);"
-        " meanwhile run {ranks} on another node"
+        " meanwhile swap the node for a spare"
     )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:

@@ -29,7 +29,7 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     assert answer.fix is not None
     assert answer.action is not None
     assert answer.action.startswith(
-        "Check the clocks of rank 3 on node-1 (nvidia-smi -q -d PERFORMANCE): if throttled, "
+        "Check rank 3 on node-1 for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, "
     )
     assert answer.fix.startswith(f"{answer.action}; saves 300.0 ms")
     assert "(610.0 ms -> 310.0 ms)" in answer.fix

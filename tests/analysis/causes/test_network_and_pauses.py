@@ -186,8 +186,16 @@ def test_to_replace_a_worker_takes_evidence_of_its_hardware():
     slow = simulate(job(SlowWorkers(frozenset({(1, 0)}), 1.5), shape=FLAT)).trace
     throttled = replace(slow, metadata={**slow.metadata, "gpus": {"8": {"throttled": 0.4}}})
     for trace, words, act in (
-        (slow, "Make the worker of ranks 8-15 on host-0001 as fast as its peers", "Check the clocks of ranks 8-15 on "),
-        (throttled, "Replace the worker of ranks 8-15 on host-0001", "Move ranks 8-15 to another node; "),
+        (
+            slow,
+            "Make the worker of ranks 8-15 on host-0001 as fast as its peers",
+            "Check ranks 8-15 on host-0001 for throttled GPUs ",
+        ),
+        (
+            throttled,
+            "Replace the worker of ranks 8-15 on host-0001",
+            "Swap host-0001 for a spare, for the GPUs of ranks 8-15 are throttled",
+        ),
     ):
         found = tracekit.Job(trace).whatif().diagnosis
         assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]

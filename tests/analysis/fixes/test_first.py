@@ -20,7 +20,7 @@ def test_a_worker_whose_repair_gives_back_more_comes_before_a_stage_that_costs_m
     assert stage.saved_s > worker.saved_s > moved.saved_s
     assert found.answer.headline.startswith("rank 5 on host-0000 costs ")
     assert found.answer.action is not None
-    assert found.answer.action.startswith("Check the clocks of rank 5 on host-0000 ")
+    assert found.answer.action.startswith("Check rank 5 on host-0000 for throttled GPUs ")
     assert [one.kind for one in found.answer.accounts] == ["bad-worker", "stage-imbalance"]
 
 
