@@ -253,6 +253,9 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
     """`unstored`: the command that stores the windows which the watch did not."""
     problem = None
     collected: list[CollectedAttempt] = []
+    if not directory.is_dir():
+        problem = f"{directory} was removed while the command ran, and with it what was recorded"
+        return CollectSummary(launched.exit_code, launched.wall_s, (), None, False, problem, unstored=unstored)
     try:
         await_other_launchers(directory)
         numbers = attempts(directory)

@@ -39,6 +39,14 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     assert "nothing was recorded" in process.stderr
 
 
+def test_a_recording_that_is_removed_meanwhile_is_one_line_and_the_exit_code_is_the_commands(tmp_path):
+    collected = collect(tmp_path, ["sh", "-c", 'rm -r "$TRACEKIT_COLLECT_DIR"; exit 7'])
+    assert collected.process.returncode == 7
+    assert "was removed while the command ran, and with it what was recorded" in collected.process.stderr
+    assert "segments are kept" not in collected.process.stderr
+    assert "Errno" not in collected.process.stderr
+
+
 def shell(redirection, *command):
     """The command with its streams redirected."""
     return ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
