@@ -25,8 +25,8 @@ SLOW_KIND = (
     " code, other input"
 )
 #: A GPU is known to be throttled.
-THROTTLED_RANK = "swap {hosts} for a spare, for the GPUs of {ranks} are throttled; have its power and cooling checked"
-THROTTLED_HOST = "drain {hosts}; have its power and its cooling checked, for GPUs are throttled there"
+THROTTLED_RANK = "swap {hosts} for a spare, because the GPUs of {ranks} are throttled; have power and cooling checked"
+THROTTLED_HOST = "drain {hosts}, because its GPUs are throttled; have power and cooling checked"
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4
 

@@ -10,24 +10,23 @@ from collections.abc import Sequence
 from tracekit.analysis.causes.find import SMALLEST_COST_SHARE
 from tracekit.analysis.causes.model import Cause
 from tracekit.analysis.fixes.model import Fix, FixKind
-from tracekit.analysis.fixes.price import IN_VAIN
+from tracekit.analysis.fixes.price import ASSUMED, IN_VAIN
 from tracekit.text import hidden
 
 #: A fix that saves less than this share of the step, and less than half of what all fixes save, is not a first step.
 SMALLEST_FIRST_SHARE = 0.05
 #: Fixes whose titles give the goal and not the way to it; and what their prices assume: that the goal is reached.
 _REACHED = {
+    **ASSUMED,
     FixKind.REPLACE_WORKERS: "the speed of peers afterwards",
     FixKind.DRAIN_HOST: "the speed of other hosts afterwards",
     FixKind.REPAIR_LINK: "the speed of other links afterwards",
     FixKind.REPAIR_NIC: "the speed of other cards afterwards",
-    FixKind.CALM_NETWORK: "all very long transfers go",
     FixKind.STOP_PAUSES: "all pauses go",
     FixKind.STEADY_STEPS: "all steps as fast as the usual one",
     FixKind.ASYNC_CHECKPOINT: "no step waits for one",
     FixKind.EVALUATE_ELSEWHERE: "no step waits for one",
     FixKind.PREFETCH: "no step waits for data",
-    FixKind.HIDE_LAUNCHES: "all launch delays go",
     FixKind.FREE_CORES: "a core for each training thread",
 }
 
@@ -72,7 +71,7 @@ def act_of(cause: Cause, fix: Fix | None) -> str | None:
     if fix is None:
         return _sentence(cause.suggested_fix) or None
     if fix.kind is FixKind.COMBINATION:
-        return f"Fix all causes together, for one fix alone gives back little; first {cause.suggested_fix}"
+        return f"Fix all causes together, because one fix alone saves little; first {cause.suggested_fix}"
     return _sentence(cause.suggested_fix) if _says_goal(cause, fix) else fix.title
 
 

@@ -62,7 +62,7 @@ _DIRECT = {
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Remove launch delays and host work between ops"),
 }
 #: What the prices of these fixes assume, if the title does not say it.
-_ASSUMED = {
+ASSUMED = {
     FixKind.CALM_NETWORK: "all very long transfers go",
     FixKind.HIDE_LAUNCHES: "all launch delays go",
 }
@@ -202,7 +202,7 @@ def _cause_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
             continue
         if cause.kind in _DIRECT:
             kind, title = _DIRECT[cause.kind]
-            details = {"assumes": _ASSUMED[kind]} if kind in _ASSUMED else {}
+            details = {"assumes": ASSUMED[kind]} if kind in ASSUMED else {}
             yield Plan(
                 kind,
                 title,

@@ -159,22 +159,24 @@ def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:
     assert again == []
 
 
+def look_once(store: Store, url: str) -> None:
+    """A watch that tells `url` what it has to, and ends."""
+    stop = threading.Event()
+    stop.set()
+    told = Told(store, url)
+    Watch(store, None, None, print, Notifier(url, arrived=told.note), told).until_ended(stop)
+
+
 def test_what_a_killed_watch_did_not_tell_is_told_by_the_next_and_only_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     store.append(window(0, analysed=True))  # and the watch is killed before it tells of the incident
 
-    def watched(url: str) -> None:
-        stop = threading.Event()
-        stop.set()
-        told = Told(store, url)
-        Watch(store, None, None, print, Notifier(url, arrived=told.note), told).until_ended(stop)
-
     with receiving() as receiver:
-        watched(receiver.url)
-        watched(receiver.url)
+        look_once(store, receiver.url)
+        look_once(store, receiver.url)
         store.end_watch("live")
-        watched(receiver.url)
-        watched(receiver.url)
+        look_once(store, receiver.url)
+        look_once(store, receiver.url)
     assert [row["status"] for message in receiver.got for row in message["incidents"]] == ["opened", "closed"]
     assert run("store", "check", "--store", store.path).code == 0
 
@@ -185,18 +187,12 @@ def test_an_incident_that_came_and_went_while_nobody_watched_is_told_once_as_pas
     store.append(window(0, "before", analysed=True))
     store.end_watch("before")
 
-    def watched(url: str) -> None:
-        stop = threading.Event()
-        stop.set()
-        told = Told(store, url)
-        Watch(store, None, None, print, Notifier(url, arrived=told.note), told).until_ended(stop)
-
     with receiving() as receiver:
-        watched(receiver.url)
+        look_once(store, receiver.url)
         store.append(window(0, "between", analysed=True))
         store.end_watch("between", "ended with exit code 1")
-        watched(receiver.url)
-        watched(receiver.url)
+        look_once(store, receiver.url)
+        look_once(store, receiver.url)
     rows = [row for message in receiver.got for row in message["incidents"]]
     assert [(row["job"], row["status"], row["closed_because"]) for row in rows] == [
         ("between", "closed", "the job ended with exit code 1")

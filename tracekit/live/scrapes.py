@@ -39,11 +39,10 @@ class Scrapes:
         """Wait until everybody who asks regularly has asked since now, or has stopped asking, or `stop` is set."""
         since = time.monotonic()
         with self._asked:
-            while not stop.is_set() and (left := self._patience(since)) > 0:
+            while not stop.is_set() and (left := self._patience(since, time.monotonic())) > 0:
                 self._asked.wait(min(left, 0.5))  # a signal sets `stop`, and wakes nobody
 
-    def _patience(self, since: float) -> float:
+    def _patience(self, since: float, now: float) -> float:
         """How long somebody who has not asked since may still take, seconds; 0 where nobody is awaited."""
-        now = time.monotonic()
         due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)

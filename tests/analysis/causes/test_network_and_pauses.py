@@ -194,7 +194,7 @@ def test_to_replace_a_worker_takes_evidence_of_its_hardware():
         (
             throttled,
             "Replace the worker of ranks 8-15 on host-0001",
-            "Swap host-0001 for a spare, for the GPUs of ranks 8-15 are throttled",
+            "Swap host-0001 for a spare, because the GPUs of ranks 8-15 are throttled",
         ),
     ):
         found = tracekit.Job(trace).whatif().diagnosis

@@ -9,6 +9,7 @@ import pytest
 from tests.analysis.causes.test_naming import NAMES
 from tracekit.analysis.causes.find import RULES
 from tracekit.analysis.causes.model import Link, Where
+from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.model import Worker
 
@@ -34,7 +35,7 @@ UNKNOWN = replace(NAMES, ranks={}, hosts={}, host_of_rank={})
         ),
     ],
 )
-def test_ranks_and_nodes_are_filled_in(where: Where, names: type[NAMES], words: str) -> None:
+def test_ranks_and_nodes_are_filled_in(where: Where, names: Names, words: str) -> None:
     assert remedy_for("{ranks} on {hosts}: move {it}", names, where) == words
 
 

@@ -31,7 +31,7 @@ def test_of_causes_that_hide_each_other_all_fixes_together_come_first():
     answer = Job(data_parallel_job([slow, late, late, late], steps=10)).whatif().diagnosis.answer
     assert answer.action is not None
     assert answer.action.startswith(
-        "Fix all causes together, for one fix alone gives back little; first raise num_workers "
+        "Fix all causes together, because one fix alone saves little; first raise num_workers "
     )
     assert len(answer.others) == 1
     assert answer.saves is not None
