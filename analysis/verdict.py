@@ -57,6 +57,8 @@ _KIND_OF = {
     CauseKind.EVALUATION: LossKind.EVALUATION,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
 }
+#: Stragglers of these causes are no slow machines: the code gives some ranks more to do.
+_UNEVEN_WORK = frozenset({CauseKind.STAGE_IMBALANCE, CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: How a sentence names the time of a loss that all ranks share, by its leading cause or by its kind.
 _WENT_TO: Mapping[CauseKind | LossKind, str] = {
     CauseKind.BUSY_CORES: "are lost to busy cores",
@@ -106,11 +108,13 @@ class Verdict:
     """The kind of loss that costs most, and the total loss.
 
     `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
-    total loss over the recorded step. `sentence`: the verdict in words, without its kind. `confidence`: that of the
-    leading cause, 0 to 1, None if no cause is named.
+    total loss over the recorded step. `label`: what readers see of the kind, which tells slow ranks from ranks with
+    more work. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to 1, None
+    if no cause is named.
     """
 
     kind: LossKind
+    label: str
     headline_s: float
     lost_s: float
     share: float
@@ -124,6 +128,7 @@ class Verdict:
         """Plain data for `whatif --json`."""
         return {
             "kind": str(self.kind),
+            "label": self.label,
             "headline_s": self.headline_s,
             "lost_s": self.lost_s,
             "share": self.share,
@@ -146,8 +151,10 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     share, headline = lost_s / evidence.recorded_s, _headline(evidence, losses, lost_s)
     of_kind = losses[:1] if headline.kind is LossKind.MINOR else losses
     leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
+    uneven = headline.kind is LossKind.STRAGGLER and bool(leading) and leading[0].kind in _UNEVEN_WORK
     return Verdict(
         kind=headline.kind,
+        label="uneven work" if uneven else str(headline.kind),
         headline_s=headline.lost_s,
         lost_s=lost_s,
         share=share,
@@ -179,6 +186,8 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
     if by_s and (stragglers.causes or max(may_explain, default=0.0) < EXPLAINED_SHARE * by_s):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
         left_s = max(by_s - _explained_of_s(evidence, stragglers.causes), 0.0)
+        if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * evidence.recorded_s:
+            left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
             lost_s = min(lost_s, _beside(evidence, losses))

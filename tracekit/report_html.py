@@ -67,7 +67,7 @@ def card(report: Report, *, gpu_hour: float | None = None) -> str:
     tone = _TONES.get(verdict.kind, "bad")
     rows = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in answer_rows(report, gpu_hour))
     return (
-        f'<section class="card {tone}"><p class="headline"><b>{plain(str(verdict.kind).upper())}</b>'
+        f'<section class="card {tone}"><p class="headline"><b>{plain(verdict.label.upper())}</b>'
         f" {plain(report.diagnosis.answer.headline)}</p><dl>{rows}</dl></section>"
     )
 

@@ -114,7 +114,10 @@ def _op_costs(block: LabelledBlock, rendezvous_start: Floats) -> tuple[Floats, i
 def _launch_delays(block: LabelledBlock) -> tuple[Floats, int]:
     template = block.template
     delay = block.start.copy()
-    clamped = native.launch_delays(
-        template.first_wait, template.waits_for, block.start, block.duration, -CLOCK_TOLERANCE_S, delay
-    )
+    lowest = -CLOCK_TOLERANCE_S if block.present is None else -np.inf
+    clamped = native.launch_delays(template.first_wait, template.waits_for, block.start, block.duration, lowest, delay)
+    if block.present is not None:  # an absent op has no recorded start that could contradict the graph
+        low = delay < -CLOCK_TOLERANCE_S
+        clamped = int(np.count_nonzero(low & block.present))
+        delay[low] = 0.0
     return delay, clamped

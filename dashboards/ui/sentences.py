@@ -59,7 +59,8 @@ def headline(report: Report) -> Headline:
     """The verdict of the diagnosis. Every page takes it from here."""
     verdict, figure = report["verdict"], f"slowdown {report['slowdown']:.3f}"
     trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
-    badge, said = str(kind).replace("-", " "), _sentence(verdict["sentence"])
+    badge = str(verdict.get("label", kind)).replace("-", " ")  # stores of older versions have no label
+    said = _sentence(verdict["sentence"])
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
         return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
@@ -69,7 +70,7 @@ def headline(report: Report) -> Headline:
         misleading = [cause for cause in named_causes(report) if not _costs(cause)]
         if misleading:
             return Headline(badge, f"{said} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE)
-        return Headline(badge, said, Tone.BAD if verdict["losses"] else Tone.GOOD)
+        return Headline(badge, said, Tone.UNSURE if kind is LossKind.MINOR else Tone.GOOD)
     said_below = (report.get("answer") or {}).get("cost")
     lost = "" if said_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
     unsure = "" if trusted else f" The {figure} is not to be trusted."

@@ -29,7 +29,7 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
     parts = [
         f"## {escaped(short(report.name))}",
         escaped(job_sizes(report)),
-        f"**{escaped(str(verdict.kind).upper())}: {escaped(answer.headline)}**",
+        f"**{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
         _table(("", "Answer"), _named(answer_rows(report, gpu_hour))),
         "### Causes",
         _table(CAUSE_HEADS, cause_rows(report)),

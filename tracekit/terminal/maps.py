@@ -65,7 +65,10 @@ def small_map(report: Report, rows: int) -> RenderableType | None:
     most = max(max(levels) for _, _, levels in merged)
     if most == 0:
         return None
-    across = "stages across" if cells.patch[1] == 1 else f"{cells.patch[1]} stages in a cell"
+    stages = report.attribution.worker_slowdown.shape[1]
+    across = f"{cells.patch[1]} stages in a cell"
+    if cells.patch[1] == 1:
+        across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
     title = Text("Workers", style="bold")
     title.append(f"  how much each slows the job, {across}: ", style="not bold")
     for level, words in ((0, " hardly  "), (most, " most")):

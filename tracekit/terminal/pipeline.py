@@ -113,7 +113,7 @@ def _job(report: Report) -> Text:
 
 def _headline(report: Report) -> Text:
     verdict = report.diagnosis.verdict
-    kind = (str(verdict.kind).upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
+    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
     doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")
     return Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
 

@@ -35,8 +35,9 @@ from benchmarks.eventsim.model import (
 from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic, Traffic, Way
 from benchmarks.eventsim.truth import mean_step_s, without
-from tests.analysis.causes.simulated import FLAT, PIPELINE, costs, job, named, report
+from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tracekit.analysis.causes.model import CauseKind
+from tracekit.analysis.verdict import LossKind
 
 
 class TestPosting:
@@ -210,3 +211,12 @@ def test_who_collects_garbage_is_named_only_beyond_chance(worker):
     slow = replace(drawn, causes=tuple(replace(cause, worker=worker) for cause in drawn.causes))
     (cause,) = tracekit.Job(simulate(slow).trace).whatif().diagnosis.causes
     assert (cause.kind, str(cause.where)) == (CauseKind.PYTHON_GC, "worker (1,0)" if worker else "whole job")
+
+
+def test_a_pause_here_and_there_between_blocking_calls_contradicts_nothing():
+    """Ranks that did not collect have no gc op, so no start of one that could lie before the end of a call."""
+    pauses = GcPauses(seed=5, rate=0.2, pause_s=0.1)
+    found = report(job(pauses, posting=Posting.BATCHED, network=replace(BUSY, activation_bytes=2e9)))
+    assert found.attribution.clamped_delays == 0
+    assert found.trust.trustworthy
+    assert found.diagnosis.verdict.kind is LossKind.STALLS
