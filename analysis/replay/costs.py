@@ -117,7 +117,8 @@ def _launch_delays(block: LabelledBlock) -> tuple[Floats, int]:
     lowest = -CLOCK_TOLERANCE_S if block.present is None else -np.inf
     clamped = native.launch_delays(template.first_wait, template.waits_for, block.start, block.duration, lowest, delay)
     if block.present is not None:  # an absent op has no recorded start that could contradict the graph
-        low = delay < -CLOCK_TOLERANCE_S
+        waits = np.diff(template.first_wait) > 0
+        low = (delay < -CLOCK_TOLERANCE_S) & waits[:, None]
         clamped = int(np.count_nonzero(low & block.present))
         delay[low] = 0.0
     return delay, clamped
