@@ -36,6 +36,9 @@ NULLABLE = frozenset({"microbatch", "chunk"})
 #: An optional column: seconds that each rank of the worker waited for the others inside the op, ranks in the order of
 #: their numbers; null or empty if not recorded.
 WAITED, WAITED_TYPE = "waited", pl.List(pl.Float64)
+#: Optional columns of sends and receives, seconds: how long before its start the host had asked for the transfer, and
+#: how long after its start the host went on, having waited for it; null if not recorded.
+POSTED, RESUMED = "posted", "resumed"
 #: Work on runs of equal rows instead of rows if runs are at least this long on average.
 SHORTEST_RUN = 4
 
@@ -102,7 +105,10 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     _check_values(checked, source)
     _check_layout(checked, layout, source)
     _check_identity(checked, source)
-    return checked if WAITED not in ops.columns else checked.with_columns(_waited(ops[WAITED], layout, source))
+    optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
+    if WAITED in ops.columns:
+        optional.append(_waited(ops[WAITED], layout, source))
+    return checked.with_columns(optional) if optional else checked
 
 
 def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
@@ -142,6 +148,17 @@ def _waited(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
     if bad.any():
         raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds from 0")
     return waited
+
+
+def _host_time(column: pl.Series, source: Source) -> pl.Series:
+    """A column of optional seconds from 0 on."""
+    if not (column.dtype.is_numeric() or column.dtype == pl.Null):
+        raise TraceError(f"{source}: {source.column(column.name)} has type {column.dtype}; expected seconds")
+    seconds = column.cast(pl.Float64).rechunk()
+    wrong = (~seconds.is_finite() | (seconds < 0)).fill_null(value=False)
+    if wrong.any():
+        raise violation(source, seconds, int(wrong.arg_max() or 0), "expected finite seconds from 0, or null")
+    return seconds
 
 
 def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Source) -> pl.Series:

@@ -17,7 +17,7 @@ import polars as pl
 from tracekit.errors import TraceError
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import Unit
-from tracekit.schema import WAITED, Source
+from tracekit.schema import POSTED, RESUMED, WAITED, Source
 
 #: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9
@@ -57,7 +57,8 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
         start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
     elif per_second == 1:
         return Timed(ops, step_starts)
-    times = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
+    times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
+    times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
     if isinstance(ops.schema.get(WAITED), pl.List):
         times.append(ops.select(pl.col(WAITED).list.eval(pl.element() / per_second)).to_series())
     return Timed(ops.with_columns(times), step_starts)

@@ -23,7 +23,15 @@ from tracekit.analysis.graph.rules.gathering import (
     with_gathering_among_work,
     with_gathers_first,
 )
-from tracekit.analysis.graph.rules.posting import PUBLISHED, PostingRule, RecordedLanes, infer_posting, with_posting
+from tracekit.analysis.graph.rules.host_order import with_host_order
+from tracekit.analysis.graph.rules.posting import (
+    PUBLISHED,
+    RECORDED,
+    PostingRule,
+    RecordedLanes,
+    infer_posting,
+    with_posting,
+)
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, rendezvous_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
@@ -270,10 +278,15 @@ class DependencyGraph:
 def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
     """The lanes with receives posted and parameters gathered as recorded, and the rule by which receives are posted."""
     recorded = [
-        RecordedLanes.sampled(group.structure, group.start, group.duration, group.present) for group in lanes.groups
+        RecordedLanes.sampled(group.structure, group.start, group.duration, group.present, group.posted, group.resumed)
+        for group in lanes.groups
     ]
-    rule = infer_posting(recorded)
-    structures = [with_posting(some, rule) for some in recorded]
+    known = [structure for some in recorded if (structure := with_host_order(some)) is not None]
+    if len(known) == len(recorded):
+        rule, structures = RECORDED, known
+    else:
+        rule = infer_posting(recorded)
+        structures = [with_posting(some, rule) for some in recorded]
     if gathers_first(recorded):
         structures = [with_gathers_first(structure) for structure in structures]
     structures = [

@@ -23,7 +23,7 @@ from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
-from tracekit.schema import distinct_steps, step_positions
+from tracekit.schema import POSTED, RESUMED, distinct_steps, step_positions
 from tracekit.text import short
 from tracekit.trace import Trace
 
@@ -39,7 +39,7 @@ class LaneGroup:
 
     `step`: index into `Lanes.steps`, `dp_rank`: both [lanes]. `start`, `duration`: recorded seconds, [rows, lanes].
     `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: which ops each lane has, [rows,
-    lanes], None for all; an absent op takes no time, between its neighbours.
+    lanes], None for all; an absent op takes no time, between its neighbours. `posted`, `resumed`: as in `PlacedLanes`.
     """
 
     structure: Structure
@@ -50,6 +50,8 @@ class LaneGroup:
     microbatch: Int32s
     seq: Int32s
     present: npt.NDArray[np.bool_] | None
+    posted: Floats | None = None
+    resumed: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +142,7 @@ class _Ops:
         self.dp_rank = step_positions(columns["dp_rank"], self.dp_ranks)
         self.pp_rank, self.seq, self.kind = columns["pp_rank"], columns["seq"], trace.kind_codes()
         self.start, self.duration = columns["start"], columns["duration"]
+        self.host_times = _host_times(trace)
 
     def counts(self) -> Int32s:
         """The number of ops of each kind and stage in each lane, [steps x dp_ranks, stages x kinds]."""
@@ -194,6 +197,10 @@ class _Ops:
             group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
         )  # fmt: skip
         native.place_times(*address, self.start, self.duration, start, duration)
+        host: tuple[Floats, Floats] | None = None
+        if self.host_times is not None:
+            host = np.empty(total), np.empty(total)
+            native.place_times(*address, *self.host_times, *host)
 
         def labels(name: str) -> list[Int32s]:
             """An integer column per group: [rows, 1] if its lanes agree, else [rows, lanes]."""
@@ -215,17 +222,24 @@ class _Ops:
             slice(int(first), int(first + rows * width))
             for first, rows, width in zip(cell_offset, rows_in_group, lanes_in_group, strict=True)
         ]
+
+        def matrix(times: Floats, number: int) -> Floats:
+            """The times of a group, [rows, lanes]."""
+            return times[cells_of[number]].reshape(int(rows_in_group[number]), -1)
+
         chunks, microbatches = labels("chunk"), labels("microbatch")
         return [
             PlacedLanes(
                 counts=group_counts[number],
                 step=(group_lanes // dp_ranks).astype(np.int32),
                 dp_rank=self.dp_ranks[group_lanes % dp_ranks],
-                start=start[cells_of[number]].reshape(int(rows_in_group[number]), -1),
-                duration=duration[cells_of[number]].reshape(int(rows_in_group[number]), -1),
+                start=matrix(start, number),
+                duration=matrix(duration, number),
                 chunk=chunks[number],
                 microbatch=microbatches[number],
                 seq=_positions(group_counts[number]).astype(np.int32).reshape(-1, 1),
+                posted=None if host is None else matrix(host[0], number),
+                resumed=None if host is None else matrix(host[1], number),
             )
             for number, group_lanes in enumerate(members)
         ]
@@ -265,7 +279,18 @@ def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
         microbatch=placed.microbatch,
         seq=placed.seq,
         present=placed.present,
+        posted=placed.posted,
+        resumed=placed.resumed,
     )
+
+
+def _host_times(trace: Trace) -> tuple[Floats, Floats] | None:
+    """When the host asked for each transfer and when it went on behind it, seconds, nan if unknown; None without."""
+    if POSTED not in trace.ops.columns or RESUMED not in trace.ops.columns:
+        return None
+    start = trace.ops["start"]
+    posted, resumed = (start - trace.ops[POSTED]).fill_null(np.nan), (start + trace.ops[RESUMED]).fill_null(np.nan)
+    return posted.to_numpy(), resumed.to_numpy()
 
 
 def _complete_lanes(

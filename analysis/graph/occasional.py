@@ -108,6 +108,8 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         chunk=labels(placed.chunk, ops.chunk),
         microbatch=labels(placed.microbatch, ops.microbatch),
         seq=labels(placed.seq, ops.seq),
+        posted=None if placed.posted is None else times(placed.posted, np.full(len(ops.lane), np.nan)),
+        resumed=None if placed.resumed is None else times(placed.resumed, np.full(len(ops.lane), np.nan)),
         present=None if present.all() else present,
         stream_order=stream_order,
     )

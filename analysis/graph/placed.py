@@ -35,6 +35,8 @@ class PlacedLanes:
     `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] if all lanes agree,
     else [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all; an absent op takes no time and begins
     when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of any lane.
+    `posted`, `resumed`: recorded seconds, [rows, lanes], when the host asked for a transfer and when it went on, having
+    waited for it, nan for other ops; None if not recorded.
     """
 
     counts: Int32s
@@ -47,6 +49,8 @@ class PlacedLanes:
     seq: Int32s
     present: npt.NDArray[np.bool_] | None = None
     stream_order: Floats | None = None
+    posted: Floats | None = None
+    resumed: Floats | None = None
 
     @property
     def by_stage(self) -> Int32s:
@@ -64,6 +68,8 @@ class PlacedLanes:
             chunk=_of_lanes(self.chunk, lanes),
             microbatch=_of_lanes(self.microbatch, lanes),
             seq=_of_lanes(self.seq, lanes),
+            posted=None if self.posted is None else _of_lanes(self.posted, lanes),
+            resumed=None if self.resumed is None else _of_lanes(self.resumed, lanes),
         )
 
 

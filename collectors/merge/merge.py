@@ -31,6 +31,7 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, RankRec
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import Unit
+from tracekit.schema import POSTED, RESUMED
 from tracekit.trace import COLLECTED, RUN_QUEUE, UNIT_KEY, Trace
 
 IntArray = npt.NDArray[np.int64]
@@ -102,7 +103,9 @@ def merge_attempt(
     ops, report = build_ops(worked.records, placement.layout, group_table)
     cut = cut_steps(ops)
     met = records.join(timed.steps, on=["rank", "step"], how="semi")
-    peers_waited = with_waits_for_peers(cut.ops, met, group_table, placement, cut.step_starts_ns)
+    # NCCL's kernels tell when a transfer ran, not when a stream asked or waited for it.
+    kept = cut.ops if joined is None else cut.ops.drop(POSTED, RESUMED, strict=False)
+    peers_waited = with_waits_for_peers(kept, met, group_table, placement, cut.step_starts_ns)
     epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(

@@ -6,7 +6,8 @@ and end, and an `OpReport` that counts what became no op of its own.
 A compute contains what ran inside it: nested collectives (tensor parallelism), collections of garbage; not the time it
 waited in them for the last data-parallel rank. Without a pipeline its waits are an op of their own (`waits.py`).
 Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last of them
-starts. An optimizer that calls its closure begins where the last op inside it ended. A send ends when its recv ends.
+starts. An optimizer that calls its closure begins where the last op inside it ended. A send ends when its recv ends
+or, if its host waited for it, when that went on earlier.
 Anything without a kind counts as `host-delay` where it lies between the worker's computes, and is counted under its own
 name either way; waiting in it for the last rank of a data-parallel group is nobody's delay. So does what the loop does
 between two steps.
@@ -35,6 +36,7 @@ from tracekit.collectors.merge.collective_ops import (
 )
 from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
+from tracekit.collectors.merge.host_time import between_ops
 from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
 from tracekit.model import Layout, OpKind
 
@@ -111,6 +113,11 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     meetings = collectives.select("rank", wait_ns="start_ns", released_ns="all_there_ns")
     gaps = without_meetings(_between_steps(steps, ops, optimizers, records), meetings)
     ops = pl.concat([ops, gaps.select(OP_COLUMNS)])
+    if transfers.ops.height:
+        on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
+        host = without_meetings(between_ops(ops, transfers.ops, on_device).select(OP_COLUMNS), meetings)
+        ops = pl.concat([ops, host])
+    ops = _with_waits_of_host(ops, transfers.ops)
     nested = [frame.filter("nested").select("name") for frame in (collectives, pauses)]
     inside = pl.concat([*nested, inside_optimizers.select(name="kind")])
     report = OpReport(
@@ -171,13 +178,20 @@ def _with_chunks(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
 
 
 def _transfers(records: pl.DataFrame) -> _Transfers:
-    """One op per p2p transfer, sends ended by their recvs.
+    """One op per p2p transfer. A send ends with its recv, or before, when the host that waited for it went on.
 
-    A recv whose wait found the data there ended at an unknown time before; it is taken to have lasted as long as the
-    median of those that were waited for, counted from the later of send and recv.
+    A recv whose wait found the data there ended at an unknown time before: when its sender went on, if that waited for
+    it, and otherwise it is taken to have lasted as long as the median of those that were waited for, counted from the
+    later of send and recv.
     """
     key = ["step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "stage"]
-    whole = records.group_by(key).agg(pl.col("start_ns").min(), pl.col("end_ns").max(), wait_ns=pl.col("extra").min())
+    whole = records.group_by(key).agg(
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
+        wait_ns=pl.col("extra").min(),
+        posted_ns=pl.col("start_ns").min(),
+        resumed_ns=pl.col("end_ns").max(),
+    )
     forward = pl.col("name").str.starts_with("forward")
     is_send = pl.col("name").str.ends_with("send")
     ahead = pl.when(forward).then(1).otherwise(-1)
@@ -187,19 +201,24 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
     )
     pair = ["step", "dp_rank", "direction", "microbatch", "target"]
     sends = whole.filter(is_send)
-    recvs = whole.filter(~is_send).join(sends.select(*pair, send_ns="start_ns"), on=pair, how="left", nulls_equal=True)
+    held = pl.when(pl.col("end_ns") - pl.col("wait_ns") >= NO_WAIT_NS).then("end_ns")
+    recvs = whole.filter(~is_send).join(
+        sends.select(*pair, send_ns="start_ns", released_ns=held), on=pair, how="left", nulls_equal=True
+    )
     both_ns = pl.max_horizontal("start_ns", "send_ns")
     waited = recvs.filter(pl.col("end_ns") - pl.col("wait_ns") >= NO_WAIT_NS)
     usual_ns = waited.select((pl.col("end_ns") - both_ns).median()).item() if waited.height else 0.0
     found_there = (pl.col("end_ns") - pl.col("wait_ns") < NO_WAIT_NS) & (pl.col("wait_ns") - both_ns > NO_WAIT_NS)
-    guess_ns = pl.min_horizontal(pl.col("end_ns"), both_ns + int(max(0.0, usual_ns or 0.0)))
+    usually_ns = pl.coalesce("released_ns", both_ns + int(max(0.0, usual_ns or 0.0)))
+    guess_ns = pl.max_horizontal(both_ns, pl.min_horizontal("wait_ns", usually_ns))
     recvs = recvs.with_columns(
         estimated=found_there, end_ns=pl.when(found_there).then(guess_ns).otherwise(pl.col("end_ns"))
     )
-    ended = sends.join(recvs.select(*pair, recv_end_ns="end_ns"), on=pair, how="left", nulls_equal=True)
-    matched = pl.max_horizontal("start_ns", "recv_end_ns")
+    met = recvs.select(*pair, recv_ns="start_ns", recv_end_ns="end_ns")
+    ended = sends.with_columns(released_ns=held).join(met, on=pair, how="left", nulls_equal=True)
+    matched = pl.max_horizontal("start_ns", "recv_ns", pl.min_horizontal("recv_end_ns", "released_ns"))
     sends = ended.with_columns(end_ns=pl.coalesce(pl.when(pl.col("recv_end_ns").is_not_null()).then(matched), "end_ns"))
-    columns = [*key, "start_ns", "end_ns"]
+    columns = [*key, "start_ns", "end_ns", "posted_ns", "wait_ns", "resumed_ns"]
     ops = pl.concat([sends.select(columns), recvs.select(columns)]).with_columns(kind=pl.col("name"))
     return _Transfers(
         ops,
@@ -207,6 +226,13 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
         unmatched=int(ended["recv_end_ns"].null_count() + recvs["send_ns"].null_count()),
         violations=int((recvs["end_ns"] < recvs["send_ns"]).sum()),
     )
+
+
+def _with_waits_of_host(ops: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
+    """`ops` with `posted_ns`, when the host asked for a transfer, and `resumed_ns`, when it had waited for it."""
+    one = ["rank", "step", "kind", "microbatch", "chunk"]
+    asked = transfers.select(*one, "posted_ns", "resumed_ns")
+    return ops.join(asked, on=one, how="left", nulls_equal=True, maintain_order="left")
 
 
 def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:

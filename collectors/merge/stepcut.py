@@ -1,6 +1,7 @@
 """Cutting ops on an absolute clock into steps that start at 0 and are numbered within each kind.
 
-In: ops with absolute `start_ns` and `end_ns`. Out: canonical columns, and when each step started.
+In: ops with absolute `start_ns` and `end_ns`; transfers also with `posted_ns` and `resumed_ns`, null for other ops.
+Out: canonical columns, and when each step started.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import polars as pl
+
+from tracekit.schema import POSTED, RESUMED
 
 COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
 
@@ -33,8 +36,11 @@ def cut_steps(ops: pl.DataFrame) -> CutOps:
         .with_columns(
             start=(pl.col("start_ns") - pl.col("step_ns")) / 1e9,
             duration=(pl.col("end_ns") - pl.col("start_ns")) / 1e9,
+            **{POSTED: (pl.col("start_ns") - pl.col("posted_ns")).clip(0) / 1e9},
+            **{RESUMED: (pl.col("resumed_ns") - pl.col("start_ns")).clip(0) / 1e9},
         )
         .sort("step", "rank", "kind", "start_ns", "end_ns")
         .with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
     )
-    return CutOps(ordered.select(COLUMNS), {int(step): int(start) for step, start in starts.iter_rows()})
+    waited = [name for name in (POSTED, RESUMED) if ordered[name].count()]
+    return CutOps(ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()})

@@ -178,22 +178,27 @@ class PipelineHooks:
         def wait_batch_p2p(works: list[Any]) -> Any:
             if not session.recording or not works:
                 return original(works)
-            waits = session.instant()  # of the whole batch: waiting for a send hides the recv behind it
+            waits = session.instant()
             for work in works:
                 original([work])
-                session.attempt_hook("p2p", self._waited, work, waits)
+                ended = session.attempt_hook("p2p", self._waited, work, waits)
+                waits = waits if ended is None else ended
             return None
 
         return wait_batch_p2p
 
-    def _waited(self, work: Any, waits: Instant) -> None:
-        """The end is when the waiter goes on; on a GPU that is the stream, which waits where `wait` was called."""
+    def _waited(self, work: Any, waits: Instant) -> Instant:
+        """Record what `work` carried, waited for since `waits`; returns the end, which is when the waiter goes on.
+
+        On a GPU the waiter is the stream, which waits where `wait` was called.
+        """
         session = self.session
         end = session.instant_like(waits)
         posted = self._waiting.pop(id(work), None)
         entries = (posted,) if posted is not None else self._take_coalesced(work)
         for _, kind, microbatch, stage_index, peer, start in entries:
             session.record(_P2P, kind, start, end, microbatch=microbatch, chunk=stage_index, peer=peer, extra=waits)
+        return end
 
     def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, Instant]]:
         keys = [key for key, entry in self._waiting.items() if entry[0] is work]

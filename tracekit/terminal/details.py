@@ -27,6 +27,7 @@ _POSTED = {
     Posting.EARLY: "ahead of the computes before them",
     Posting.ANY_DIRECTION: "behind the previous compute of any direction",
     Posting.BATCHED: "in batches between computes, which wait for them",
+    Posting.RECORDED: "in the order in which the host asked and waited, as recorded",
 }
 
 
@@ -76,6 +77,8 @@ def _posting(report: Report) -> str:
     found = report.posting
     if found.posting is Posting.SAME_DIRECTION:
         return ""
+    if found.posting is Posting.RECORDED:
+        return f"posted {_POSTED[found.posting]}"
     return f"posted {_POSTED[found.posting]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
 
 

@@ -56,12 +56,14 @@ class Posting(StrEnum):
     EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
     ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it. Transfers
     posted together are one call; the next compute, and host work recorded after the call, waits for the whole call.
+    RECORDED: what the host did before it asked, as recorded (`host_order`).
     """
 
     EARLY = "early"
     SAME_DIRECTION = "same-direction"
     ANY_DIRECTION = "any-direction"
     BATCHED = "batched"
+    RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +77,44 @@ class PostingRule:
 
 #: The assumption of the published method.
 PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
+#: No assumption: the trace tells when the host asked for each transfer and what it waited for.
+RECORDED = PostingRule(Posting.RECORDED, 1.0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedLanes:
-    """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`: as in `LaneGroup`."""
+    """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`, `posted`, `resumed`: as in
+    `LaneGroup`.
+    """
 
     structure: Structure
     start: Floats
     end: Floats
     present: Bools | None = None
+    posted: Floats | None = None
+    resumed: Floats | None = None
 
     @classmethod
     def sampled(
-        cls, structure: Structure, start: Floats, duration: Floats, present: Bools | None = None
+        cls,
+        structure: Structure,
+        start: Floats,
+        duration: Floats,
+        present: Bools | None = None,
+        posted: Floats | None = None,
+        resumed: Floats | None = None,
     ) -> RecordedLanes:
         """At most `MOST_LANES` of the lanes, evenly spread."""
         lanes = np.unique(np.linspace(0, start.shape[1] - 1, MOST_LANES).astype(np.int64))
         some = start[:, lanes]
-        return cls(structure, some, some + duration[:, lanes], None if present is None else present[:, lanes])
+        return cls(
+            structure,
+            some,
+            some + duration[:, lanes],
+            None if present is None else present[:, lanes],
+            None if posted is None else posted[:, lanes],
+            None if resumed is None else resumed[:, lanes],
+        )
 
     def is_behind(self, first: int, second: int) -> bool:
         """Whether row `second` began after row `first` wherever it could have begun before."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.host_clocks import ClockFit
@@ -441,6 +442,63 @@ def test_a_recv_that_was_there_before_its_wait_is_estimated():
     result = pipeline(send=(11, 12), recv=(1, 60, 60))
     assert result.ops.estimated_recvs == 1
     assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(1, 11)]
+
+
+def one_transfer(*, asked, went_on):
+    """Stage 0 computes for 10 ms, sends and waits for it; stage 1 loads data, asks for it then, and computes."""
+    transfer = {"microbatch": 0, "peer": 0}
+    sending = [
+        compute("forward-compute", 0, 10, chunk=0),
+        (Category.P2P, "forward-send", 11, went_on, {**transfer, "chunk": 0, "extra": 12 * MS}),
+        (Category.OPTIMIZER, "optimizer", went_on + 1, went_on + 5, {}),
+    ]
+    receiving = [
+        (Category.DATA_LOAD, "data-load", 0, asked - 1, {}),
+        (Category.P2P, "forward-recv", asked, 22, {**transfer, "chunk": 1, "extra": (asked + 1) * MS}),
+        compute("forward-compute", 23, 33, chunk=1),
+        (Category.OPTIMIZER, "optimizer", 34, 40, {}),
+    ]
+    return merged(rank(0, sending, mesh=MESH), rank(1, receiving, mesh=MESH))
+
+
+def test_a_send_ends_before_its_recv_where_its_host_went_on_earlier():
+    """The receiver's thread came 2 ms late."""
+    result = one_transfer(asked=16, went_on=20)
+    assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(11, 20)]
+    assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(16, 22)]
+
+
+def test_what_the_host_of_a_pipeline_does_between_ops_is_host_work():
+    """Cut where it asked for a transfer, without its waits; nothing is left to explain."""
+    result = one_transfer(asked=16, went_on=20)
+    assert ops_of(result, 0, OpKind.HOST_DELAY) == [(10, 11), (11, 12), (20, 21)]
+    assert ops_of(result, 1, OpKind.HOST_DELAY) == [(15, 16), (16, 17), (22, 23), (33, 34)]
+    trust = Job(result.trace).attribution.trust
+    assert (trust.replay_error, trust.discrepancy) == (pytest.approx(0), pytest.approx(0))
+
+
+def test_what_the_host_does_next_waits_for_its_transfers():
+    """A transfer begins where the host asked for it, and the work behind its wait behind it, a send's too."""
+    graph = Job(one_transfer(asked=16, went_on=20).trace).replay.graph
+    assert graph.posting.posting is Posting.RECORDED
+    waits = graph.to_networkx()
+    send, recv, host = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.HOST_DELAY
+    assert {(before[2:], after[2:]) for before, after in waits.edges if send in (before[2], after[2])} == {
+        ((OpKind.FORWARD_COMPUTE, 0), (send, 0)),
+        ((host, 0), (send, 0)),
+        ((send, 0), (host, 2)),
+    }
+    assert {(before[2:], after[2:]) for before, after in waits.edges if recv in (before[2], after[2])} == {
+        ((host, 0), (recv, 0)),
+        ((recv, 0), (host, 2)),
+        ((recv, 0), (OpKind.FORWARD_COMPUTE, 0)),
+    }
+
+
+def test_nobody_waits_for_a_send_that_was_buffered():
+    """It was over before its receiver asked for it."""
+    waits = Job(one_transfer(asked=16, went_on=15).trace).replay.graph.to_networkx()
+    assert not list(waits.successors((0, 0, OpKind.FORWARD_SEND, 0)))
 
 
 def test_clocks_are_corrected_and_violations_counted():

@@ -1,0 +1,124 @@
+"""What the host of each stage waited for before it went on, where the recording tells.
+
+In: structures made by the rules of the published method, and recorded times of some of their lanes, among them when the
+host asked for each transfer and when it went on behind it. Out: structures in which a transfer begins where the host
+asked for it, and whatever the host did next waits for the transfers that it had waited for. `posting` infers from the
+times of transfers alone what is known here.
+
+A host does one thing after the other. Its computes and other work are in order anyway; a transfer is asked for between
+two of them, and waited for between two of them, in all steps alike. A send that ended before its receive was asked for
+was buffered: nobody waited for the receiver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, merged_order
+from tracekit.analysis.graph.rules.posting import OBEYED_SHARE, RecordedLanes
+from tracekit.analysis.graph.structure import Structure
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.model import OpKind
+
+_TRANSFERS = tuple(kind.code for way in (FORWARD, BACKWARD) for kind in (way.send, way.recv))
+_STREAM = tuple(kind.code for kind in COMPUTE_STREAM)
+#: The end of a step, in the order in which the structure has it.
+_TAIL = (
+    OpKind.LAYERNORM_GRADS_ALL_REDUCE,
+    OpKind.EMBEDDING_GRADS_ALL_REDUCE,
+    OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
+    OpKind.OPTIMIZER,
+)
+
+
+def with_host_order(lanes: RecordedLanes) -> Structure | None:
+    """The structure of the lanes with the order of each host; None if a transfer's is not recorded, or there is none.
+
+    `lanes`: of this structure, as recorded.
+    """
+    structure = lanes.structure
+    transfers = np.flatnonzero(np.isin(structure.kind, _TRANSFERS))
+    if lanes.posted is None or lanes.resumed is None or not len(transfers):
+        return None
+    if np.isnan(lanes.posted[transfers]).any() or np.isnan(lanes.resumed[transfers]).any():
+        return None
+    kept = np.logical_not(_inferred(structure))
+    edges = [edge for stage in np.unique(structure.pp_rank[transfers]) for edge in _edges(lanes, int(stage))]
+    before, after = zip(*edges, strict=True) if edges else ((), ())
+    return replace(
+        structure,
+        before=np.concatenate([structure.before[kept], np.array(before, np.int64)]),
+        after=np.concatenate([structure.after[kept], np.array(after, np.int64)]),
+    )
+
+
+def _inferred(structure: Structure) -> np.ndarray:
+    """Edges that say when the host asks for a transfer, [edges]: all from a compute, but for those from what a send
+    sends.
+    """
+    before, after = structure.kind[structure.before], structure.kind[structure.after]
+    found = np.zeros(len(before), np.bool_)
+    for way in (FORWARD, BACKWARD):
+        found |= after == way.recv.code
+        found |= (after == way.send.code) & (before != way.compute.code)
+    computes = (FORWARD.compute.code, BACKWARD.compute.code)
+    inferred: np.ndarray = found & np.isin(before, computes)
+    return inferred
+
+
+def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
+    """The edges (before, after) of one stage's host."""
+    assert lanes.posted is not None, "asked by the caller"
+    assert lanes.resumed is not None, "asked by the caller"
+    structure = lanes.structure
+    here = structure.pp_rank == stage
+    transfers = np.flatnonzero(here & np.isin(structure.kind, _TRANSFERS))
+    host = _host(lanes, stage)
+    posted, resumed = lanes.posted[transfers], lanes.resumed[transfers]
+    asked_at, resumed_at = _place(lanes, host, posted), _place(lanes, host, resumed)
+    waited = [not _buffered(lanes, int(row)) for row in transfers]
+    for one, row in enumerate(transfers.tolist()):
+        if asked_at[one] > 0:
+            yield int(host[asked_at[one] - 1]), row
+        # Behind the same work of the host, and waited for before this one was asked for.
+        before = (resumed_at == asked_at[one]) & (np.median(posted[one] - resumed, axis=1) >= 0) & waited
+        for other in transfers[before].tolist():
+            yield other, row
+        if waited[one] and resumed_at[one] < len(host):
+            yield row, int(host[resumed_at[one]])
+
+
+def _host(lanes: RecordedLanes, stage: int) -> Ints:
+    """What the host of a stage does one after the other: the rows of its stream, and what comes first behind them."""
+    structure = lanes.structure
+    here = structure.pp_rank == stage
+    rows = [np.flatnonzero(here & (structure.kind == code)) for code in _STREAM]
+    stream = merged_order(np.median(lanes.start, axis=1), rows)
+    tail = [row for kind in _TAIL for row in np.flatnonzero(here & (structure.kind == kind.code)).tolist()]
+    return np.concatenate([stream, np.array(tail[:1], np.int64)])
+
+
+def _place(lanes: RecordedLanes, host: Ints, times: Floats) -> Ints:
+    """How many rows of `host` were over at each of `times` [transfers, lanes], as in most lanes, [transfers].
+
+    What begins or ends at that very moment does so within rounding; half of it is on the right side.
+    """
+    middle = (lanes.start[host] + lanes.end[host]) / 2
+    began = np.array([(middle < one).sum(axis=0) for one in times])
+    place: Ints = np.sort(began, axis=1)[:, (began.shape[1] - 1) // 2]
+    return place
+
+
+def _buffered(lanes: RecordedLanes, row: int) -> bool:
+    """Whether a send ended in some lanes before its receive was asked for."""
+    assert lanes.posted is not None, "asked by the caller"
+    assert lanes.resumed is not None, "asked by the caller"
+    structure = lanes.structure
+    if structure.kind[row] not in (FORWARD.send.code, BACKWARD.send.code):
+        return False
+    (recv,) = np.setdiff1d(np.flatnonzero(structure.group == structure.group[row]), [row])
+    met = lanes.resumed[row] >= lanes.posted[recv]
+    return bool(met.mean() < OBEYED_SHARE)
