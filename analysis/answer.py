@@ -178,7 +178,7 @@ def _saves(evidence: Evidence, cause: Cause, best: Fix) -> str:
     assumes = f"; assumes {assumed}" if assumed else ""
     return (
         f"saves {'at most ' if best.bound else ''}{saved} a step"
-        f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}),"
+        f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {best.saved_s / evidence.recorded_s:.0%}),"
         f" {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day{assumes}"
     )
 
@@ -188,11 +188,11 @@ def _trust(evidence: Evidence, trust: Trust) -> str:
         return "; ".join(trust.reasons)
     explained = f"gaps between ops add {trust.discrepancy:.1%}"
     if trust.discrepancy > LARGEST_DISCREPANCY:
-        explained += f", of which {trust.unexplained:.1%} have no cause named here"
+        explained += f", all but {trust.unexplained:.1%} explained"
     layout = evidence.replay.graph.layout
     ranks, inside = layout.tp * layout.cp, ""
     if ranks > 1 and evidence.lockstep is None:
-        inside = f"; the {ranks} ranks of a worker are not told apart"
+        inside = f"; one rank in {ranks} recorded, standing for its worker"
     return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
 

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
@@ -108,9 +111,9 @@ class Verdict:
     """The kind of loss that costs most, and the total loss.
 
     `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
-    total loss over the recorded step. `label`: what readers see of the kind, which tells slow ranks from ranks with
-    more work. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to 1, None
-    if no cause is named.
+    total loss over the recorded step. `step_lost_s`: what each step loses, [steps], `lost_s` in the mean. `label`: what
+    readers see of the kind, which tells slow ranks from ranks with more work. `sentence`: the verdict in words, without
+    its kind. `confidence`: that of the leading cause, 0 to 1, None if no cause is named.
     """
 
     kind: LossKind
@@ -118,6 +121,7 @@ class Verdict:
     headline_s: float
     lost_s: float
     share: float
+    step_lost_s: Floats
     lost_gpu_hours: float
     lost_gpu_hours_per_day: float
     sentence: str
@@ -158,6 +162,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
         headline_s=headline.lost_s,
         lost_s=lost_s,
         share=share,
+        step_lost_s=_step_lost_s(evidence, causes, lost_s),
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
         lost_gpu_hours_per_day=share * found.world_size * 24,
         sentence=headline.sentence,
@@ -263,6 +268,20 @@ def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss])
     return max(together_s, *(loss.lost_s for loss in losses))
 
 
+def _step_lost_s(evidence: Evidence, causes: Sequence[Cause], lost_s: float) -> Floats:
+    """What each step loses, [steps]: what goes with the causes; the rest as S, or if S sees none, as the steps last."""
+    found, changes = evidence.attribution, [cause.change for cause in causes if cause.change is not None]
+    gone = np.zeros(len(found.steps))
+    if changes and lost_s > 0:
+        gone = (evidence.unchanged - step_times_with(evidence.replay, changes)).clip(min=0)
+        if gone.mean() > lost_s:
+            return np.asarray(gone * (lost_s / gone.mean()))
+    rest = (found.original - found.ideal).clip(min=0)
+    if not rest.any():
+        rest = found.recorded
+    return np.asarray(gone + (lost_s - gone.mean()) * rest / rest.mean())
+
+
 def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
     """The kind of loss to name, its cost, and the sentence about it."""
     found = evidence.attribution
@@ -288,7 +307,7 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
     sentence = (
-        f"no straggler (slowdown {found.slowdown:.3f}), and no cause costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
+        f"no straggler (slowdown {found.slowdown:.3f}), and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     )
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s

@@ -110,7 +110,7 @@ class ReportTables:
 
     @cached_property
     def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, seconds."""
+        """Slowdown and times of each step, and what it loses by the verdict, seconds."""
         found = self.attribution
         return pl.DataFrame(
             {
@@ -119,6 +119,7 @@ class ReportTables:
                 "recorded_s": found.recorded,
                 "original_s": found.original,
                 "ideal_s": found.ideal,
+                "lost_s": self.diagnosis.verdict.step_lost_s,
             }
         )
 

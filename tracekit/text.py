@@ -64,6 +64,11 @@ def three_digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def ratio(value: float) -> str:
+    """How many times as long something takes, with no more digits than matter: 1.7, 6.2, 28."""
+    return f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:,.0f}"
+
+
 def with_error(value: float, error: float) -> str:
     """A duration with its error in the same unit, so that the two can be compared at a glance: `36.6 ms ± 0.5 ms`."""
     return f"{seconds(value)} \u00b1 {error_of(value, error)}" if error > 0 else seconds(value)

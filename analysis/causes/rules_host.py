@@ -34,7 +34,7 @@ from tracekit.analysis.evidence.workers import busy_s, slow_workers
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.model import Worker
-from tracekit.text import seconds
+from tracekit.text import ratio, seconds
 
 #: Name launch delays and other host work, without waiting for data, from this share of the step on.
 HOST_BOUND_SHARE = 0.04
@@ -88,7 +88,7 @@ class LateData(Rule):
         )
         series = 1 + worst / evidence.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
-        effect = f"data comes {mean} late in the mean step, {longest} in the worst"
+        effect = f"data comes {mean} late on average, {longest} in the worst step"
         yield Candidate(self.kind, Where(dp_ranks=dp_ranks), effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
@@ -142,7 +142,7 @@ class SlowOptimizer(Rule):
         yield Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
-            f"optimizer takes {figures[0].value:.3g} times as long as its peers', {seconds(figures[1].value)} more",
+            f"optimizer takes {ratio(figures[0].value)} times as long as its peers', {seconds(figures[1].value)} more",
             figures,
             confidence_from(figures),
             change,

@@ -73,7 +73,7 @@ class SlowRankOfWorker(Rule):
             where, who = Where(ranks=tuple(numbers[at] for at in positions)), "computes"
         waits = seconds(float(gained[steps].mean()))
         effect = (
-            f"{who} {excess:.0%} longer than its peers in the worker, which wait {waits} of each step for it; noise"
+            f"{who} {excess:.0%} slower than its peers in the worker; they wait {waits} of each step for it, and noise"
             f" alone makes {noise:.0%}"
         )
         series = 1 + gained / evidence.unchanged_s

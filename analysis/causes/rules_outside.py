@@ -26,7 +26,7 @@ from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_us
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
 from tracekit.analysis.numeric.robust import lower_median, median
-from tracekit.text import seconds
+from tracekit.text import ratio, seconds
 
 #: A member of a ring that takes this many times as long as the others has a slow card.
 SMALLEST_NIC_FACTOR = 1.5
@@ -88,7 +88,7 @@ class SlowLink(Rule):
             )
             series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)
             change = links_as_usual(traffic, mine)
-            effect = f"transfers take {figures[0].value:.3g} times as long as on the usual link"
+            effect = f"transfers take {ratio(figures[0].value)} times as long as on the usual link"
             yield Candidate(self.kind, Where(links=links), effect, figures, confidence_from(figures), change, series)
 
 
@@ -129,9 +129,11 @@ class SlowNic(Rule):
                     "its collectives over those of other stages", card.ring_factor, SMALLEST_RING_FACTOR, Unit.FACTOR
                 )
                 figures = (*figures, ring)
-            effect = f"transfers over one network card take {figures[0].value:.3g} times as long as usual"
+            effect = f"transfers over one network card take {ratio(figures[0].value)} times as long as usual"
             if len(figures) > 1:
-                effect += f"; the collectives of its stage take {card.ring_factor:.3g} times as long as other stages'"
+                effect += (
+                    f"; the collectives of its stage take {ratio(card.ring_factor)} times as long as other stages'"
+                )
             yield Candidate(
                 self.kind,
                 Where(workers=card.workers, host=evidence.hosts.get(card.workers[0])),
@@ -165,7 +167,7 @@ class SlowNic(Rule):
         )
         change = Scale(evidence.collectives, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Where(workers=evidence.workers_where(hit))
-        effect = f"collectives take {figures[0].value:.3g} times as long as on its peers in the same ring"
+        effect = f"collectives take {ratio(figures[0].value)} times as long as on its peers in the same ring"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
 
@@ -244,8 +246,8 @@ class Congestion(Rule):
             Figure("longest over the usual", found.longest, HICCUP_FACTOR, Unit.FACTOR),
         )
         effect = (
-            f"{found.count:,} of {found.of:,} transfers and collectives take up to {found.longest:.3g} times as long as"
-            " usual, on changing links"
+            f"{found.count:,} of {found.of:,} transfers and collectives take up to {ratio(found.longest)} times as long"
+            " as usual, on changing links"
         )
         # No time pattern: hiccups are random, so the place of a few of them does not predict the next ones.
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), found.change)
@@ -292,7 +294,7 @@ class SharedCard(Rule):
         )
         longest = float(np.nanmax(traffic.seconds[long])) / traffic.usual_s
         effect = (
-            f"{long.sum():,} transfers take up to {longest:.3g} times as long as usual while a collective of the job"
+            f"{long.sum():,} transfers take up to {ratio(longest)} times as long as usual while a collective of the job"
             " passes the same card"
         )
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures[:1]), change)

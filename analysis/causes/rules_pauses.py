@@ -109,6 +109,13 @@ def _longest_share(evidence: Evidence, stops: Floats) -> float:
     return float(stops.max(axis=(0, 2)).mean()) / evidence.unchanged_s
 
 
+def _collections(share: float, where: Where) -> str:
+    """What collections of garbage do, at the worst worker for this share of the step."""
+    if where.workers:
+        return f"Python's garbage collection takes {share:.0%} of the step"
+    return f"ranks collect garbage, the worst for {share:.0%} of the step, and wait for each other"
+
+
 class PythonGc(Rule):
     """Python's garbage collector stops a worker between its ops or during a forward.
 
@@ -142,8 +149,8 @@ class PythonGc(Rule):
                 Unit.SHARE,
             )
             figures.append(share)
-            effects.append(f"Python's garbage collection takes {share.value:.0%} of the step on the worst worker")
             where = Where(workers=_stopped_workers(evidence, stops))
+            effects.append(_collections(share.value, where))
         pause = pauses_in_forwards(evidence)
         if pause is not None:
             long = pause > 0

@@ -32,6 +32,8 @@ from tracekit.model import Worker
 
 #: A worker is slow in one kind only if the excess of the other kind is below this share of it.
 OTHER_KIND_SHARE = 0.25
+#: Factors within this of each other are one figure in a sentence.
+_ALIKE = 0.03
 ONE_KIND_CHECK = (
     "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
     " input; a machine that is slow is so in forwards and backwards; then DCGM on its GPUs"
@@ -44,6 +46,8 @@ def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
     factors = worker_factor(evidence)[hit] - 1 if alone is None else _kind_factors(evidence, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    if 0 < high - low < _ALIKE:
+        size = f"about {(low + high) / 2:.0%}"
     if alone is not None:
         slow, well = ("forwards", "backwards") if alone == FORWARD else ("backwards", "forwards")
         whose = "its" if len(factors) == 1 else "their"
@@ -198,8 +202,8 @@ class SlowHost(Rule):
         " of the chassis; DCGM_FI_DEV_POWER_USAGE of all its GPUs"
     )
     suggested_fix = (
-        "check on {hosts} clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
-        " other jobs; if there is nothing that you can stop, drain {hosts}"
+        "on {hosts}, check clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
+        " other jobs; if you find nothing to stop, drain {hosts}"
     )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:

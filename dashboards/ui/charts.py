@@ -5,7 +5,7 @@ In: figures of a job. Out: HTML. Colours are those of the theme; what a colour s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
 
 
 def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True) -> Component:
-    """Recorded time of each step over its ideal time. `links`: each bar leads to its timeline."""
+    """Recorded time of each step, with what it loses by the verdict on top. `links`: each bar leads to its timeline."""
     block = -(-len(by_step) // MOST_BARS)
     shown = [
         max(by_step[at : at + block], key=lambda row: float(row["recorded_s"])) for at in range(0, len(by_step), block)
@@ -102,9 +102,10 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
     theme = viewer().theme
     bars: list[Component] = []
     for row in shown:
-        words = f"step {row['step']}: {seconds(row['recorded_s'])}, ideal {seconds(row['ideal_s'])}"
-        ideal = min(row["ideal_s"] / row["recorded_s"], 1.0) if row["recorded_s"] else 1.0
-        colours = f"linear-gradient(to top, {theme.ideal} {ideal:.1%}, {theme.recorded} {ideal:.1%})"
+        lost_s = min(_lost_s(row), row["recorded_s"])
+        words = f"step {row['step']}: {seconds(row['recorded_s'])}, {seconds(lost_s)} lost"
+        kept = 1.0 - lost_s / row["recorded_s"] if row["recorded_s"] else 1.0
+        colours = f"linear-gradient(to top, {theme.ideal} {kept:.1%}, {theme.recorded} {kept:.1%})"
         style = {"height": f"{row['recorded_s'] / top:.1%}", "background": colours}
         if links:
             where = href("/timeline", job=job, step=row["step"])
@@ -114,13 +115,18 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
     return html.Div(bars, className="bars", **({} if links else attributes(aria_hidden="true")))
 
 
+def _lost_s(row: Mapping[str, Any]) -> float:
+    """What a step loses; reports of older stores compare with the ideal instead."""
+    return float(row.get("lost_s", max(row["recorded_s"] - row["ideal_s"], 0.0)))
+
+
 def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
     """The bars of the steps, with what they show."""
     times = [row["recorded_s"] for row in by_step]
     theme, pooled = viewer().theme, -(-len(by_step) // MOST_BARS)
     said = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
     said += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
-    keys = [key("ideal", theme.ideal), key("above it", theme.recorded)]
+    keys = [key("needed", theme.ideal), key("lost", theme.recorded)]
     ends = [html.Span(f"step {by_step[0]['step']}"), html.Span(f"{by_step[-1]['step']}")]
     caption = html.Figcaption([f"{said}: ", *keys])
     return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")

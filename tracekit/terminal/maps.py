@@ -5,12 +5,13 @@ In: S of workers, or a `Report`. Out: what rich prints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tracekit.analysis.causes.model import Where
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
 from tracekit.text import seconds
@@ -49,13 +50,19 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
 
 
 def small_map(report: Report, rows: int) -> RenderableType | None:
-    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike.
+    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike, or
+    where the leading cause is no one's.
 
-    Neighbouring DP ranks that look alike share a row. Where more rows than that differ, a row is the worst of several.
+    Neighbouring DP ranks that look alike share a row, but for those of the culprit, which are marked. Where more rows
+    than that differ, a row is the worst of several.
     """
+    lead = next((loss.causes[0] for loss in report.diagnosis.verdict.losses if loss.causes), None)
+    if lead is not None and lead.where == Where(steps=lead.where.steps):
+        return None
+    accused = set() if lead is None else _rows_of(lead.where)
     dp_ranks = report.attribution.dp_ranks
     cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
-    merged = _alike(cells)
+    merged = _alike(cells, accused)
     if len(merged) > rows:
         cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
         ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
@@ -78,16 +85,24 @@ def small_map(report: Report, rows: int) -> RenderableType | None:
         line = Text(f"  dp {first} ".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
         for level in levels:
             line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+        if not accused.isdisjoint(range(first, end + 1)):
+            line.append(" <")
         lines.append(line)
     return Group(*lines)
 
 
-def _alike(cells: WorkerCells) -> list[tuple[int, int, tuple[int, ...]]]:
-    """First and last DP rank of each run that looks alike, and its levels."""
+def _rows_of(where: Where) -> set[int]:
+    """The DP ranks on which a cause sits, as far as it sits on some only."""
+    ends = [end for link in where.links for end in link.ends]
+    return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)
+
+
+def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """First and last DP rank of each run that looks alike, and its levels; `accused` DP ranks and others are apart."""
     runs: list[tuple[int, int, tuple[int, ...]]] = []
     for row, dp_rank in enumerate(cells.dp_ranks):
         levels = _levels(cells, row)
-        if runs and runs[-1][2] == levels:
+        if runs and runs[-1][2] == levels and (runs[-1][1] in accused) == (dp_rank in accused):
             runs[-1] = (runs[-1][0], dp_rank, levels)
         else:
             runs.append((dp_rank, dp_rank, levels))
