@@ -223,7 +223,10 @@ def _collective_costs(folder: Path) -> dict[str, tuple[float, float]]:
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
 
+    from tracekit.collectors.runtime.collectives import Collectives
     from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
+    from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
+    from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
     from tracekit.collectors.runtime.recorder import Recorder
     from tracekit.collectors.runtime.session import Session
     from tracekit.collectors.runtime.wire_format import RuntimeOptions
@@ -233,10 +236,11 @@ def _collective_costs(folder: Path) -> dict[str, tuple[float, float]]:
     recorder = Recorder(folder, 0, 0, options)
     session = Session(recorder, options, rank=0, world_size=1, attempt=0)
     session.start()
-    hooks = CollectiveHooks(session)
-    hooks.install()
-    hooks.install_functional(functional)
-    hooks._hook_reducer()
+    collectives = Collectives(session)
+    reducer = ReducerHooks(collectives)
+    CollectiveHooks(collectives, reducer).install()
+    FunctionalHooks(collectives).install(functional)
+    reducer.hook()
     tensor, group, reduction = torch.ones(16), dist.group.WORLD, torch.classes.c10d.ReduceOp()
 
     def bucket():
@@ -262,9 +266,9 @@ def _empty_kernel_us(bucket) -> tuple[float, float]:
     """What it costs to pass a bucket through Python at all: a dispatcher kernel that does nothing."""
     import torch
 
-    from tracekit.collectors.runtime.hooks_comm import _below_autograd, _Kernel
+    from tracekit.collectors.runtime.hooks_reducer import Kernel, below_autograd
 
-    kernel = _Kernel("allreduce_", _below_autograd(torch.ops.c10d.allreduce_.default))
+    kernel = Kernel("allreduce_", below_autograd(torch.ops.c10d.allreduce_.default))
 
     def switch(*, recording: bool) -> None:
         if recording != kernel.installed:

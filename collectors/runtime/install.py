@@ -11,12 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.device import DeviceClock
 from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
 from tracekit.collectors.runtime.hooks_compute import LoopHooks, PipelineHooks
 from tracekit.collectors.runtime.hooks_deepspeed import DeepSpeedHooks
+from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
 from tracekit.collectors.runtime.hooks_host import HostHooks
+from tracekit.collectors.runtime.hooks_reducer import BUCKETS, ReducerHooks
 from tracekit.collectors.runtime.nccl import follow_steps
 from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.session import Session
@@ -50,11 +53,13 @@ def install_hooks(session: Session) -> None:
         session.install("torch.profiler", _install_profiler, session, lacks="the trace of torch.profiler")
     session.install("NCCL's profiler", follow_steps, session, lacks="the steps of NCCL's events")
     if dist.is_available() and dist.is_initialized():
-        collectives = CollectiveHooks(session)
-        session.install("torch.distributed", collectives.install, lacks="collectives")
-        functional, fsdp = collectives.install_functional, collectives.install_fsdp
-        _later(session, "torch.distributed._functional_collectives", functional, lacks="functional collectives")
-        _later(session, _FSDP, fsdp, lacks="what computes on a GPU wait for FSDP2's parameters")
+        collectives = Collectives(session)
+        reducer, functional = ReducerHooks(collectives), FunctionalHooks(collectives)
+        started = CollectiveHooks(collectives, reducer)
+        session.install("torch.distributed", started.install, lacks="collectives")
+        session.install("DistributedDataParallel", reducer.install, lacks=BUCKETS)
+        _later(session, "torch.distributed._functional_collectives", functional.install, lacks="functional collectives")
+        _later(session, _FSDP, started.install_fsdp, lacks="what computes on a GPU wait for FSDP2's parameters")
         watch_mesh = functools.partial(_watch_mesh, session)
         _later(session, "torch.distributed.device_mesh", watch_mesh, lacks="the layout that device meshes tell")
 

@@ -1,7 +1,6 @@
 """The recording session of one rank: which step it is, whether it is recorded, and what the hooks share.
 
-In: begins and ends from the hooks. Out: records and facts for the recorder. Nothing here raises into training: what
-fails is counted, the hook that failed is switched off, and one warning per attempt says so.
+In: begins and ends from the hooks. Out: records and facts for the recorder.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
 from tracekit.collectors.runtime.evaluation import Evaluation
 from tracekit.collectors.runtime.gpu_state import GpuState
-from tracekit.collectors.runtime.patches import PatchSet, Wrap
+from tracekit.collectors.runtime.guard import Guard
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.run_queue import RunQueue
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
@@ -37,7 +35,7 @@ MOST_WAITED_US = 2**31 - 1
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
 
 
-class Session:
+class Session(Guard):
     """One rank in one attempt.
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
@@ -49,17 +47,16 @@ class Session:
     def __init__(
         self, recorder: Recorder, options: RuntimeOptions, *, rank: int, world_size: int, attempt: int
     ) -> None:
-        self.recorder, self.options = recorder, options
-        self.rank, self.world_size, self.attempt = rank, world_size, attempt
+        super().__init__(recorder, rank)
+        self.options = options
+        self.world_size, self.attempt = world_size, attempt
         self.process_id = os.getpid()
         self.thread_id = threading.get_ident()
-        self.patches = PatchSet()
         self.step = 0
         self.schedule = options.schedule
         self.recording = True  # step 0 shows the job's shape
         self.busy = 0
         self.optimizing = False
-        self.failures: Counter[str] = Counter()
         self.unfinished = 0
         self.microbatch = 0
         self.step_listeners: list[Callable[[], None]] = []
@@ -79,7 +76,6 @@ class Session:
         self._optimizers_per_step = 1
         self._clipping: tuple[int, Instant] | None = None
         self._held: tuple[str, Instant, Instant, int, int, int] | None = None
-        self._disabled: set[str] = set()
         self._run_queue = RunQueue()
         self._waited_ns = self._run_queue.waited_ns() or 0
 
@@ -137,58 +133,6 @@ class Session:
     def in_main_thread(self) -> bool:
         """Whether the thread is the one that trains; others must not move the step."""
         return threading.get_ident() == self.thread_id
-
-    def failed(self, hook: str, error: BaseException) -> None:
-        """Count the failure of a hook, switch that hook off and warn once per attempt."""
-        self.failures[hook] += 1
-        self._disabled.add(hook)
-        if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is off from"
-                " here; the training goes on, `tracekit collect` counts further failures at the end\n"
-            )
-
-    def attempt_hook(self, hook: str, body: Callable[..., Any], *args: Any) -> Any:
-        """Run a hook's body; None where it failed or is off."""
-        if hook in self._disabled:
-            self.failures[hook] += 1
-            return None
-        try:
-            return body(*args)
-        except Exception as error:
-            self.failed(hook, error)
-            return None
-
-    def patch(self, owner: Any, path: str, wrap: Wrap, *, lacks: str) -> None:
-        """Hook `owner.path`. Where that cannot be, the ranks tell that the trace lacks `lacks`; training goes on."""
-        self.patch_any(owner, {path: wrap}, lacks=lacks)
-
-    def patch_any(self, owner: Any, wraps: Mapping[str, Wrap], *, lacks: str) -> None:
-        """The same for one thing with several names, old and new: those that are there are hooked."""
-        hook = f"{getattr(owner, '__module__', '')}.{owner.__name__}.{next(iter(wraps))}".lstrip(".")
-        try:
-            added = [path for path, wrap in wraps.items() if self.patches.add(owner, path, wrap)]
-        except Exception as error:
-            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
-        else:
-            if not added:
-                self.lost_hook(hook, "there is none", lacks)
-
-    def install(self, hook: str, body: Callable[..., Any], *args: Any, lacks: str) -> None:
-        """Run what puts a hook in place; where it raises, the trace lacks `lacks`."""
-        try:
-            body(*args)
-        except Exception as error:
-            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
-
-    def lost_hook(self, hook: str, reason: str, lacks: str) -> None:
-        """Tell, once for all ranks now and on each for the trace, that a hook could not be put in place."""
-        self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
-        if self.recorder.first_of_all_ranks(f"lost-{hook}"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); the training goes on, the trace lacks"
-                f" {lacks}\n"
-            )
 
     # ---- the device ----------------------------------------------------------------------------------------------
 

@@ -7,9 +7,11 @@ import torch
 
 from tests.collectors.fake_cuda import FakeCuda
 from tracekit.collectors.runtime import session as session_module
+from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.device import DeviceClock
 from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
 from tracekit.collectors.runtime.hooks_compute import PipelineHooks
+from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 
 US, MS = 1_000, 1_000_000
@@ -91,10 +93,11 @@ def rig(monkeypatch):
     clock.owns = lambda tensor: tensor is not None
     session.use_device(clock, types.SimpleNamespace(start=lambda _: None))
     clock.tick()
-    hooks = CollectiveHooks(session)
-    hooks._groups["dp"] = 4
+    collectives = Collectives(session)
+    hooks = CollectiveHooks(collectives, ReducerHooks(collectives))
+    collectives._groups["dp"] = 4
     made = types.SimpleNamespace(session=session, cuda=cuda, sink=sink, clock=clock, hooks=hooks, host=host)
-    made.nccl = Gpu(cuda)
+    made.collectives, made.nccl = collectives, Gpu(cuda)
     made.group = types.SimpleNamespace(group_name="dp")
     yield made
     assert session.failures == {}
@@ -199,7 +202,7 @@ def test_a_captured_collective_is_left_alone(rig):
     assert isinstance(work(rig.group, [torch.ones(2)]), Work)
     rig.cuda.capturing = False
     assert rig.sink.records == []
-    assert rig.hooks._waited_for == {}
+    assert rig.collectives.waited_for == {}
 
 
 def test_a_collective_of_host_tensors_is_timed_on_the_host(rig):
@@ -216,9 +219,9 @@ def test_a_collective_of_host_tensors_is_timed_on_the_host(rig):
 
 
 def test_the_bucket_of_a_reducer_is_timed_like_a_collective(rig):
-    start = rig.hooks._launched(([torch.ones(2)],))
+    start = rig.collectives.launched(([torch.ones(2)],))
     work = Work(rig.cuda, rig.nccl.launch(3 * MS))
-    rig.hooks._started("allreduce", rig.group, ([torch.ones(2)],), start, work)
+    rig.collectives.started("allreduce", rig.group, ([torch.ones(2)],), start, work)
     assert drained(rig) == [(0.0, 3.0)]
 
 

@@ -1,0 +1,149 @@
+"""Collectives under way: when each began and ended, over which process group, and who waits for it.
+
+In: calls of torch, from the hooks. Out: collective records, with the process group by number. The end of a collective
+is when its future completes; nobody waits for it here. NCCL's futures call back at once, on a stream that waits for the
+collective: a mark placed there is passed when the collective ends.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tracekit.collectors.runtime.callbacks import Callbacks
+from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.session import Session
+from tracekit.collectors.runtime.wire_format import Category, Flag
+
+_COLLECTIVE, _BLOCKING = Category.COLLECTIVE, int(Flag.BLOCKING)
+#: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
+_COALESCED = 17
+
+
+class Collectives:
+    """The collectives of one session. `waited_for`: those that end when their caller has waited, by what it waits with;
+    `inside`: those that a compute started, by their works.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
+        self.inside: dict[int, tuple[str, int]] = {}
+        self._groups: dict[str, int] = {}
+        self._without_future: set[str] = set()
+        self._callbacks = Callbacks()
+        session.step_listeners.append(self._forget_unfinished)
+        session.before_the_end.append(self._callbacks.wait_for_all)
+
+    def group_number(self, group: Any) -> int:
+        """The number that stands for a process group in records."""
+        number = self._groups.get(group.group_name)
+        if number is None:
+            number = self._groups[group.group_name] = len(self._groups)
+            self.session.recorder.fact(
+                "group",
+                {
+                    "number": number,
+                    "name": group.group_name,
+                    "description": getattr(group, "group_desc", ""),  # from torch 2.3 on
+                    "ranks": dist.get_process_group_ranks(group),
+                },
+            )
+        return number
+
+    def note_inside(self, name: str, group: Any, work: Any) -> None:
+        """Remember whose wait this work's is. By number: to keep the work would keep its tensors."""
+        self.inside[id(work)] = (name, self.group_number(group))
+
+    def launched(self, args: tuple[Any, ...]) -> Instant | None:
+        """When it is, on the clock of the first tensor; None while a graph is captured.
+
+        A callback of a captured collective would draw its stream into the graph, and the capture would fail.
+        """
+        session = self.session
+        if session.device is None:
+            return session.instant()
+        return None if session.device.capturing() else session.instant_for(_first_tensor(args))
+
+    def begins(self, args: tuple[Any, ...]) -> Instant | None:
+        """The same for a call of Python, which may be the first op of a step."""
+        session = self.session
+        if session.device is not None and session.device.capturing():
+            return None
+        if session.busy == 0 and session.in_main_thread():
+            on_host = session.device is not None and not session.device.owns(_first_tensor(args))
+            return session.begin_host_op() if on_host else session.begin_op()
+        return self.launched(args)
+
+    def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
+        """Record the collective when its caller has waited for it or its future completes, at once without either."""
+        number = self.group_number(group)
+        flags = _flags(args) if self.session.in_main_thread() else 0
+        ended = functools.partial(self.ended, name, start, number, self.session.step, _bytes(args), flags)
+        if work is None:  # it runs on the current stream
+            ended()
+            return
+        # A caller that waits at once goes on when it is over; the thread that completes futures may come late.
+        waited_for_here = flags and isinstance(start, int)
+        if not waited_for_here and name not in self._without_future and not self._is_coalesced(work):
+            try:
+                future = work.get_future()
+            except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
+                self._without_future.add(name)
+            else:
+                if isinstance(start, int):
+                    self._callbacks.hold(number, work)
+                self._callbacks.add(future, functools.partial(self.session.attempt_hook, name, ended))
+                return
+        self.waited_for[id(work)] = (work, ended)
+
+    def _is_coalesced(self, work: Any) -> bool:
+        op_type = getattr(work, "_get_op_type", None)
+        return self.session.device is not None and op_type is not None and op_type() == _COALESCED
+
+    def ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
+        """Record a collective of `size` bytes that is over now."""
+        end = self.session.instant_like(start)
+        self.session.record(_COLLECTIVE, name, start, end, peer=group, extra=size, step=step, flags=flags)
+
+    def waited(self, name: str, group: int, start: Instant) -> None:
+        """Record that a compute has waited since `start` for a collective it started inside."""
+        self.session.record(Category.WAIT, name, start, self.session.instant(), peer=group)
+
+    def _forget_unfinished(self) -> None:
+        self.session.unfinished += len(self.waited_for)
+        self.waited_for.clear()
+        self.inside.clear()
+
+
+def _first_tensor(args: Any) -> torch.Tensor | None:
+    """The first tensor among arguments, looking into lists."""
+    for one in args:
+        if isinstance(one, torch.Tensor):
+            return one
+        if isinstance(one, (list, tuple)):
+            found = _first_tensor(one)
+            if found is not None:
+                return found
+    return None
+
+
+def _flags(args: tuple[Any, ...]) -> int:
+    """Whether the caller of `torch.distributed` waits itself: the options, the last argument, say so."""
+    return 0 if not args or getattr(args[-1], "asyncOp", True) else _BLOCKING
+
+
+def _bytes(args: tuple[Any, ...]) -> int:
+    """Size of the first tensor argument(s), bytes."""
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and len(first) == 1:  # nearly always
+        first = first[0]
+    if isinstance(first, torch.Tensor):
+        return int(first.nbytes)
+    if isinstance(first, (list, tuple)):
+        return sum(_bytes((item,)) for item in first)
+    return 0

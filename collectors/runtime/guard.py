@@ -1,0 +1,76 @@
+"""Puts hooks in place and runs them so that nothing raises into training.
+
+What fails is counted, the hook that failed is switched off, and one warning per attempt says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tracekit.collectors.runtime.patches import PatchSet, Wrap
+from tracekit.collectors.runtime.recorder import Recorder
+
+
+class Guard:
+    """The hooks of one rank: which are in place (`patches`), and how often each has failed (`failures`)."""
+
+    def __init__(self, recorder: Recorder, rank: int) -> None:
+        self.recorder, self.rank = recorder, rank
+        self.patches = PatchSet()
+        self.failures: Counter[str] = Counter()
+        self._disabled: set[str] = set()
+
+    def failed(self, hook: str, error: BaseException) -> None:
+        """Count the failure of a hook, switch that hook off and warn once per attempt."""
+        self.failures[hook] += 1
+        self._disabled.add(hook)
+        if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
+            sys.stderr.write(
+                f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is off from"
+                " here; the training goes on, `tracekit collect` counts further failures at the end\n"
+            )
+
+    def attempt_hook(self, hook: str, body: Callable[..., Any], *args: Any) -> Any:
+        """Run a hook's body; None where it failed or is off."""
+        if hook in self._disabled:
+            self.failures[hook] += 1
+            return None
+        try:
+            return body(*args)
+        except Exception as error:
+            self.failed(hook, error)
+            return None
+
+    def patch(self, owner: Any, path: str, wrap: Wrap, *, lacks: str) -> None:
+        """Hook `owner.path`. Where that cannot be, the ranks tell that the trace lacks `lacks`; training goes on."""
+        self.patch_any(owner, {path: wrap}, lacks=lacks)
+
+    def patch_any(self, owner: Any, wraps: Mapping[str, Wrap], *, lacks: str) -> None:
+        """The same for one thing with several names, old and new: those that are there are hooked."""
+        hook = f"{getattr(owner, '__module__', '')}.{owner.__name__}.{next(iter(wraps))}".lstrip(".")
+        try:
+            added = [path for path, wrap in wraps.items() if self.patches.add(owner, path, wrap)]
+        except Exception as error:
+            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
+        else:
+            if not added:
+                self.lost_hook(hook, "there is none", lacks)
+
+    def install(self, hook: str, body: Callable[..., Any], *args: Any, lacks: str) -> None:
+        """Run what puts a hook in place; where it raises, the trace lacks `lacks`."""
+        try:
+            body(*args)
+        except Exception as error:
+            self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
+
+    def lost_hook(self, hook: str, reason: str, lacks: str) -> None:
+        """Tell, once for all ranks now and on each for the trace, that a hook could not be put in place."""
+        self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
+        if self.recorder.first_of_all_ranks(f"lost-{hook}"):
+            sys.stderr.write(
+                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); the training goes on, the trace lacks"
+                f" {lacks}\n"
+            )

@@ -1,0 +1,93 @@
+"""Hooks for functional collectives: the Python side, which process groups never see."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from tracekit.collectors.runtime.collectives import Collectives
+from tracekit.collectors.runtime.compiling import is_compiling
+from tracekit.collectors.runtime.device import Instant
+
+#: Functional collectives with one tensor, by their names, new and old: their result is waited for by `wait_tensor`.
+FUNCTIONAL = (
+    ("all_reduce",),
+    ("all_gather_single", "all_gather_tensor"),
+    ("reduce_scatter_single", "reduce_scatter_tensor"),
+    ("all_to_all_single",),
+    ("broadcast",),
+)
+
+
+class FunctionalHooks:
+    """Hooks of `torch.distributed._functional_collectives`; one instance per session."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.session, self.collectives = collectives.session, collectives
+        self._groups: dict[Hashable, int] = {}
+
+    def install(self, module: Any) -> None:
+        """Hook what scripts call.
+
+        Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
+        """
+        for names in FUNCTIONAL:
+            name = next((name for name in names if hasattr(module, name)), names[0])  # an old name calls the new one
+            wrap = functools.partial(self._hook, names[0], module)
+            self.session.patch(module, name, wrap, lacks=f"the functional collective {names[0]}")
+        self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
+
+    def _hook(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        session = self.session
+        group_at = list(inspect.signature(original).parameters).index("group")
+
+        @functools.wraps(original)
+        def functional(*args: Any, **kwargs: Any) -> Any:
+            if not session.recording or is_compiling():
+                return original(*args, **kwargs)
+            start = session.attempt_hook(name, self.collectives.begins, args)
+            result = original(*args, **kwargs)
+            if start is not None:
+                group = kwargs["group"] if "group" in kwargs else args[group_at]
+                session.attempt_hook(name, self._started, name, module, group, start, result)
+            return result
+
+        return functional
+
+    def _started(self, name: str, module: Any, group: Any, start: Instant, result: Any) -> None:
+        try:
+            number = self._groups[group]
+        except (KeyError, TypeError):  # TypeError: a list of ranks
+            name_of_group = module._resolve_group_name(group)  # noqa: SLF001
+            resolve = torch.distributed.distributed_c10d._resolve_process_group  # noqa: SLF001
+            number = self.collectives.group_number(resolve(name_of_group))
+            if isinstance(group, Hashable):
+                self._groups[group] = number
+        waiting = getattr(result, "elem", None)
+        size = (result if waiting is None else waiting).nbytes
+        ended = functools.partial(self.collectives.ended, name, start, number, self.session.step, size, 0)
+        if waiting is None:
+            ended()
+        else:
+            self.collectives.waited_for[waiting.data_ptr()] = (waiting, ended)  # a view of it may be what is waited for
+
+    def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, waited_for = self.session, self.collectives.waited_for
+
+        def tensor_waited_for(tensor: Any) -> None:
+            pending = waited_for.pop(tensor.data_ptr(), None)
+            if pending is not None:
+                pending[1]()
+
+        @functools.wraps(original)
+        def wait_tensor(tensor: Any) -> Any:
+            result = original(tensor)
+            if waited_for and not is_compiling():
+                session.attempt_hook("wait_tensor", tensor_waited_for, tensor)
+            return result
+
+        return wait_tensor
