@@ -8,7 +8,7 @@ collective: a mark placed there is passed when the collective ends.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,9 +19,12 @@ from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
-_COLLECTIVE, _BLOCKING = Category.COLLECTIVE, int(Flag.BLOCKING)
+_BLOCKING = int(Flag.BLOCKING)
 #: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
 _COALESCED = 17
+
+#: A collective under way, as `Collectives.ended` takes it: name, start, group, step, bytes, flags.
+Begun = tuple[str, Instant, int, int, int, int]
 
 
 class Collectives:
@@ -31,7 +34,7 @@ class Collectives:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.waited_for: dict[int, tuple[Any, Callable[[], None]]] = {}
+        self.waited_for: dict[int, tuple[Any, Begun]] = {}
         self.inside: dict[int, tuple[str, int]] = {}
         self._groups: dict[str, int] = {}
         self._without_future: set[str] = set()
@@ -72,20 +75,23 @@ class Collectives:
     def begins(self, args: tuple[Any, ...]) -> Instant | None:
         """The same for a call of Python, which may be the first op of a step."""
         session = self.session
-        if session.device is not None and session.device.capturing():
+        first = session.busy == 0 and get_ident() == session.thread_id
+        if session.device is None:
+            return session.begin_op() if first else session.instant()
+        if session.device.capturing():
             return None
-        if session.busy == 0 and session.in_main_thread():
-            on_host = session.device is not None and not session.device.owns(_first_tensor(args))
-            return session.begin_host_op() if on_host else session.begin_op()
+        if first:
+            return session.begin_op() if session.device.owns(_first_tensor(args)) else session.begin_host_op()
         return self.launched(args)
 
     def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
         """Record the collective when its caller has waited for it or its future completes, at once without either."""
+        session = self.session
         number = self.group_number(group)
-        flags = _flags(args) if self.session.in_main_thread() else 0
-        ended = functools.partial(self.ended, name, start, number, self.session.step, _bytes(args), flags)
+        flags = _flags(args) if get_ident() == session.thread_id else 0
+        begun = (name, start, number, session.step, _bytes(args), flags)
         if work is None:  # it runs on the current stream
-            ended()
+            self.ended(*begun)
             return
         # A caller that waits at once goes on when it is over; the thread that completes futures may come late.
         waited_for_here = flags and isinstance(start, int)
@@ -97,18 +103,20 @@ class Collectives:
             else:
                 if isinstance(start, int):
                     self._callbacks.hold(number, work)
-                self._callbacks.add(future, functools.partial(self.session.attempt_hook, name, ended))
+                self._callbacks.add(future, functools.partial(session.attempt_hook, name, self.ended, *begun))
                 return
-        self.waited_for[id(work)] = (work, ended)
+        self.waited_for[id(work)] = (work, begun)
 
     def _is_coalesced(self, work: Any) -> bool:
+        if self.session.device is None:
+            return False
         op_type = getattr(work, "_get_op_type", None)
-        return self.session.device is not None and op_type is not None and op_type() == _COALESCED
+        return op_type is not None and op_type() == _COALESCED
 
     def ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
         """Record a collective of `size` bytes that is over now."""
-        end = self.session.instant_like(start)
-        self.session.record(_COLLECTIVE, name, start, end, peer=group, extra=size, step=step, flags=flags)
+        session = self.session
+        session.record_collective(name, start, session.instant_like(start), group, step, size, flags)
 
     def waited(self, name: str, group: int, start: Instant) -> None:
         """Record that a compute has waited since `start` for a collective it started inside."""
@@ -140,7 +148,7 @@ def _flags(args: tuple[Any, ...]) -> int:
 def _bytes(args: tuple[Any, ...]) -> int:
     """Size of the first tensor argument(s), bytes."""
     first = args[0] if args else None
-    if isinstance(first, (list, tuple)) and len(first) == 1:  # nearly always
+    if type(first) is list and len(first) == 1:  # nearly always
         first = first[0]
     if isinstance(first, torch.Tensor):
         return int(first.nbytes)

@@ -15,29 +15,35 @@ from tracekit.collectors.runtime.recorder import Recorder
 
 
 class Guard:
-    """The hooks of one rank: which are in place (`patches`), and how often each has failed (`failures`)."""
+    """The hooks of one rank: which are in place (`patches`), how often each has failed (`failures`), which are `off`.
+
+    A hook's body runs in `attempt_hook`, or, on the path of every collective, in the same lines without the call.
+    """
 
     def __init__(self, recorder: Recorder, rank: int) -> None:
         self.recorder, self.rank = recorder, rank
         self.patches = PatchSet()
         self.failures: Counter[str] = Counter()
-        self._disabled: set[str] = set()
+        self.off: set[str] = set()
 
     def failed(self, hook: str, error: BaseException) -> None:
         """Count the failure of a hook, switch that hook off and warn once per attempt."""
         self.failures[hook] += 1
-        self._disabled.add(hook)
+        self.off.add(hook)
         if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
             sys.stderr.write(
                 f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is off from"
                 " here; the training goes on, `tracekit collect` counts further failures at the end\n"
             )
 
+    def skip(self, hook: str) -> None:
+        """Count a call of a hook that is off."""
+        self.failures[hook] += 1
+
     def attempt_hook(self, hook: str, body: Callable[..., Any], *args: Any) -> Any:
         """Run a hook's body; None where it failed or is off."""
-        if hook in self._disabled:
-            self.failures[hook] += 1
-            return None
+        if hook in self.off:
+            return self.skip(hook)
         try:
             return body(*args)
         except Exception as error:

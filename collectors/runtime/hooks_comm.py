@@ -55,20 +55,27 @@ class CollectiveHooks:
         self.session.patch(dist.Work, "wait", self._wait, lacks="what computes wait for inside")
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self.session
+        session, begins, started = self.session, self.collectives.begins, self.collectives.started
+        off, reducer = session.off, self._reducer if name == REDUCERS else None
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
             if not session.recording or is_compiling():
                 return original(group, *args, **kwargs)
-            start = session.attempt_hook(name, self.collectives.begins, args)
-            if name == REDUCERS and self._reducer.hooked:
+            try:
+                start = begins(args) if name not in off else session.skip(name)
+            except Exception as error:
+                start = session.failed(name, error)
+            if reducer is not None and reducer.hooked:
                 with BelowAutograd():  # past the kernel for the reducer: this call is recorded here, at half the cost
                     work = original(group, *args, **kwargs)
             else:
                 work = original(group, *args, **kwargs)
             if start is not None:
-                session.attempt_hook(name, self.collectives.started, name, group, args, start, work)
+                try:
+                    started(name, group, args, start, work)
+                except Exception as error:
+                    session.failed(name, error)
                 if work is not None and (session.busy or session.optimizing):
                     session.attempt_hook(name, self.collectives.note_inside, name, group, work)
             return work
@@ -97,6 +104,7 @@ class CollectiveHooks:
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waited_for, inside, session = self.collectives.waited_for, self.collectives.inside, self.session
+        ended = self.collectives.ended
 
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +118,10 @@ class CollectiveHooks:
             if waited_for:
                 pending = waited_for.pop(id(work), None)
                 if pending is not None:
-                    session.attempt_hook("wait", pending[1])
+                    try:
+                        ended(*pending[1])
+                    except Exception as error:
+                        session.failed("wait", error)
             return result
 
         return wait

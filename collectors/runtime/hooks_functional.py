@@ -42,18 +42,24 @@ class FunctionalHooks:
         self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
 
     def _hook(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self.session
+        session, begins, started, off = self.session, self.collectives.begins, self._started, self.session.off
         group_at = list(inspect.signature(original).parameters).index("group")
 
         @functools.wraps(original)
         def functional(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or is_compiling():
                 return original(*args, **kwargs)
-            start = session.attempt_hook(name, self.collectives.begins, args)
+            try:
+                start = begins(args) if name not in off else session.skip(name)
+            except Exception as error:
+                start = session.failed(name, error)
             result = original(*args, **kwargs)
             if start is not None:
                 group = kwargs["group"] if "group" in kwargs else args[group_at]
-                session.attempt_hook(name, self._started, name, module, group, start, result)
+                try:
+                    started(name, module, group, start, result)
+                except Exception as error:
+                    session.failed(name, error)
             return result
 
         return functional
@@ -69,25 +75,25 @@ class FunctionalHooks:
                 self._groups[group] = number
         waiting = getattr(result, "elem", None)
         size = (result if waiting is None else waiting).nbytes
-        ended = functools.partial(self.collectives.ended, name, start, number, self.session.step, size, 0)
+        begun = (name, start, number, self.session.step, size, 0)
         if waiting is None:
-            ended()
-        else:
-            self.collectives.waited_for[waiting.data_ptr()] = (waiting, ended)  # a view of it may be what is waited for
+            self.collectives.ended(*begun)
+        else:  # by its data: a view of it may be what is waited for
+            self.collectives.waited_for[waiting.data_ptr()] = (waiting, begun)
 
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, waited_for = self.session, self.collectives.waited_for
-
-        def tensor_waited_for(tensor: Any) -> None:
-            pending = waited_for.pop(tensor.data_ptr(), None)
-            if pending is not None:
-                pending[1]()
+        session, waited_for, ended = self.session, self.collectives.waited_for, self.collectives.ended
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
             result = original(tensor)
             if waited_for and not is_compiling():
-                session.attempt_hook("wait_tensor", tensor_waited_for, tensor)
+                try:
+                    pending = waited_for.pop(tensor.data_ptr(), None)
+                    if pending is not None:
+                        ended(*pending[1])
+                except Exception as error:
+                    session.failed("wait_tensor", error)
             return result
 
         return wait_tensor

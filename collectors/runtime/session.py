@@ -24,7 +24,7 @@ from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, Runtim
 from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns
-_COMPUTE = Category.COMPUTE
+_COMPUTE, _COLLECTIVE, _OPTIMIZER = Category.COMPUTE, Category.COLLECTIVE, Category.OPTIMIZER
 #: A script that names each span differently fills no memory: further names are one.
 MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
@@ -224,6 +224,18 @@ class Session(Guard):
             self._compute_ns += host_ns(end) - host_ns(start)
             self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
 
+    def record_collective(
+        self, name: str, start: Instant, end: Instant, group: int, step: int, size: int, flags: int
+    ) -> None:
+        """Keep one collective of `size` bytes over the process group with that number."""
+        number = self._names.get(name)
+        if number is None:
+            number = self.name(name)
+        if self.device is None:
+            self.recorder.add((_COLLECTIVE, flags, number, step, NONE, NONE, group, start, end, size))
+        else:
+            self.device.keep((_COLLECTIVE, flags, number, step, NONE, NONE, group), start, end, size)
+
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
         """Keep a forward back until it shows whether its loss comes right behind it."""
         self.flush_held()
@@ -296,12 +308,13 @@ class Session(Guard):
 
         Where hooks are out, that op goes unseen: then the step is over once as many optimizers stepped as in step 0.
         """
+        end = self.instant_like(start)
         if self.recording:
-            self.record(Category.OPTIMIZER, "optimizer", start, self.instant_like(start))
+            self.record(_OPTIMIZER, "optimizer", start, end)
         if self._manual_steps:
             return
         self._step_over = True
-        self._last_end = now_ns()
+        self._last_end = end if isinstance(end, int) else now_ns()
         if not self.recording and len(self._stepped) >= self._optimizers_per_step:
             self._next_step()
 
