@@ -62,10 +62,14 @@ class CollectiveHooks:
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
             if not session.recording or is_compiling():
                 return original(group, *args, **kwargs)
+            start = None
             try:
-                start = begins(args) if name not in off else session.skip(name)
+                if name in off:
+                    session.skip(name)
+                else:
+                    start = begins(args)
             except Exception as error:
-                start = session.failed(name, error)
+                session.failed(name, error)
             if reducer is not None and reducer.hooked:
                 with BelowAutograd():  # past the kernel for the reducer: this call is recorded here, at half the cost
                     work = original(group, *args, **kwargs)

@@ -49,10 +49,14 @@ class FunctionalHooks:
         def functional(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or is_compiling():
                 return original(*args, **kwargs)
+            start = None
             try:
-                start = begins(args) if name not in off else session.skip(name)
+                if name in off:
+                    session.skip(name)
+                else:
+                    start = begins(args)
             except Exception as error:
-                start = session.failed(name, error)
+                session.failed(name, error)
             result = original(*args, **kwargs)
             if start is not None:
                 group = kwargs["group"] if "group" in kwargs else args[group_at]
