@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 _SPINNER = "|/-\\"
 
@@ -83,8 +84,11 @@ def progress(after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def hushed_panics() -> Iterator[None]:
-    """Suppress what polars' threads print to stderr about a damaged file; the error message has it in one line."""
+def hushed_panics(*, telling: bool = True) -> Iterator[None]:
+    """Suppress what polars' threads print to stderr about a damaged file; the error message has it in one line.
+
+    `telling`: lines that Python writes, such as those of `say`, still reach stderr.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # started without stderr
@@ -92,12 +96,24 @@ def hushed_panics() -> Iterator[None]:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
+    before = sys.stderr
+    if telling and _descriptor(before) == 2:
+        sys.stderr = os.fdopen(kept, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     try:
         yield
     finally:
+        sys.stderr = before
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def _descriptor(file: TextIO | None) -> int | None:
+    """The file descriptor behind `file`, if there is one."""
+    try:
+        return None if file is None else file.fileno()
+    except (OSError, ValueError):  # a buffer in memory
+        return None
 
 
 def _silence_stderr() -> None:

@@ -21,6 +21,7 @@ from tracekit.collectors.importers.published import read_layout_file, read_publi
 from tracekit.collectors.merge.merge import MergedAttempt, merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.merge.restarts import merge_run
+from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import is_run_directory, read_run
 from tracekit.collectors.run_directory.whole import read_attempt
@@ -119,7 +120,8 @@ class SegmentsImporter:
 
         def merge(number: int) -> MergedAttempt:
             recording = read_attempt(path, number)
-            for line in recording.left_out:
+            stopped = find_unrecorded(recording).stopped_line()
+            for line in (*recording.left_out, *([] if stopped is None else [stopped])):
                 say(f"tracekit: {printable(line)}")
             return merge_attempt(
                 recording,

@@ -280,5 +280,7 @@ def _troubles(rank: Any) -> list[str]:
     if rank.off:
         troubles.append(f"stopped recording ({rank.off})")
     if not rank.closed:
-        troubles.append(f"ended without closing its recorder after {rank.steps} steps; what it had written is used")
+        troubles.append(
+            f"its recording stops after {rank.steps} steps (killed, or out of disk space); what it wrote is used"
+        )
     return troubles

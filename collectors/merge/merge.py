@@ -116,7 +116,7 @@ def merge_attempt(
         metadata={
             "format": COLLECTED,
             "framework": "torch",
-            UNIT_KEY: str(Unit.NS),
+            UNIT_KEY: str(Unit.S),  # known: a step that takes 1,000 times as long as the others did just that
             "hosts": {str(one.rank): one.host for one in ranks},
             "attempt": recording.attempt,
             "layout_source": placement.source,

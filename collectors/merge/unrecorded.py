@@ -12,6 +12,9 @@ from typing import Any
 
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 
+#: Ranks that a line names.
+MOST_SHOWN = 8
+
 
 @dataclass(frozen=True, slots=True)
 class LostHook:
@@ -35,10 +38,15 @@ class FailedHook:
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """What an attempt lacks. `unused_device`: what torch could use a GPU with (`CUDA 13.0`) where no rank did."""
+    """What an attempt lacks.
+
+    `stopped`: rank -> last step, of ranks whose recording stopped before they ended. `unused_device`: what torch could
+    use a GPU with (`CUDA 13.0`) if no rank did.
+    """
 
     lost: tuple[LostHook, ...]
     failed: tuple[FailedHook, ...]
+    stopped: dict[int, int]
     unused_device: str | None
 
     def metadata(self) -> dict[str, Any]:
@@ -48,7 +56,18 @@ class Unrecorded:
             found["lost_hooks"] = [asdict(one) for one in self.lost]
         if self.failed:
             found["failed_hooks"] = [asdict(one) for one in self.failed]
+        if self.stopped:
+            found["stopped_ranks"] = {str(rank): step for rank, step in self.stopped.items()}
         return found
+
+    def stopped_line(self) -> str | None:
+        """A line about recordings that stopped before their ranks ended; None if there are none."""
+        if not self.stopped:
+            return None
+        shown = [f"{rank} (step {step})" for rank, step in self.stopped.items()]
+        more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
+        where = f"{'rank' if len(shown) == 1 else 'ranks'} {', '.join(shown[:MOST_SHOWN])}{more}"
+        return f"the recording stops early on {where}: killed, out of disk space, or still running"
 
     def lines(self) -> list[str]:
         """What to tell the user at the end, a line each. Failed hooks are told rank by rank elsewhere."""
@@ -65,7 +84,13 @@ class Unrecorded:
 def find_unrecorded(recording: AttemptRecording) -> Unrecorded:
     """Gather what the ranks told."""
     ranks = list(recording.ranks.values())
-    return Unrecorded(_lost(ranks), _failed(ranks), _unused_device(ranks))
+    stopped = {one.rank: _last_step(one) for one in ranks if (one.summary or {"off": "no summary"}).get("off")}
+    return Unrecorded(_lost(ranks), _failed(ranks), stopped, _unused_device(ranks))
+
+
+def _last_step(one: RankRecording) -> int:
+    """The last step of which there is a record, -1 if there is none."""
+    return int(one.records["step"].max()) if len(one.records) else -1
 
 
 def _lost(ranks: Iterable[RankRecording]) -> tuple[LostHook, ...]:
@@ -106,5 +131,6 @@ def _told(one: RankRecording, kind: str) -> dict[str, Any]:
 
 
 def _ranks(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    more = f" and {len(numbers) - MOST_SHOWN} more" if len(numbers) > MOST_SHOWN else ""
+    shown = ", ".join(map(str, numbers[:MOST_SHOWN])) + more
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"

@@ -167,12 +167,12 @@ def _start(rank: int, world_size: int) -> Any:
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
     recorder.between = Control(directory.parent, functools.partial(setattr, session, "schedule")).look
+    session.start()  # raises where the process may have no more threads: then there are no hooks either
     install_hooks(session)
     if options.hang_after_s > 0 and world_size > 1:
         from tracekit.collectors.runtime.hang_watch import HangWatch
 
         session.install("the watch for hangs", HangWatch(session, directory).start, lacks="reports on hangs")
-    session.start()
     atexit.register(session.close)
     spans.attach(session)
     return session

@@ -56,7 +56,7 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
 
     read = analysed = _Clock.now()
     try:
-        with hushed_panics():
+        with hushed_panics(telling=False):
             job = load_any(there.path, layout=there.layout)
         if there.changed(task.source):
             return replace(outcome, digest=None, stamp="", rule=str(Rule.CHANGED),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, collect, contradictions, environment, plain, python, torchrun
-from tests.handmade import run, slow_trace
+from tests.handmade import run, run_process, slow_trace
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category
@@ -182,7 +182,8 @@ def test_a_rank_that_dies_costs_only_its_last_step(runs, crash):
         assert steps[rank][:6] == [1, 2, 3, 4, 5, 6]
     assert contradictions(ran.trace) == []  # step 7, on some ranks only, does no harm
     if crash == "kill":
-        assert any("rank 2: ended without closing its recorder" in line for line in ran.closing)
+        assert any("rank 2: its recording stops after " in line for line in ran.closing)
+        assert "2" in ran.trace.metadata["stopped_ranks"]
     else:
         assert "rank 2 fails in step 7" in ran.complained
 
@@ -299,7 +300,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def test_what_fits_on_a_disk_that_fills_up_is_read(tmp_path):
-    """No file of the training may grow beyond 32 KiB: whole records up to there are in the trace, the rank says why."""
+    """No file of the training may grow beyond 32 KiB: whole records up to there are in the trace, the rank says why.
+
+    Who reads the segments later is told that they stop early.
+    """
     interpreter, *script = python("many_steps.py")
     command = [interpreter, "-c", LIMITED, *script]
     ran = collect(tmp_path, command, "--segments", str(tmp_path / "run"), STEPS=400)
@@ -313,6 +317,10 @@ def test_what_fits_on_a_disk_that_fills_up_is_read(tmp_path):
     steps = ran.trace.steps.tolist()
     assert steps == list(range(1, len(steps) + 1))
     assert steps[-1] >= records["step"][whole - 1] - 1
+    assert ran.trace.metadata["stopped_ranks"] == {"0": int(records["step"].max())}
+    assert read_any(tmp_path / "run").ops.equals(ran.trace.ops)
+    told = run_process("info", str(tmp_path / "run")).err
+    assert f"the recording stops early on rank 0 (step {records['step'].max()})" in told
 
 
 def test_a_folder_that_takes_no_manifest_has_its_trace_all_the_same(tmp_path):

@@ -40,6 +40,22 @@ def test_the_ranks_of_another_job_in_one_folder_say_so_once(tmp_path, monkeypatc
     assert bootstrap._claimed(tmp_path, 2)  # a rank of another node has its own launcher
 
 
+def test_a_rank_that_may_not_start_a_thread_trains_without_hooks(tmp_path, monkeypatch, capsys):
+    """As in a container whose limit of processes is reached (`pids.max`)."""
+    from tracekit.collectors.runtime import install, recorder
+
+    def refuse(_recorder):
+        raise RuntimeError("can't start new thread")
+
+    hooked = []
+    monkeypatch.setenv("TRACEKIT_COLLECT_DIR", str(tmp_path))
+    monkeypatch.setattr(recorder.Recorder, "start", refuse)
+    monkeypatch.setattr(install, "install_hooks", hooked.append)
+    bootstrap.activate(0, 1)
+    assert (bootstrap._session, hooked) == (None, [])
+    assert "rank 0 cannot start its recorder (RuntimeError: can't start new thread)" in capsys.readouterr().err
+
+
 class Sink:
     """Keeps what it is told."""
 
