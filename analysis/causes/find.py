@@ -241,7 +241,7 @@ def _verdict(evidence: Evidence) -> Cause:
         where=Where(),
         title="No straggler",
         signature="S below 1.1 and none of the known signatures",
-        effect=f"stragglers cost {max(attribution.waste, 0.0):.1%} of the step",
+        effect=f"ops that last longer than their ideal cost {max(attribution.waste, 0.0):.1%} of the step",
         evidence=figures,
         confidence=1.0,
         saved_s=0.0,

@@ -22,6 +22,8 @@ from tracekit.worker_map import Pooled, WorkerMap, pool
 
 #: The largest small map, DP ranks down and stages across; maps of at most this many cells show figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128
+#: Columns that have room for more than a number above them.
+FEW_COLUMNS = 8
 #: Bars of steps; more are pooled, and the slowest of each pool is drawn.
 MOST_BARS = 60
 _INKS = ("#1f2328", "#ffffff")
@@ -50,7 +52,8 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
     bounds = level_bounds(float(found.slowdown.max()))
     levels = np.searchsorted(bounds, np.nan_to_num(pooled.values), side="right")
     corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
-    heads = [html.Span(str(at * pooled.column_block), className="axis") for at in range(columns)]
+    noun = "stage " if columns <= FEW_COLUMNS else ""
+    heads = [html.Span(f"{noun}{at * pooled.column_block}", className="axis") for at in range(columns)]
     cells: list[Component] = [corner, *heads]
     for row in range(rows):
         cells.append(html.Span(str(found.dp_ranks[row * pooled.row_block]), className="axis"))
