@@ -43,9 +43,9 @@ check: $(VENV)/.dev
 test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)
 	+$(MAKE) --no-print-directory --jobs 2 check suite
 
-# One process more than two cores: many tests wait for a browser, a training job or an alert.
+# More processes than two cores: many tests wait for a browser, a training job or an alert.
 suite: $(VENV)/.dev
-	$(BIN)/pytest -n 3 -m "not fleet"
+	$(BIN)/pytest -n 5 -m "not fleet"
 
 # Studies of many jobs: killed processes, a Ray cluster on this machine, an S3 server. Some minutes.
 test-fleet: $(VENV)/.fleet

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
+import gc
 import os
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,28 @@ from tests.handmade import slow_trace
 ROOT = Path(__file__).parent
 #: Folders whose set-up is to be made in one process only, for those of their subfolders, too.
 DEAR = {ROOT / "collectors"}
-#: The units that take longest.
+#: Folders that run where another does, with its browser and its dashboards.
+TOGETHER = {"tests/dashboards/ui": "tests/dashboards/pages", "tests/dashboards/web": "tests/dashboards"}
+#: The units that take longest: what waits for jobs and browsers begins first, and what only computes fills the rest.
 LONGEST = (
-    "tests/dashboards/pages",
     "tests/collectors",
-    "tests/dashboards/web",
+    "tests/dashboards/pages",
     "tests/dashboards",
     "tests/live/test_alerts.py",
-    "tests/test_site.py",
-    "tests/test_packaging.py",
-    *(f"tests/collectors/launch/test_{name}.py" for name in ("hang", "doctor", "nodes", "terminal", "profiler")),
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor")),
+    "tests/test_killed_import.py",
+    "tests/live/test_run.py",
+    "tests/fleet/test_run.py",
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("terminal", "standalone", "long_runs", "gone")),
+    *(f"tests/test_{name}.py" for name in ("packaging", "site", "store_windows", "first_minutes", "docs")),
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("attach", "profiler")),
     "tests/collectors/nccl/test_launching.py",
     "tests/collectors/nccl",
-    *(f"tests/test_{name}.py" for name in ("bad_input", "cli", "first_minutes", "absurd_sizes", "docs")),
-    "tests/live/test_run.py",
+    "tests/fleet/test_sources.py",
+    *(f"tests/test_{name}.py" for name in ("absurd_sizes", "bad_input", "cli", "in_the_way")),
 )
+#: Folders whose tests only compute: behind all others.
+COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/synth/")
 
 
 @pytest.fixture
@@ -42,20 +50,17 @@ def slow_file(tmp_path: Path) -> Path:
 
 
 @cache
-def asked(file: Path, fixtures: frozenset[str]) -> bool:
-    """Whether functions in a file have parameters of these names: pytest finds fixtures by them."""
-    text = file.read_text()
-    if fixtures.isdisjoint(re.findall(r"\w+", text)):
-        return False
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    return any(one.arg in fixtures for function in functions for one in function.args.args + function.args.kwonlyargs)
+def asked(file: Path) -> frozenset[str]:
+    """The names of the parameters of functions in a file: pytest finds fixtures by them."""
+    lists = re.findall(r"^ *def \w+\(([^)]*)\)", file.read_text(), re.MULTILINE)
+    return frozenset(word for parameters in lists for word in re.findall(r"\w+", parameters))
 
 
 @cache
 def provided(conftest: Path) -> frozenset[str]:
-    """The fixtures of a conftest.py."""
-    functions = [node for node in ast.walk(ast.parse(conftest.read_text())) if isinstance(node, ast.FunctionDef)]
-    return frozenset(one.name for one in functions if any("fixture" in ast.unparse(how) for how in one.decorator_list))
+    """The fixtures of a conftest.py that are set up once for a whole run."""
+    found = re.findall(r'^@pytest\.fixture\(scope="session"\)\ndef (\w+)', conftest.read_text(), re.MULTILINE)
+    return frozenset(found)
 
 
 @cache
@@ -69,15 +74,27 @@ def unit(file: str) -> str:
         if folder == ROOT:
             break
         conftest = folder / "conftest.py"
-        if conftest.exists() and asked(path, provided(conftest)):
-            return str((folder if folder in DEAR else path.parent).relative_to(ROOT.parent))
+        if conftest.exists() and asked(path) & provided(conftest):
+            its_folder = str((folder if folder in DEAR else path.parent).relative_to(ROOT.parent))
+            return TOGETHER.get(its_folder, its_folder)
     return file
 
 
 def turn(item: pytest.Item) -> int:
     """When a test begins: what takes longest first, so that all processes end together."""
     its_unit = unit(item.nodeid.split("::")[0])
-    return LONGEST.index(its_unit) if its_unit in LONGEST else len(LONGEST)
+    return LONGEST.index(its_unit) if its_unit in LONGEST else len(LONGEST) + its_unit.startswith(COMPUTED)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """While tests are collected nothing becomes garbage, and looking for it takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -90,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`pytest -n 3` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
+    """`pytest -n 5` hands out units in order; pytest-xdist 3.8 loses its own groups under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):
