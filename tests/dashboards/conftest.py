@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -76,6 +77,38 @@ def serve() -> Iterator[Callable[..., Serving]]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+class Shown:
+    """The dashboard that answers at an address for now."""
+
+    app: Callable[..., Any]
+
+    def __call__(self, *request: Any) -> Any:
+        return self.app(*request)
+
+
+@pytest.fixture(scope="session")
+def one_address() -> Iterator[tuple[str, Shown]]:
+    """An address and what is to answer there."""
+    shown = Shown()
+    server = make_server("127.0.0.1", 0, shown, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", shown
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def show(one_address: tuple[str, Shown]) -> Callable[[Path], Serving]:
+    """Puts a store of the test's own at the one address where tabs stay open between tests: a new one takes seconds."""
+
+    def put(store: Path) -> Serving:
+        url, shown = one_address
+        shown.app = make_app(store).server
+        return Serving(url, store)
+
+    return put
 
 
 @pytest.fixture(scope="session")

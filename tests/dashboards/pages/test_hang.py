@@ -102,9 +102,9 @@ def test_ranks_that_nobody_can_tell_apart_stand_where_culprits_do() -> None:
 
 
 def test_the_page_is_drawn_and_names_are_text(
-    visit: Callable[..., Page], serve: Callable[[Path], Serving], hung: Path
+    visit: Callable[..., Page], show: Callable[[Path], Serving], hung: Path
 ) -> None:
-    page = visit("/hang", base=serve(hung).url)
+    page = visit("/hang", base=show(hung).url)
     page.wait_for_selector("#hang-graph text:has-text('rank 6')")
     assert page.locator("#page .panel .note").first.inner_text().startswith(NAME)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

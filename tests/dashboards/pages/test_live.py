@@ -169,12 +169,12 @@ SEE_WINDOWS = """() => {
 
 
 def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
-    tmp_path: Path, serve: Callable[[Path], Serving], visit: Callable[..., Page]
+    tmp_path: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:
     store = Store(tmp_path / "s.store")
     store.begin_watch("live", "torchrun")
     store.append(window(0, analysed=True))
-    opened = visit("/job?job=live", base=serve(store.path).url, anew=True)
+    opened = visit("/job?job=live", base=show(store.path).url)
     expect(opened.get_by_text("Window 0 of 0 to 0")).to_be_visible()
     opened.evaluate("() => { window.reader = 'here'; window.scrollTo(0, 200); }")
     store.append(window(1, analysed=True))
@@ -201,10 +201,10 @@ def test_every_page_of_a_window_shows_it_says_so_and_leads_to_pages_of_it(path: 
 
 
 def test_what_a_page_of_a_window_asks_for_later_is_of_that_window(
-    live_store: Path, serve: Callable[[Path], Serving], visit: Callable[..., Page]
+    live_store: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:
     """The newest window is balanced, and has steps 0 to 3; this one has steps 2 and 3, which are slow."""
-    opened = visit("/workers?job=live&window=1", base=serve(live_store).url, anew=True)
+    opened = visit("/workers?job=live&window=1", base=show(live_store).url)
     opened.locator("#workers-step").fill("1")
     expect(opened.get_by_text("Step 2: slowdown 1.148")).to_be_visible()
     opened.get_by_role("link", name="Timeline").first.click()

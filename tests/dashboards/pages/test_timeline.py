@@ -130,11 +130,11 @@ def test_an_op_pointed_at_and_clicked_shows_its_figures(visit: Visit, slow_op: d
 
 
 def test_the_whole_step_begins_where_its_earliest_op_does(
-    visit: Visit, serve: Callable[[Path], Serving], tmp_path: Path
+    visit: Visit, show: Callable[[Path], Serving], tmp_path: Path
 ) -> None:
     trace = early(0.25)
     Store(tmp_path / "s.duckdb").add([Incoming(trace, "early", "x", Job(trace).findings())])
-    page = visit("/timeline?job=early&step=0", base=serve(tmp_path / "s.duckdb").url)
+    page = visit("/timeline?job=early&step=0", base=show(tmp_path / "s.duckdb").url)
     painted(page)
     whole = window(page)
     assert whole[0] == -0.25

@@ -35,6 +35,7 @@ from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
 Serve = Callable[[Path], Serving]
+Show = Callable[[Path], Serving]
 
 #: Adds eight jobs to a store, one import after the other.
 IMPORTING = """
@@ -220,11 +221,11 @@ class TestMetrics:
             ("analysed",),
         }
 
-    def test_any_job_name_is_a_label(self, tmp_path: Path, serve: Serve) -> None:
+    def test_any_job_name_is_a_label(self, tmp_path: Path, show: Show) -> None:
         name = 'a"b\\c\nd{}'
         trace = slow_trace((0,))
         Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "x", Job(trace).findings())])
-        text = get(f"{serve(tmp_path / 's.duckdb').url}/metrics")[1]
+        text = get(f"{show(tmp_path / 's.duckdb').url}/metrics")[1]
         found = {
             sample.labels.get("training_job") for one in text_string_to_metric_families(text) for sample in one.samples
         }
@@ -282,11 +283,11 @@ class TestHeaders:
 
 
 class TestBrokenAndHostile:
-    def test_names_from_outside_are_text_and_never_markup(self, tmp_path: Path, serve: Serve, visit: Visit) -> None:
+    def test_names_from_outside_are_text_and_never_markup(self, tmp_path: Path, show: Show, visit: Visit) -> None:
         name, host = "<script>alert(1)</script><img src=x onerror=alert(2)>", "<img src=x onerror=alert(3)>"
         trace = slow_trace((0, 1), metadata={"hosts": {str(rank): host for rank in range(4)}})
         Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "<b>source</b>", Job(trace).findings())])
-        base = serve(tmp_path / "s.duckdb").url
+        base = show(tmp_path / "s.duckdb").url
         page = visit("/", base=base)
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
         page.click(".job-card a")
