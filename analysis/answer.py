@@ -7,8 +7,10 @@ sentences; none of them interprets a figure itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Trust
 from tracekit.analysis.attribution.stalls import Stall
@@ -45,8 +47,7 @@ _PART = {
 PARTS = tuple(dict.fromkeys(_PART.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
+class Culprit(Struct, frozen=True):
     """One rank that a cause is on. `part`: what part of it is slow. `cost_s`: of the whole cause, mean seconds per
     step.
 
@@ -64,8 +65,7 @@ class Culprit:
     first_step: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Sentences without a full stop, None if there is nothing to say.
 
     `headline`: as the verdict's, without its kind. `fix`: what to do first about the leading cause, and what that
@@ -93,8 +93,8 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        plain = asdict(self)
-        return plain | {name: list(plain[name]) for name in ("culprits", "accounts")}
+        lists: dict[str, tuple[Struct, ...]] = {"culprits": self.culprits, "accounts": self.accounts}
+        return asdict(self) | {name: [asdict(one) for one in those] for name, those in lists.items()}
 
 
 def answer_of(

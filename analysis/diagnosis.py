@@ -7,8 +7,9 @@ once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from tracekit.analysis.answer import Answer, answer_of
 from tracekit.analysis.attribution.attribution import Attribution, Trust
@@ -27,8 +28,7 @@ from tracekit.analysis.verdict import Verdict, verdict_of
 from tracekit.trace import Trace
 
 
-@dataclass(frozen=True, eq=False)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, eq=False):
     """When, where and why a job is slow, what each fix would save, and whether to believe it.
 
     `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except

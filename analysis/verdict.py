@@ -8,11 +8,12 @@ all ranks have it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import Cause, CauseKind
@@ -84,8 +85,7 @@ _DONE_FOR_ALL = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loss:
+class Loss(Struct, frozen=True, eq=False):
     """The cost of one kind of loss, seconds of the mean step, and its causes in the order in which to address them.
 
     `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause.
@@ -97,8 +97,7 @@ class Loss:
     explained_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Headline:
+class _Headline(Struct, frozen=True):
     """The kind of loss to name, its cost in seconds of the mean step, and the sentence about it."""
 
     kind: LossKind
@@ -106,8 +105,7 @@ class _Headline:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class Verdict(Struct, frozen=True, eq=False):
     """The kind of loss that costs most, and the total loss.
 
     `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import Struct
 
 import tracekit
 from tests.documents.evil import EVIL, write_evil
@@ -177,5 +177,5 @@ def test_help_describes_everything_public(thing: object) -> None:
         if not name.startswith("_") and (callable(member) or isinstance(member, property)) and name != "mro":
             assert inspect.getdoc(member), name
     described = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__[:-1])
-    if dataclasses.is_dataclass(thing):
-        assert [field.name for field in dataclasses.fields(thing) if f"`{field.name}`" not in described] == []
+    fields = thing.__struct_fields__ if issubclass(thing, Struct) else getattr(thing, "__dataclass_fields__", ())
+    assert [name for name in fields if f"`{name}`" not in described] == []

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 #: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.
 FIGURES = (
@@ -37,8 +37,7 @@ SMALLEST_ALARMING_SHARE = 0.05
 _CALM, _CONTRADICTION = ("balanced", "minor"), "contradiction"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSlowdowns:
+class WorkerSlowdowns(Struct, frozen=True):
     """Exact slowdown of each worker in each step: `slowdown` is [steps, dp_ranks, stages].
 
     `steps` and `dp_ranks` name the first two axes.
@@ -65,8 +64,7 @@ class WorkerSlowdowns:
         ).with_columns(pl.col("slowdown").arr.to_list())
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """One cause in sentences, with everything that an alert about it needs.
 
     `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
@@ -98,8 +96,7 @@ class Account:
         return cls(**{**row, **lists})
 
 
-@dataclass(frozen=True, slots=True)
-class WindowVerdict:
+class WindowVerdict(Struct, frozen=True):
     """What alerts need from a window. `kind`: of its loss; `share`: total loss, of the step; `fix`: the best one.
 
     `sightings`: causes that cost time, the leading one first.
@@ -127,8 +124,7 @@ class WindowVerdict:
         return tuple(one for one in self.sightings if one.share >= SMALLEST_ALARMING_SHARE)
 
 
-@dataclass(frozen=True)
-class Findings:
+class Findings(Struct, frozen=True, dict=True):
     """The result of analysing a trace: `report` is its JSON; `workers` is None for a job without that layout."""
 
     report: str
@@ -206,8 +202,7 @@ def _causes_of_culprit(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Unanalysed:
+class Unanalysed(Struct, frozen=True):
     """Why a trace has no findings."""
 
     problem: str

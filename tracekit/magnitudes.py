@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, KINDS, P2P, OpKind, Unit
@@ -24,8 +24,7 @@ from tracekit.schema import KIND_TYPE, Source, distinct_steps, violation
 from tracekit.text import seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Usual:
+class Usual(Struct, frozen=True):
     """The usual duration of ops of `kinds`, seconds.
 
     Their median is compared with both ends; that of communication, which includes waiting, only with the lower end, and
@@ -76,8 +75,7 @@ LONGEST_S = 1e8
 MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A statistic and its usual range: `value` is compared with the upper end, `typical` with the lower."""
 
     what: str

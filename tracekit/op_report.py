@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN, waste
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -144,9 +146,7 @@ class OpReport:
                 "by_rank": [{"rank": rank, "recorded_s": seconds} for rank, seconds in self.critical_ranks.items()],
                 "delay_s": self.critical_delay_s,
             },
-            "questions": [
-                {name: getattr(asked, name) for name in Question.__dataclass_fields__} for asked in self.questions_asked
-            ],
+            "questions": [structs.asdict(asked) for asked in self.questions_asked],
         }
         plain: dict[str, Any] = without_nan(content)
         return plain

@@ -5,7 +5,7 @@ In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share, attribute_by
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -14,8 +14,7 @@ from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """One custom what-if question and its answer; `step_time_s` is the mean step time of its replay."""
 
     question: str
@@ -25,8 +24,7 @@ class Question:
     saved_gpu_hours_per_day: float
 
 
-@dataclass(frozen=True, slots=True)
-class ByLabel:
+class ByLabel(Struct, frozen=True):
     """What the ops of each value of a label, or of a combination of labels, cost; costliest first."""
 
     labels: tuple[str, ...]

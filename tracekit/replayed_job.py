@@ -7,8 +7,9 @@ replay, and nothing reads them again once the replay exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedJob:
+class ReplayedJob(Struct, frozen=True):
     """What a report needs of a job.
 
     `trace`: an outline (`Trace.outline`); `ops`: the number of ops in the whole trace. `published`: see `Report`.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.graph.rules.posting import PostingRule
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 LARGEST_DIFFERENCE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(Struct, frozen=True):
     """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second.
 
     `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
@@ -46,16 +46,14 @@ class ClockOffset:
     jump_step: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReport:
+class ClockReport(Struct, frozen=True):
     """Which clocks were off. `untied`: whose clocks could not be compared, None where all could."""
 
     offsets: tuple[ClockOffset, ...]
     untied: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedView:
+class PublishedView(Struct, frozen=True):
     """S by the published method, and why it can differ from tracekit's."""
 
     slowdown: float

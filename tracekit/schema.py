@@ -7,12 +7,12 @@ types, or one error that names source, column, row, value, expectation and next 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.errors import LayoutError, TraceError
 from tracekit.model import KINDS, Layout, Worker
@@ -81,8 +81,7 @@ def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) ->
     return positions
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """The origin of ops for messages: a name, and its names of canonical columns if they differ."""
 
     name: str

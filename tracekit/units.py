@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from tracekit.errors import TraceError
 from tracekit.magnitudes import LONGEST_S
@@ -31,8 +31,7 @@ FEWEST_STEPS = 3
 SMALLEST_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(Struct, frozen=True):
     """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, or of the clock
     that runs across steps, if known.
     """

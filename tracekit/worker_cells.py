@@ -7,10 +7,10 @@ documents draw in the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
@@ -24,8 +24,7 @@ _SHARES = (0.1, 0.25, 0.45, 0.65, 0.85)
 _LEAST_TOP = 1.1
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCells:
+class WorkerCells(Struct, frozen=True):
     """`slowdown`: the largest exact S_w of each patch of workers, [rows, columns]; `patch`: DP ranks and stages per
     patch.
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -32,8 +32,7 @@ LARGEST_CLAMPED_SHARE = 0.002
 SMALLEST_SLOWDOWN = 0.98
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
+class Trust(Struct, frozen=True):
     """Whether the replay explains the recording.
 
     `replay_error` = |T(launch delays kept) - T(recorded)| / T(recorded); `discrepancy` = T(recorded)/T(original) - 1,
@@ -47,8 +46,7 @@ class Trust:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Struct, frozen=True):
     """Two estimates of what a set x of ops costs; mean step times in seconds.
 
     `added_s` = T(ideal, x as recorded); `removed_s` = T(original, x idealised).
@@ -75,8 +73,7 @@ class Contribution:
         return _share(self.added_s - self.ideal_s, self.original_s - self.ideal_s)
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalTimes:
+class CriticalTimes(Struct, frozen=True):
     """Mean seconds of a step on the critical path: by reported kind, by worker, and while nothing on the path ran.
 
     The values of `by_kind` and `delay_s` add up to the step time, and so do those of `by_worker` and `delay_s`.
@@ -87,8 +84,7 @@ class CriticalTimes:
     delay_s: float
 
 
-@dataclass(frozen=True, eq=False)
-class Attribution:
+class Attribution(Struct, frozen=True, eq=False, dict=True):
     """Step times for every what-if question about one job. Arrays are seconds; `steps` are step numbers, [steps].
 
     `recorded`, `original`, `ideal`: [steps]. `by_kind`: reported kind -> [steps]; `by_stage`: [steps, stages];

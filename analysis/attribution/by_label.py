@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Value, count_ops
 from tracekit.analysis.numeric.arrays import Ints
@@ -25,8 +25,7 @@ from tracekit.errors import SelectionError
 COSTLIEST_OP_REPLAYS = 20_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """What the ops of one value (or combination of values) cost.
 
     `ops`: their number. `slowdown`: S_x, nan if the ideal job takes no time. Seconds per step: `added_s` = T(ideal, x
@@ -114,8 +113,7 @@ class _RowsOf:
             self.rows = [order[first:last] for first, last in pairwise(bounds)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Only:
+class _Only(Struct, frozen=True):
     """Scenario: the ideal job with only these ops as recorded (`kept`), or the original with only these ops ideal."""
 
     rows: Sequence[_RowsOf]

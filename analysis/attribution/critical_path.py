@@ -8,12 +8,12 @@ to another rank wherever a collective or transfer waited for one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGraph, Value
@@ -27,8 +27,7 @@ from tracekit.schema import KIND_TYPE
 _STEPS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CriticalPath:
+class CriticalPath(Struct, frozen=True, eq=False):
     """The ops on the critical path of every step, [ops] each; those of a step in the order in which they run.
 
     `step`: index into the graph's steps. `block`, `row`, `lane`: which op. `cost_s`: how much of the step the op takes,
@@ -175,8 +174,7 @@ def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ops:
+class _Ops(Struct, frozen=True, eq=False):
     """Ops of paths, last op first, and the op of each one's group that arrived last, [ops] each."""
 
     row: Ints
@@ -185,8 +183,7 @@ class _Ops:
     late_lane: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Part(Struct, frozen=True, eq=False):
     """Paths, or a piece of one, within one block. `step`: the step of each op.
 
     `late`: (block, row, lane) that arrived last at the last collective of the piece, if that is in another block.

@@ -10,10 +10,10 @@ differ (for example, if most workers collect garbage, at different places) does 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.graph.template import Template, build_coupled_template
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -25,8 +25,7 @@ from tracekit.analysis.whatif.scenario import IDEAL
 Choice = Callable[[Template], npt.NDArray[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RepresentativeLanes:
+class RepresentativeLanes(Struct, frozen=True, eq=False):
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 
     Member 0 of `template` is the lane itself; `cost`: its costs, [rows of member 0, lanes]. `ideal`: ideal costs of all

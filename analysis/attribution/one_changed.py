@@ -13,9 +13,9 @@ replays would take one pass per DP rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
@@ -57,8 +57,7 @@ def step_times_by_paths(replay: JobReplay, changed: Scenario) -> Floats:
     return times
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lanes:
+class _Lanes(Struct, frozen=True, eq=False):
     """All lanes of a job under one scenario: `costs` of each block, and the same without what precedes a collective."""
 
     replay: JobReplay

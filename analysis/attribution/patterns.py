@@ -7,11 +7,11 @@ statistic behind it, and `SpacePattern`, the worker map of exact S_w over the jo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -69,8 +69,7 @@ class SpaceShape(StrEnum):
     DIFFUSE = "diffuse"
 
 
-@dataclass(frozen=True, slots=True)
-class TimePattern:
+class TimePattern(Struct, frozen=True):
     """The slowdown over the steps.
 
     `statistic`: what the shape was decided by, in standard errors (for a period: share of the variance); `needed`: its
@@ -98,8 +97,7 @@ class TimePattern:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class WorstOfStep:
+class WorstOfStep(Struct, frozen=True):
     """The worker that costs most in one step."""
 
     step: int
@@ -107,8 +105,7 @@ class WorstOfStep:
     slowdown: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpacePattern:
+class SpacePattern(Struct, frozen=True):
     """The worker map. `stays`: the share of steps in which the most frequent worst worker is the worst."""
 
     shape: SpaceShape

@@ -6,10 +6,10 @@ between them, so whatever grew on the path of a slow step accounts for its extra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.critical_path import critical_path
@@ -51,8 +51,7 @@ _PARTS = tuple(Part)
 _PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stall:
+class Stall(Struct, frozen=True, eq=False):
     """A step that took `extra_s` seconds longer than the usual one, most of it in `part`."""
 
     step: int

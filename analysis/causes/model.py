@@ -10,6 +10,8 @@ from enum import StrEnum
 from math import log
 from typing import Any
 
+from msgspec import Struct
+
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
@@ -59,8 +61,7 @@ class CauseKind(StrEnum):
 _BY_CHANCE = frozenset({CauseKind.CONGESTION, CauseKind.PROCESS_PAUSES, CauseKind.PYTHON_GC})
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Link:
+class Link(Struct, frozen=True, order=True):
     """The connection of a stage to the next one on one DP rank; the last stage's is to the first."""
 
     dp_rank: int
@@ -76,8 +77,7 @@ class Link:
         return f"dp {self.dp_rank}, stage {self.pp_rank} to {self.next_pp_rank}"
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(Struct, frozen=True):
     """The place of a cause. An empty field makes no statement; if all are empty, the cause is in the whole job.
 
     `ranks`: global ranks, if a cause is on only some of a worker's ranks.
@@ -140,8 +140,7 @@ class Unit(StrEnum):
     NATS = "nats"  # log-likelihood ratio
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """A figure that supports a cause, with the threshold that it exceeds; a threshold of 0 means that it is only
     informative.
     """
@@ -176,8 +175,7 @@ class Figure:
         return {**fields, "words": self.words}
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
+class Candidate(Struct, frozen=True, eq=False):
     """A cause with a visible signature but without a price.
 
     `effect`: what it does, as a phrase with its size in it ("computes 80 % slower than its peers"). `change`: the job

@@ -6,7 +6,8 @@ In: a `Where`, and which rank on which host is which worker. Out: a noun phrase,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tracekit.analysis.causes.model import Link, Where
 from tracekit.analysis.evidence.evidence import Evidence
@@ -19,8 +20,7 @@ _MOST_NAMED = 4
 OF_RANKS = "the worker of "
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A place in words. `plural`: whether its verb is in the plural."""
 
     words: str
@@ -31,8 +31,7 @@ class Place:
         return plural if self.plural else singular
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(Struct, frozen=True):
     """`ranks`: the recorded rank of each worker; `hosts`: its host, as far as known; `stages`: pipeline stages.
 
     `host_of_rank`: the host of each rank, as far as known. `alike`: the number of ranks of a worker, from the recorded

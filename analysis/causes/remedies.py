@@ -8,7 +8,7 @@ Names in braces that a remedy can contain: `ranks` ("rank 9"), `it` (the pronoun
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tracekit.analysis.causes.model import Where
 from tracekit.analysis.causes.naming import OF_RANKS, Names, listed

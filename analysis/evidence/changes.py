@@ -11,10 +11,10 @@ framework gets to it, so most of its "delay" is waiting, which would go with the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct, field
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import OpGrid, Part, TransferGrid
@@ -26,8 +26,7 @@ from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.model import DP_COLLECTIVES
 
 
-@dataclass
-class ChangedRows:
+class ChangedRows(Struct):
     """A matrix `base` [rows, lanes] with some rows replaced: `rows` maps a row number to its values, [lanes]."""
 
     base: Floats
@@ -67,8 +66,7 @@ class ChangedRows:
         return whole
 
 
-@dataclass
-class CostOverlay:
+class CostOverlay(Struct):
     """The costs of a job while changes are applied: own costs and launch delays per block.
 
     `stalled_s`, `overlap_s`: seconds of each step in which the job stalls, and that it shares with the next, [steps].
@@ -120,8 +118,7 @@ class Change(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scale:
+class Scale(Struct, frozen=True, eq=False):
     """Multiply the ops of a grid by `factor`, which broadcasts to the grid."""
 
     ops: ComputeTable | OpGrid | TransferGrid
@@ -132,8 +129,7 @@ class Scale:
         overlay.scale_costs(_changed(self.ops.parts(self.factor)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScaleDelays:
+class ScaleDelays(Struct, frozen=True, eq=False):
     """Multiply the launch delays of a grid's ops by `factor`, which broadcasts to the grid."""
 
     ops: OpGrid
@@ -144,8 +140,7 @@ class ScaleDelays:
         overlay.scale_delays(_changed(self.ops.parts(self.factor)))
 
 
-@dataclass(frozen=True, slots=True)
-class NoDelays:
+class NoDelays(Struct, frozen=True):
     """Remove all launch delays."""
 
     def make(self, overlay: CostOverlay) -> None:
@@ -153,8 +148,7 @@ class NoDelays:
         overlay.keeps_delays = False
 
 
-@dataclass(frozen=True, slots=True)
-class NoStalls:
+class NoStalls(Struct, frozen=True):
     """Remove the time in which no rank does anything."""
 
     def make(self, overlay: CostOverlay) -> None:
@@ -162,8 +156,7 @@ class NoStalls:
         overlay.stalled_s = np.zeros_like(overlay.stalled_s)
 
 
-@dataclass(frozen=True, slots=True)
-class NoOverlap:
+class NoOverlap(Struct, frozen=True):
     """Make every step end before the next one begins, which removes whatever made some workers late at its end."""
 
     def make(self, overlay: CostOverlay) -> None:
@@ -171,8 +164,7 @@ class NoOverlap:
         overlay.overlap_s = np.zeros_like(overlay.overlap_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
+class Together(Struct, frozen=True):
     """Several changes at once."""
 
     changes: tuple[Change, ...]

@@ -11,10 +11,10 @@ what slows down one need not slow down the other, and the median of a mixture of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, most_telling
@@ -34,8 +34,7 @@ SMALLEST_FACTOR = 0.04
 OUTSTANDING = 4.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ComputeProfile:
+class ComputeProfile(Struct, frozen=True, eq=False):
     """Factors of compute costs. All but the seconds are relative: 1 = like the others.
 
     `base_s`: seconds, [kinds, stages, chunks]; `elasticity`: how strongly a stage follows the workload, 1 = fully, same
@@ -118,8 +117,7 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     return _factors(grid, model, beyond)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Model:
+class _Model(Struct, frozen=True, eq=False):
     """What is known before workers are compared; see `ComputeProfile`."""
 
     base: Floats

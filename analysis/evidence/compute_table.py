@@ -7,10 +7,10 @@ so that costs can be read and changed by (stage, chunk, microbatch, step, DP ran
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.compute_rows import ComputeRows, compute_rows
 from tracekit.analysis.graph.dependency_graph import Block
@@ -22,8 +22,7 @@ from tracekit.model import OpKind
 COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Placement:
+class _Placement(Struct, frozen=True, eq=False):
     """Ops of one kind and stage in one block.
 
     `step`, `dp_index`: positions of the block's lanes in the grid, [lanes].
@@ -37,8 +36,7 @@ class _Placement:
     dp_index: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class ComputeTable:
+class ComputeTable(Struct, frozen=True, eq=False, dict=True):
     """Costs of computes as a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]; kinds: forward, backward.
 
     Cells that were not recorded are nan. If stages differ in their number of computes, the grid has one chunk, and

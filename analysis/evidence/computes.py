@@ -5,8 +5,9 @@ In: a `JobReplay`. Out: `Computes`; each part is computed once, on first use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
@@ -14,8 +15,7 @@ from tracekit.analysis.evidence.pauses import Pauses, find_pauses
 from tracekit.analysis.replay.engine import JobReplay
 
 
-@dataclass(frozen=True, eq=False)
-class Computes:
+class Computes(Struct, frozen=True, eq=False, dict=True):
     """The computes of a job. They do not depend on its launch delays."""
 
     replay: JobReplay

@@ -7,10 +7,10 @@ In: recorded data loading or, without it, the launch delays of the first ops of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.graph.op_grid import OpGrid
@@ -26,8 +26,7 @@ SMALLEST_DATA_DELAY_S = 5e-3
 HOST_FACTOR = 2.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DataWait:
+class DataWait(Struct, frozen=True, eq=False):
     """Ops in which, or before which, workers wait for data. `waits_s`: seconds; `late`: which are late; both like the
     grid.
     """
@@ -37,8 +36,7 @@ class DataWait:
     late: Bools
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DataWaits:
+class DataWaits(Struct, frozen=True, eq=False):
     """All data waits of a job. `recorded`: True if loading itself was recorded; `usual_s`: the usual delay."""
 
     recorded: bool

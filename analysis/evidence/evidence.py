@@ -6,10 +6,10 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
@@ -35,8 +35,7 @@ from tracekit.trace import RUN_QUEUE, Trace, share_of_samples
 THROTTLED_SHARE = 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(Struct, frozen=True, eq=False, dict=True):
     """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`."""
 
     trace: Trace

@@ -8,9 +8,9 @@ likelier than four bad hosts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools
@@ -23,8 +23,7 @@ WHOLE_HOST_SHARE = 0.7
 GROUP_SHARE = 0.25
 
 
-@dataclass(frozen=True, eq=False)
-class SlowGroup:
+class SlowGroup(Struct, frozen=True, eq=False):
     """Slow workers [stages, dp_ranks] with one label: a host, or DP ranks."""
 
     hit: Bools

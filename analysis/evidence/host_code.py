@@ -6,11 +6,11 @@ seconds by place in the step, and how much each worker exceeds its peers there. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
@@ -42,8 +42,7 @@ _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
 FACTOR_WITHOUT_PEERS = 2.0
 
 
-@dataclass(frozen=True, eq=False)
-class HostCode:
+class HostCode(Struct, frozen=True, eq=False, dict=True):
     """Host code of each worker, by place. `taken_s`: seconds, [places, stages, steps, dp_ranks]."""
 
     evidence: Evidence

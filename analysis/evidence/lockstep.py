@@ -8,11 +8,11 @@ computing is the op minus its waits, and the others wait for the rank that waits
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import CostOverlay
 from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
@@ -25,8 +25,7 @@ from tracekit.schema import WAITED
 from tracekit.trace import Trace
 
 
-@dataclass(frozen=True, eq=False)
-class Lockstep:
+class Lockstep(Struct, frozen=True, eq=False, dict=True):
     """Waits inside workers. Covers the ops in which all ranks of their worker met.
 
     `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
@@ -138,8 +137,7 @@ class Lockstep:
                 yield Part(number, rows, values[rows])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LockstepRepair:
+class LockstepRepair(Struct, frozen=True, eq=False):
     """Makes the ops of workers as long as they are when the slow ranks inside are as fast as the others."""
 
     parts: tuple[Part, ...]

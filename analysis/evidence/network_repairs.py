@@ -5,9 +5,8 @@ In: `Traffic`. Out: `Change`s, and `Hiccups`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.slow_cards import NO_TIME_S, SMALLEST_RING_FACTOR, SlowCard
@@ -157,8 +156,7 @@ def _usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
     return usual if len(dp_ranks) < seconds.shape[1] else usual / card.fastest_factor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hiccups:
+class Hiccups(Struct, frozen=True, eq=False):
     """Transfers and collectives that hang: how many of how many, the longest over its usual, the change without them.
 
     `lost_s`: seconds beyond the usual, [steps]; `rings`: the factor that makes collectives as fast as usual, [stages,
@@ -215,8 +213,7 @@ def hiccups(traffic: Traffic) -> Hiccups:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sent:
+class _Sent(Struct, frozen=True, eq=False):
     """The actual and the usual time of some ops, seconds, [slots, ops, steps, dp_ranks or 1]."""
 
     seconds: Floats

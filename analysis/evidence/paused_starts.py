@@ -9,9 +9,9 @@ communication, because most of them are waits. These delays are not waits: they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, keeps_delay, scaled
 from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Bools, Pauses
@@ -25,8 +25,7 @@ from tracekit.model import OpKind
 LONGEST_OF_SEEN = 1.25
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PausedStarts:
+class PausedStarts(Struct, frozen=True, eq=False):
     """`ops`: every op of the job; `delay_share`: the share of their launch delays due to pauses, in the shape of its
     grid.
 

@@ -10,11 +10,12 @@ long in a forward as in a backward of twice its length. That difference, not a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.compute_table import ComputeTable
@@ -57,8 +58,7 @@ AS_FAST = 0.04
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pauses:
+class Pauses(Struct, frozen=True, eq=False):
     """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; all 0 for `stopped` workers.
 
     `stopped`: workers whose processes are stopped again and again, [stages, dp_ranks]; `usual_s`: computes as their

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
@@ -57,8 +58,7 @@ LEAST_VARIANCE_LEFT = 0.1
 STRETCHES = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Noise:
+class Noise(Struct, frozen=True, eq=False):
     """The noise of a run.
 
     `variance`: of one step, [series]. `freedom`: number of independent deviations behind the estimate. `spread`:
@@ -94,8 +94,7 @@ def needed_nats(tests: int) -> float:
     return math.log(max(tests, 1) / FALSE_ALARMS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Episodes:
+class Episodes(Struct, frozen=True, eq=False):
     """When each series is slow.
 
     `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of the

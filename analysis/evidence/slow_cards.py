@@ -6,10 +6,11 @@ In: `Traffic`. Out: `SlowCard`s.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -37,8 +38,7 @@ FASTEST_SHARE = 0.1
 NO_TIME_S = 1e-9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SlowCard:
+class SlowCard(Struct, frozen=True, eq=False):
     """A slow network card: the number of its host, the host's workers, the sides that are slow.
 
     `factor`: transfer time over the usual in each step, [steps]; `fastest_factor`: that of the fastest transfers;

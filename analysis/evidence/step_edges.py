@@ -10,10 +10,10 @@ before anybody begins a step or between two steps, no op of the graph is late: t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median

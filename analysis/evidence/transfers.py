@@ -11,12 +11,12 @@ alike: it identifies the stage, and the transfers identify the DP rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.evidence.slow_cards import FASTEST_SHARE, NO_TIME_S, RECEIVING, SENDING, SlowCard, slow_cards
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -48,8 +48,7 @@ SMALLEST_WAIT_FACTOR = 2.5
 WAITED_FACTOR, WAITED_S = 1.5, 300e-6
 
 
-@dataclass(frozen=True, eq=False)
-class Traffic:
+class Traffic(Struct, frozen=True, eq=False, dict=True):
     """The transfers and collectives of a job. Slot of a transfer: 2 x link + direction, as in `TransferGrid`.
 
     All members end together, and the last to begin waits for nobody: so the shortest recorded duration is the transfer

@@ -6,9 +6,8 @@ In: `Evidence`. Out: a `Wander`. A worker whose speed wanders resembles its own 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
@@ -26,8 +25,7 @@ MEDIAN_ERROR = 1.2533
 VARIANCE_RATIO = 2.0
 
 
-@dataclass(frozen=True, eq=False)
-class Wander:
+class Wander(Struct, frozen=True, eq=False):
     """`spread`: standard deviation of workers from step to step, relative. `even`: factor on computes that makes each
     worker's steps alike, broadcasts to the table. `in_workload`: whether it shows as differing microbatches.
     """

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
@@ -252,8 +252,7 @@ def stage_excess(profile: ComputeProfile) -> Floats:
     return excess
 
 
-@dataclass(frozen=True, slots=True)
-class Undecided:
+class Undecided(Struct, frozen=True):
     """A worker that looks slow by `excess`, when noise alone could cause `noise`; about `steps` steps would decide."""
 
     worker: Worker

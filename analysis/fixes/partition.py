@@ -6,11 +6,12 @@ In: the current cost and layers of each stage. Out: the cost of a layer, the ext
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
@@ -25,8 +26,7 @@ MOST_LAYERS = 1000
 MOVES = 200
 
 
-@dataclass(frozen=True, eq=False)
-class StageModel:
+class StageModel(Struct, frozen=True, eq=False):
     """Cost of stages, seconds per microbatch.
 
     `layer_s`: forward and backward of one layer, [kinds]. `extra_s`: cost of a stage's last chunk (of the first stage:
@@ -73,8 +73,7 @@ def stage_model(base_s: Floats, layers: tuple[int, ...], slowness: Floats | None
     )
 
 
-@dataclass(frozen=True, eq=False)
-class OneLane:
+class OneLane(Struct, frozen=True, eq=False, dict=True):
     """Replays a step of one DP rank with one cost per (kind, stage, chunk), 1000 times faster than the whole job."""
 
     template: Template

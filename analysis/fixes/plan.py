@@ -6,8 +6,9 @@ In: what the fix modules propose. Out: `Plan`, which `price` replays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.evidence.changes import Change
@@ -15,8 +16,7 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.numeric.arrays import Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Struct, frozen=True, eq=False):
     """One proposed fix. `step_times`: its step times if known, seconds, [steps]; None: replay `change` to get them.
 
     `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause

@@ -7,10 +7,11 @@ are not reported, and none are if unexplained launch delays make up more than 5 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
 from tracekit.analysis.causes.find import acting
@@ -138,8 +139,7 @@ def _withheld(evidence: Evidence, causes: Sequence[Cause]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class _Pricer:
+class _Pricer(Struct, frozen=True, eq=False):
     """Turns plans into fixes."""
 
     evidence: Evidence

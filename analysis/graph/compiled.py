@@ -8,10 +8,11 @@ module does not know what the ops are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Ints
@@ -20,8 +21,7 @@ from tracekit.errors import GraphError
 NO_RENDEZVOUS = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Wiring:
+class Wiring(Struct, frozen=True, eq=False):
     """Dependencies among ops, which are rows.
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
@@ -39,8 +39,7 @@ class Wiring:
     describe: Callable[[int], str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CompiledGraph:
+class CompiledGraph(Struct, frozen=True, eq=False):
     """A graph of ops, laid out for replay.
 
     Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: whether it also

@@ -7,17 +7,15 @@ whatever makes a compute long (its sequences, its worker) affects all its parts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.model import OpKind
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ComputeRows:
+class ComputeRows(Struct, frozen=True, eq=False):
     """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] if lanes differ."""
 
     rows: Ints

@@ -8,11 +8,12 @@ structure: a block records which ops are present.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.compiled import NO_RENDEZVOUS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
@@ -49,8 +50,7 @@ _KIND_NAMES = tuple(str(kind) for kind in KINDS)
 Node = tuple[int, int, OpKind, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class Block(Struct, frozen=True, eq=False):
     """A template and the lanes that it covers, ordered by (step, dp_rank).
 
     `step`: index into `DependencyGraph.steps`, `dp_rank`: both [lanes]. `first_lane`: where the lanes of each step
@@ -117,8 +117,7 @@ class Block:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class DependencyGraph:
+class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     """All ops of a job and what each waits for.
 
     `steps`: numbers of the steps that can be replayed, [steps]. `rendezvous_count`: data-parallel collectives per step.

@@ -9,11 +9,11 @@ start (see `DependencyGraph.from_trace`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
 from tracekit.schema import KIND_TYPE, SCHEMA
@@ -27,8 +27,7 @@ SHARED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """Ops of one kind that are missing from a worker although its peers recorded them.
 
     `steps`: the step numbers, ascending, one for each missing op.
@@ -44,8 +43,7 @@ class Gap:
         return len(self.steps)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MissingOps:
+class MissingOps(Struct, frozen=True, eq=False):
     """Ops to add, [ops] each: step number, worker, kind code and seq."""
 
     step: npt.NDArray[np.int32]

@@ -6,11 +6,11 @@ In: codes per op, row or lane. Out: `Label`s, which selections choose by, attrib
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
@@ -24,8 +24,7 @@ UNLABELLED = -1
 _MOST_SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Label:
+class Label(Struct, frozen=True, eq=False):
     """One label of the ops of a block.
 
     `codes` broadcasts to [rows, lanes]: the number itself, or an index into `names`; UNLABELLED for ops without the

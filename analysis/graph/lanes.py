@@ -8,11 +8,11 @@ afterwards (`occasional`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.gaps import MissingOps, missing_ops
@@ -33,8 +33,7 @@ NONE = -1
 _MOST_SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaneGroup:
+class LaneGroup(Struct, frozen=True, eq=False):
     """All lanes of one structure. Lanes are ordered by (step, dp_rank).
 
     `step`: index into `Lanes.steps`, `dp_rank`: both [lanes]. `start`, `duration`: recorded seconds, [rows, lanes].
@@ -54,8 +53,7 @@ class LaneGroup:
     resumed: Floats | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lanes:
+class Lanes(Struct, frozen=True, eq=False):
     """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that cannot replay because a stage is
     missing.
 

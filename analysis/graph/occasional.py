@@ -8,10 +8,11 @@ for the op before it. So a garbage collection at a random place does not need a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from tracekit.analysis.graph.placed import PlacedLanes
 from tracekit.analysis.graph.rules.megatron import COMPUTE_STREAM, merged_order
@@ -26,8 +27,7 @@ _PLACE_IN_STREAM = np.array([COMPUTE_STREAM.index(kind) if kind in COMPUTE_STREA
 _Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OccasionalOps:
+class OccasionalOps(Struct, frozen=True, eq=False):
     """Ops of some placed lanes, [ops] each. `lane`: index among those lanes; `chunk`, `microbatch`: -1 for none."""
 
     lane: Ints
@@ -41,7 +41,7 @@ class OccasionalOps:
 
     def only(self, ops: Ints | _Mask) -> OccasionalOps:
         """Only these ops, in that order."""
-        return OccasionalOps(*(getattr(self, field.name)[ops] for field in fields(self)))
+        return OccasionalOps(*(column[ops] for column in astuple(self)))
 
 
 def varying_kinds(counts: Int32s) -> tuple[OpKind, ...]:
@@ -115,8 +115,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cells:
+class _Cells(Struct, frozen=True, eq=False):
     """Places between computes where some lane has an op, in order of stage and stream.
 
     `stage`, `kind`, `stream_order` (as in `PlacedLanes`): [cells]. `cell_of_op`: [ops].

@@ -7,10 +7,10 @@ between stages.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
@@ -18,8 +18,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import OpKind
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _Place(Struct, frozen=True, eq=False):
     """Rows of one slot in one block, and the grid indices of its lanes.
 
     `rows`: [ops], or [ops, lanes] if lanes differ; then `there`, [ops, lanes], is true where a lane has that op.
@@ -33,8 +32,7 @@ class _Place:
     there: npt.NDArray[np.bool_] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Part(Struct, frozen=True, eq=False):
     """Some ops of one block with a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] if lanes differ."""
 
     block: int
@@ -42,8 +40,7 @@ class Part:
     values: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpGrid:
+class OpGrid(Struct, frozen=True, eq=False):
     """Where the ops of a grid [slots, ops, steps, dp_ranks] are in the blocks. Cells without an op are nan."""
 
     shape: tuple[int, int, int, int]
@@ -73,8 +70,7 @@ class OpGrid:
             yield Part(place.block, place.rows, here if place.there is None else np.where(place.there, here, 1.0))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TransferGrid:
+class TransferGrid(Struct, frozen=True, eq=False):
     """Transfers between stages: slot 2 x link + direction; link s joins stages s and s + 1 (the last wraps to 0)."""
 
     sends: OpGrid

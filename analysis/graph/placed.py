@@ -6,11 +6,11 @@ same way to lanes of equal signature.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.rules.megatron import (
@@ -27,8 +27,7 @@ from tracekit.model import KINDS, OpKind
 _MIX = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedLanes:
+class PlacedLanes(Struct, frozen=True, eq=False):
     """Lanes with the same rows, which are ordered by (pp_rank, kind, seq).
 
     `counts`: rows of each kind and stage, [stages x kinds]. `step`: index into the steps, `dp_rank`: both [lanes].

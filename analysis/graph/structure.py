@@ -5,16 +5,14 @@ In: nothing. Out: `LaneOps`, which `lanes` extracts from a trace, and `Structure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaneOps:
+class LaneOps(Struct, frozen=True, eq=False):
     """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
 
     `stream_order`: orders the ops of a stream; their starts, or numbers in the same order.
@@ -32,8 +30,7 @@ class LaneOps:
     where: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Structure:
+class Structure(Struct, frozen=True, eq=False):
     """Dependencies among the rows of a lane.
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,

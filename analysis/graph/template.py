@@ -6,7 +6,6 @@ In: structures (dependencies among the ops of a lane). Out: `Template`s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,7 @@ from tracekit.model import COMMUNICATION, KINDS
 _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Template(CompiledGraph):
+class Template(CompiledGraph, frozen=True, eq=False):
     """A compiled graph and the identity of its rows, [rows] columns.
 
     `member`: which of its structures a row comes from; `pp_rank`, `kind`, `seq`, `chunk`.
@@ -80,7 +78,7 @@ def _wiring(structures: Sequence[Structure]) -> Wiring:
 def _template(graph: CompiledGraph, structures: Sequence[Structure]) -> Template:
     sizes = [len(structure.kind) for structure in structures]
     return Template(
-        **{name: getattr(graph, name) for name in CompiledGraph.__slots__},
+        **{name: getattr(graph, name) for name in CompiledGraph.__struct_fields__},
         member=np.repeat(np.arange(len(structures), dtype=np.int32), sizes),
         pp_rank=np.concatenate([part.pp_rank for part in structures]),
         kind=np.concatenate([part.kind for part in structures]),

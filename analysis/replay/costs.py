@@ -8,10 +8,10 @@ delay = recorded start - latest recorded end of what the op waits for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 CLOCK_TOLERANCE_S = 10e-3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Durations:
+class Durations(Struct, frozen=True, eq=False):
     """Costs of all ops of a graph, seconds; one array per block.
 
     `cost`: own cost of each op, `launch_delay`: how long it was ready before it started, [rows, lanes]. `ideal`: what

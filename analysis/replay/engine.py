@@ -6,9 +6,9 @@ In: a `Trace`. Out: step times or timelines per scenario, of a graph with correc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.rules.posting import PUBLISHED
@@ -26,8 +26,7 @@ from tracekit.trace import Trace
 ENOUGH_STEPS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobReplay(GraphReplay):
+class JobReplay(GraphReplay, frozen=True, eq=False):
     """The graph of a pipeline job and the cost of each op.
 
     `clocks`: the offsets that were subtracted from the recorded starts. `as_recorded`: the same job without

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -43,8 +43,7 @@ class CostRule(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphReplay:
+class GraphReplay(Struct, frozen=True, eq=False):
     """A graph and the cost of each op."""
 
     graph: LabelledGraph

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import CompiledGraph
@@ -28,8 +29,7 @@ LANES_AT_ONCE = 512
 NO_MATRIX = np.empty((0, 1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Costs:
+class Costs(Struct, frozen=True, eq=False):
     """The cost of each op of a block, seconds.
 
     `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 if `constant` (both
@@ -64,8 +64,7 @@ class Costs:
         return not ((self.matrix_row >= 0).any() or (self.delay_row >= 0).any())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LanesToReplay:
+class LanesToReplay(Struct, frozen=True, eq=False):
     """Lanes of one template and the costs of their ops.
 
     `step`: the step of each lane, ascending, [lanes]. `first_lane`: where the lanes of each step begin, [steps here +
@@ -78,8 +77,7 @@ class LanesToReplay:
     costs: Costs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class Timeline(Struct, frozen=True, eq=False):
     """When each op runs in a replay, seconds from the step's start, [rows, lanes] each."""
 
     start: Floats

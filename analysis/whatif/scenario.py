@@ -6,11 +6,11 @@ replay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.graph.labels import LabelledGraph, Mask
 from tracekit.analysis.numeric.arrays import Floats
@@ -36,8 +36,7 @@ class Base(StrEnum):
     IDEAL = "ideal"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """One change: `keep` the recorded cost, `idealise` it, `scale` it by `amount`, `shift` it by `amount` seconds
     (never below 0) or `set` it to `amount` seconds.
     """
@@ -47,8 +46,7 @@ class Edit:
     amount: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """Costs to replay: a base, edits applied in order, and the ops that keep their launch delays (None: no op)."""
 
     base: Base

@@ -8,11 +8,10 @@ stages never touches the lanes and stays cheap.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.labels import (
     Label,
@@ -29,12 +28,12 @@ from tracekit.errors import SelectionError
 from tracekit.model import OpKind, Worker
 
 
-class Selection(ABC):
+class Selection(Struct, frozen=True):
     """A set of ops. Combine with `&`, `|` and `~`."""
 
-    @abstractmethod
     def mask(self, context: Context) -> Mask:
         """Mask of the block's ops in the set; broadcasts to [rows, lanes]."""
+        raise NotImplementedError
 
     def __and__(self, other: Selection) -> Selection:
         return _And(self, other)
@@ -46,8 +45,7 @@ class Selection(ABC):
         return _Not(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Context:
+class Context(Struct, frozen=True, eq=False):
     """What a selection can read: one block of a graph, and the durations of all blocks."""
 
     graph: LabelledGraph
@@ -64,24 +62,21 @@ class Context:
         return self.graph.label(self.number, name)
 
 
-@dataclass(frozen=True, slots=True)
-class Everything(Selection):
+class Everything(Selection, frozen=True):
     """All ops."""
 
     def mask(self, context: Context) -> Mask:
         return np.ones((context.block.template.rows, 1), np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
-class Communication(Selection):
+class Communication(Selection, frozen=True):
     """Ops that wait for peers."""
 
     def mask(self, context: Context) -> Mask:
         return context.block.template.is_communication.reshape(-1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled(Selection):
+class Labelled(Selection, frozen=True):
     """Ops whose label has one of these values, numbers or names; excludes ops without the label."""
 
     label: str
@@ -99,8 +94,7 @@ class Labelled(Selection):
         return label.where(self.values)
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledBetween(Selection):
+class LabelledBetween(Selection, frozen=True):
     """Ops whose label is a number from `first` to `last`, both included."""
 
     label: str
@@ -111,8 +105,7 @@ class LabelledBetween(Selection):
         return context.label(self.label).between(self.first, self.last)
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledLike(Selection):
+class LabelledLike(Selection, frozen=True):
     """Ops whose label is a name that the regular expression `pattern` matches anywhere."""
 
     label: str
@@ -126,8 +119,7 @@ class LabelledLike(Selection):
         return label.where(frozenset(name for name in label.names if found.search(name)))
 
 
-@dataclass(frozen=True, slots=True)
-class Workers(Selection):
+class Workers(Selection, frozen=True):
     """Ops on these workers."""
 
     workers: frozenset[Worker]
@@ -142,8 +134,7 @@ class Workers(Selection):
         return mask
 
 
-@dataclass(frozen=True, slots=True)
-class Slowest(Selection):
+class Slowest(Selection, frozen=True):
     """The `percent` of ops of each kind that cost most, over all steps and workers."""
 
     percent: float
@@ -163,8 +154,7 @@ class Slowest(Selection):
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class _And(Selection):
+class _And(Selection, frozen=True):
     left: Selection
     right: Selection
 
@@ -172,8 +162,7 @@ class _And(Selection):
         return self.left.mask(context) & self.right.mask(context)
 
 
-@dataclass(frozen=True, slots=True)
-class _Or(Selection):
+class _Or(Selection, frozen=True):
     left: Selection
     right: Selection
 
@@ -181,8 +170,7 @@ class _Or(Selection):
         return self.left.mask(context) | self.right.mask(context)
 
 
-@dataclass(frozen=True, slots=True)
-class _Not(Selection):
+class _Not(Selection, frozen=True):
     inner: Selection
 
     def mask(self, context: Context) -> Mask:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from msgspec import structs
 
 from benchmarks.eventsim.cases import draw_job
 from benchmarks.eventsim.run import simulate
@@ -85,7 +86,9 @@ def test_a_balanced_job_loses_nothing():
 def test_s_below_one_is_a_contradiction_and_not_trusted():
     trace = data_parallel_job([[FORWARD, BACKWARD]] * 2)
     found = attribute(JobReplay.from_trace(trace))
-    contradictory = replace(found, original=np.asarray(found.original * 0.9), recorded=np.asarray(found.recorded * 0.9))
+    contradictory = structs.replace(
+        found, original=np.asarray(found.original * 0.9), recorded=np.asarray(found.recorded * 0.9)
+    )
     assert not contradictory.trust.trustworthy
     assert any(reason.startswith("the slowdown is 0.90") for reason in contradictory.trust.reasons)
 
@@ -127,8 +130,8 @@ def test_steps_that_the_slow_rank_lacks_are_left_out():
 def test_many_times_below_zero_are_not_trusted():
     """What ran 0.05 s before all it waits for had ended cannot have waited for it."""
     found = attribute(JobReplay.from_trace(data_parallel_job([[FORWARD, BACKWARD]] * 2)))
-    assert replace(found, clamped_transfers=0).trust.trustworthy
-    assert not replace(found, clamped_transfers=4).trust.trustworthy
+    assert structs.replace(found, clamped_transfers=0).trust.trustworthy
+    assert not structs.replace(found, clamped_transfers=4).trust.trustworthy
 
 
 def unrecorded(trace: Trace, kind: str) -> Trace:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.page_text import Pages
@@ -144,9 +145,9 @@ def test_an_ideal_worker_and_one_like_its_peers_go_by_different_names(
 def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> None:
     trace = slow_trace((0,))
     found_out = Job(trace).whatif()
-    faster = replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
+    faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     verdict = Verdict(LossKind.CONTRADICTION, 0.0, 0.0, 0.0, 0.0, 0.0, "S = 0.80 cannot be", None, ())
-    odd = replace(found_out, attribution=faster, diagnosis=replace(found_out.diagnosis, verdict=verdict))
+    odd = replace(found_out, attribution=faster, diagnosis=structs.replace(found_out.diagnosis, verdict=verdict))
     store = Store(tmp_path / "jobs.duckdb")
     store.add([Incoming(trace, "odd", "x", odd.findings())])
     pages = Pages(store.path)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,7 +86,7 @@ def test_a_job_with_many_incidents_has_series_for_the_costliest(store: Store) ->
     store.append(window(0))
     jobs = JobStates.of(store).jobs
     many = tuple(
-        Incident(number, "live", replace(SLOW, ranks=(number,), share=number / 1000), NOON, 0, 0)
+        Incident(number, "live", structs.replace(SLOW, ranks=(number,), share=number / 1000), NOON, 0, 0)
         for number in range(1, 1000)
     )
     other = Incident(1000, "other", LATE, NOON, 0, 0)
@@ -100,7 +101,7 @@ def test_all_jobs_together_have_a_bounded_number_of_series(store: Store, monkeyp
     store.append(window(0))
     shares = {1: ("one", 0.9), 2: ("one", 0.8), 3: ("two", 0.1), 4: ("two", 0.05)}
     many = tuple(
-        Incident(number, job, replace(SLOW, share=share), NOON, 0, 0) for number, (job, share) in shares.items()
+        Incident(number, job, structs.replace(SLOW, share=share), NOON, 0, 0) for number, (job, share) in shares.items()
     )
     found = samples(lambda: JobStates(JobStates.of(store).jobs, many))
     assert {one.labels["incident"] for one in found if one.name == "tracekit_incident_info"} == {"1", "2", "3"}

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from tests.test_incidents import SLOW
 from tracekit.errors import SelectionError
@@ -224,7 +225,7 @@ def test_a_message_that_a_receiver_never_finishes_to_take_is_counted() -> None:
 
 
 def test_a_message_tells_of_the_costliest_of_very_many_incidents() -> None:
-    many = [replace(OPENED, incident_id=n, cause=replace(SLOW, share=n / 100)) for n in range(1, 51)]
+    many = [replace(OPENED, incident_id=n, cause=structs.replace(SLOW, share=n / 100)) for n in range(1, 51)]
     with receiving() as receiver:
         notifier = Notifier(receiver.url)
         notifier.tell(many, [CLOSED])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from tests.handmade import run
 from tests.test_store_windows import window
 from tracekit.store import Store
@@ -34,7 +36,9 @@ def test_the_costliest_incident_comes_first_and_the_end_of_a_job_is_said(tmp_pat
     store.append(window(0, analysed=True))
     with store.writing() as writer:
         (slow,) = writer.catalogue.live.incidents("live")
-        small = replace(slow, incident_id=0, cause=replace(slow.cause, what="a small one", share=0.06, ranks=(0,)))
+        small = replace(
+            slow, incident_id=0, cause=structs.replace(slow.cause, what="a small one", share=0.06, ranks=(0,))
+        )
         writer.catalogue.live.put_incident(writer.catalogue.ensured("live", ""), small)
     said = run("top", "--store", store.path, "--once").out
     assert 0 < said.index("Incident 1 open") < said.index("Incident 2 open")

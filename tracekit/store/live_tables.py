@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import polars as pl
+from msgspec import structs
 
 from tracekit.findings import SMALLEST_ALARMING_SHARE, Account, Findings, WindowVerdict
 from tracekit.store.incidents import Incident, followed
@@ -261,7 +262,7 @@ class LiveTables:
                 "id": number,
                 "job": job_id,
                 "kind": incident.cause.kind,
-                "cause": json.dumps(asdict(incident.cause)),
+                "cause": json.dumps(structs.asdict(incident.cause)),
                 "opened_at": _naive(incident.opened_at),
                 "opened_window": incident.opened_window,
                 "seen_window": incident.seen_window,

@@ -13,9 +13,9 @@ was buffered: nobody waited for the receiver.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, merged_order
 from tracekit.analysis.graph.rules.posting import OBEYED_SHARE, RecordedLanes

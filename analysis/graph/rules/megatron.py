@@ -10,10 +10,9 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -44,8 +43,7 @@ GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
 NO_OP_SLACK_S = 50e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Direction:
+class Direction(Struct, frozen=True):
     """One direction of the pipeline: its op kinds and how activations (or gradients) move through the stages."""
 
     compute: OpKind

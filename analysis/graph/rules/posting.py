@@ -13,11 +13,12 @@ match how coarsely a job's times are rounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
 from tracekit.analysis.graph.structure import Structure
@@ -66,8 +67,7 @@ class Posting(StrEnum):
     RECORDED = "recorded"
 
 
-@dataclass(frozen=True, slots=True)
-class PostingRule:
+class PostingRule(Struct, frozen=True):
     """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
 
     posting: Posting
@@ -81,8 +81,7 @@ PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
 RECORDED = PostingRule(Posting.RECORDED, 1.0, 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordedLanes:
+class RecordedLanes(Struct, frozen=True, eq=False):
     """Lanes of one structure with recorded seconds, [rows, lanes] each. `present`, `posted`, `resumed`: as in
     `LaneGroup`.
     """
@@ -164,7 +163,7 @@ def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
     edges: list[tuple[Ints, Ints]] = []
     for stage in _stages(lanes):
         edges += [*stage.call_edges(), *stage.work_edges()] if batched else stage.posting_edges()
-        for number, (_, ops) in enumerate(stage.calls() if batched else (), start=int(call.max()) + 1):
+        for number, (_, ops) in enumerate(stage.calls if batched else (), start=int(call.max()) + 1):
             call[ops] = number
     before = np.concatenate([structure.before, *(before for before, _ in edges)])
     after = np.concatenate([structure.after, *(after for _, after in edges)])

@@ -5,9 +5,8 @@ In: how far each clock was ahead in each run of steps. Out: the simplest course 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
@@ -25,8 +24,7 @@ FEWEST_FOR_LONE = 5
 STEADY, LINE, JUMP = 1, 2, 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Courses:
+class Courses(Struct, frozen=True, eq=False):
     """The courses of clocks, [clocks] each.
 
     `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds per second. `jump_s`, `jump_run`: how far a

@@ -11,11 +11,12 @@ evidence of each tie is weighed (`witnesses`); if there is too little evidence, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
@@ -58,8 +59,7 @@ MOST_CANDIDATES = 256
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Clocks:
+class Clocks(Struct, frozen=True, eq=False):
     """How far the clocks of the workers were off. Arrays are [stages, dp_ranks].
 
     `offset_s`: seconds that a clock is ahead of most others, the mean over the trace; 0 if it does not stand out.

@@ -11,9 +11,10 @@ link bound the offset between its ends from both sides, as in NTP.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
@@ -34,8 +35,7 @@ OF_DP_RANKS_WEIGHT = 0.5
 OPS_PER_STEP = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class Group(Struct, frozen=True, eq=False):
     """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for workers outside it.
 
     Times are relative to the median member of the group, which is all DP ranks of a stage or, with `all_stages`, the
@@ -48,8 +48,7 @@ class Group:
     took_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ties:
+class Ties(Struct, frozen=True, eq=False):
     """All ties of a job.
 
     `low`, `high`: bounds of how far stage s + 1 is ahead of stage s, seconds, [runs, stages, dp_ranks], infinite if
@@ -76,8 +75,7 @@ class Ties:
         return Ties(groups, low, high, ends, self.link_took_s)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tied:
+class _Tied(Struct, frozen=True, eq=False):
     """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the median member each left."""
 
     left: Floats

@@ -6,9 +6,9 @@ In: `Ties` and the offsets estimated from them. Out: `Witnesses`: the evidence f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import median
@@ -21,8 +21,7 @@ SCATTER_SHARE = 0.05
 RESOLUTION_S = 20e-6
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Witnesses:
+class Witnesses(Struct, frozen=True, eq=False):
     """The evidence of each worker's ties about its offset, [stages, dp_ranks] each.
 
     `for_it`, `against`: weight of the ties that the offset satisfies but a correct clock would not, and of those that
@@ -36,8 +35,7 @@ class Witnesses:
     scatter_s: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Misfit:
+class _Misfit(Struct, frozen=True, eq=False):
     """Misfit of one tie per run and worker, seconds, nan if there is none: at the offset, and with a correct clock."""
 
     weight: float

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay, Scale
 from tracekit.analysis.evidence.compute_table import ComputeTable

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
 from tracekit.analysis.causes.find import RULES

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from playwright.sync_api import Page
 
 from tests.dashboards.conftest import Serving
@@ -73,7 +73,7 @@ def doubtful(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Serving:
     store.add(
         [
             Incoming(trace, "good", "x", found),
-            Incoming(trace, "doubtful", "x", replace(found, report=json.dumps(report))),
+            Incoming(trace, "doubtful", "x", structs.replace(found, report=json.dumps(report))),
         ]
     )
     return serve(store.path)
