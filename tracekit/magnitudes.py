@@ -72,7 +72,7 @@ MOST_NAMED = 4
 #: No op and no step takes this long, seconds.
 LONGEST_S = 1e8
 #: Upper limits of what is looked at.
-MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 200_000
+MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 50_000
 
 
 class _Found(Struct, frozen=True):

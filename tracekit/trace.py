@@ -45,7 +45,7 @@ _FIGURES_IN = {"gpus": "throttled"}
 #: own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
 #: Read files with more rows than this one column at a time.
-MOST_ROWS_AT_ONCE = 100_000
+MOST_ROWS_AT_ONCE = 250_000
 #: Name at most this many workers that were not traced.
 MOST_MISSING = 1000
 #: No clock shows this many seconds since 1970.

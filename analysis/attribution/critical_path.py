@@ -18,6 +18,7 @@ from msgspec import Struct
 from tracekit.analysis import native
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, LabelledGraph, Value
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
@@ -55,11 +56,12 @@ class CriticalPath(Struct, frozen=True, eq=False):
             labels = [self.graph.label(number, name) for name in names]
             shape = self.graph.blocks[number].start.shape
             codes = [np.broadcast_to(label.codes, shape)[self.row[here], self.lane[here]] for label in labels]
-            combined, inverse = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
-            seconds = np.bincount(inverse.ravel(), weights=self.cost_s[here])
-            for found, total in zip(combined.tolist(), seconds.tolist(), strict=True):
+            combined, found = combinations(codes)
+            seconds = np.bincount(found, weights=self.cost_s[here])
+            for key_codes, total in zip(combined.tolist(), seconds.tolist(), strict=True):
                 key = tuple(
-                    None if code == UNLABELLED else label.value(code) for label, code in zip(labels, found, strict=True)
+                    None if code == UNLABELLED else label.value(code)
+                    for label, code in zip(labels, key_codes, strict=True)
                 )
                 totals[key] = totals.get(key, 0.0) + total
         steps = len(self.graph.steps)

@@ -303,9 +303,13 @@ class _Masks:
         mean = np.maximum(total, 0.0) / np.maximum(count, 1)
         return np.asarray(mean**2 / self.noise.variance_over(count) / 2)
 
+    def _is_better(self, gain: Floats, cost: Floats) -> Bools:
+        """By more than rounding: of two equal descriptions, the first is simpler."""
+        better: Bools = gain - cost > (self.gain - self.cost) * (1 + 1e-9)
+        return better
+
     def _take(self, gain: Floats, cost: Floats, on: Bools, **words: Ints) -> None:
-        # By more than rounding: of two equal descriptions, the first is simpler.
-        better = (gain - cost > (self.gain - self.cost) * (1 + 1e-9)) & (on.sum(axis=1) >= self.fewest)
+        better = self._is_better(gain, cost) & (on.sum(axis=1) >= self.fewest)
         self.on[better], self.gain[better], self.cost[better] = on[better], gain[better], cost[better]
         steps = self.values.shape[1]
         for name, default in (("period", 0), ("since", 0), ("until", steps)):
@@ -337,11 +341,16 @@ class _Masks:
         members, steps = self.values.shape
         periods = range(2, min(steps // FEWEST_TURNS, LONGEST_PERIOD) + 1)
         price = np.full(members, math.log(max(sum(periods), 1)))
+        by_step = np.ascontiguousarray(self.values.T)
         for period in periods:
-            for phase in range(period):
-                on = np.arange(steps) % period == phase
-                gain = self._gain(self.values[:, on].sum(axis=1), np.full(members, int(on.sum())))
-                self._take(gain, price, np.broadcast_to(on, self.values.shape), period=np.full(members, period))
+            # All phases at once: hardly any of them beats the best description.
+            turns = np.zeros((-(-steps // period), period, members))
+            turns.reshape(-1, members)[:steps] = by_step
+            count = (steps - 1 - np.arange(period)) // period + 1
+            gains = self._gain(turns.sum(axis=0), count[:, None])
+            for phase in np.flatnonzero(self._is_better(gains, price).any(axis=1)).tolist():
+                on = np.broadcast_to(np.arange(steps) % period == phase, self.values.shape)
+                self._take(gains[phase], price, on, period=np.full(members, period))
 
     def try_bursts(self) -> None:
         """Try all steps above half of the level of the highest ones."""

@@ -6,6 +6,8 @@ faster than sorting millions of values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 
@@ -25,6 +27,19 @@ def dense(values: Ints) -> Ints:
     there = np.zeros(places, np.bool_)
     there[values - lowest] = True
     return np.asarray((np.cumsum(there) - 1)[values - lowest], np.int64)
+
+
+def combinations(codes: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The combinations of codes that occur, in ascending order, [combinations, codes], and the number of the one that
+    each row has, [rows].
+    """
+    number = np.zeros(len(codes[0]), np.int64)
+    for code in codes:
+        least = int(code.min(initial=0))
+        number = dense(number * (int(code.max(initial=0)) - least + 1) + code - least)
+    row = np.empty(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
+    row[number] = np.arange(len(number))
+    return np.stack(codes, axis=1)[row], number
 
 
 def codes_of(column: pl.Series) -> tuple[Ints, int]:

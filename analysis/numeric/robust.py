@@ -5,6 +5,7 @@ In: arrays of any shape, nan where nothing was measured. Out: arrays reduced ove
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def safe(values: Any) -> Floats:
 def median(values: Floats, axes: tuple[int, ...]) -> Floats:
     """Median over `axes`, ignoring nan; nan if all values are nan."""
     if not np.isnan(values).any():
-        return np.asarray(np.median(values, axis=axes))
+        return _median(_flat(values, axes))
     ordered, count = _sorted(values, axes)
     low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)
     high = np.take_along_axis(ordered, np.minimum(count // 2, ordered.shape[-1] - 1), axis=-1)
@@ -43,13 +44,30 @@ def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
 
 
+def _median(values: Floats) -> Floats:
+    """Median over the last axis of values without nan; several times faster than numpy's on short rows."""
+    count = values.shape[-1]
+    if not count:
+        return np.full(values.shape[:-1], np.nan)
+    parted = np.partition(values, count // 2, axis=-1)
+    upper = parted[..., count // 2]
+    if count % 2:
+        return np.array(upper)
+    return np.asarray((parted[..., : count // 2].max(axis=-1) + upper) / 2)
+
+
+def _flat(values: Floats, axes: tuple[int, ...]) -> Floats:
+    """The values with `axes` joined into one, the last."""
+    moved = np.moveaxis(values, axes, tuple(range(-len(axes), 0)))
+    kept = moved.ndim - len(axes)
+    return moved.reshape(*moved.shape[:kept], prod(moved.shape[kept:]))
+
+
 def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
     """Values in ascending order over `axes` (made the last axis), nan at the end; the number of values not nan, [...,
     1].
     """
-    last = tuple(range(-len(axes), 0))
-    moved = np.moveaxis(values, axes, last)
-    flat = moved.reshape(*moved.shape[: moved.ndim - len(axes)], -1)
+    flat = _flat(values, axes)
     return np.sort(flat, axis=-1), np.isfinite(flat).sum(axis=-1, keepdims=True)
 
 

@@ -254,8 +254,8 @@ def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
 
 
 def _in_parallel(run: Callable[[tuple[int, int]], None], parts: Sequence[tuple[int, int]], threads: int | None) -> None:
-    workers = threads or os.cpu_count() or 1
-    if workers == 1 or len(parts) == 1:
+    workers = 1 if len(parts) == 1 else threads or os.cpu_count() or 1
+    if workers == 1:
         for bounds in parts:
             run(bounds)
     else:

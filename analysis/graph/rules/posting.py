@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -279,9 +280,8 @@ class _Stage:
 
     def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
         """What the host does between two computes, after the last call there that it waited for."""
-        calls = list(self.calls())
         for work, place in self._host_work():
-            waited_for = [ops for after, ops in calls if after == place and self._is_behind_any(ops, work)]
+            waited_for = [ops for after, ops in self.calls if after == place and self._is_behind_any(ops, work)]
             if waited_for:
                 yield waited_for[-1], np.full(len(waited_for[-1]), work)
 
@@ -305,13 +305,13 @@ class _Stage:
 
     def _turns(self) -> Iterator[Ints]:
         """The computes and, between them, the calls, each as the rows of its ops, in order."""
-        calls = list(self.calls())
         for place in range(len(self.stream) + 1):
-            yield from (ops for after, ops in calls if after == place)
+            yield from (ops for after, ops in self.calls if after == place)
             if place < len(self.stream):
                 yield self.stream[place : place + 1]
 
-    def calls(self) -> Iterator[tuple[int, Ints]]:
+    @cached_property
+    def calls(self) -> tuple[tuple[int, Ints], ...]:
         """Transfers posted together: the number of computes before a call, and the rows of its ops."""
         transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
         before = self._computes_before(transfers)
@@ -321,7 +321,7 @@ class _Stage:
         start, end = self.start[transfers], self.end[transfers]
         apart = start[1:] > (start[:-1] + end[:-1]) / 2
         begins = np.r_[True, (np.diff(behind) > 0) | (apart.mean(axis=1) > 0.5)]
-        yield from zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True)
+        return tuple(zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True))
 
 
 def _votes(start: Floats, ready: Floats, bound: Floats, where: npt.NDArray[np.bool_] | bool = True) -> Floats:

@@ -13,7 +13,7 @@ solved directly if no tie is missing, and otherwise in a few iterations, for any
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
@@ -40,15 +40,16 @@ class _Term:
     """
 
     def __init__(self, weight: float, low: Floats, high: Floats) -> None:
-        self.weight, self._low, self._high = weight, low.ravel(), high.ravel()
+        self.weight, self.low, self.high = weight, low, high
+        self._flat_low, self._flat_high = low.ravel(), high.ravel()
         self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.size)
         self._flat_target = self.target.ravel()  # a view
 
     def follow(self, value: Floats, threshold: float, following: float) -> None:
         """Move the copy from the value towards the bounds. `threshold`: of this step; `following`: of the next."""
         native.proximal_step(
-            value.ravel(), self._low, self._high, self.weight * threshold, following / threshold, self._multiplier,
-            self._flat_target,
+            value.ravel(), self._flat_low, self._flat_high, self.weight * threshold, following / threshold,
+            self._multiplier, self._flat_target,
         )  # fmt: skip
 
 
@@ -64,12 +65,23 @@ def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
     ]
     few = sum(term.target[0].size for term in terms) <= MOST_IN_MATRIX
     system = _Matrix(ties, [term.target.shape for term in terms]) if few else _System(ties, ties.shape[0])
+    if few:
+        terms = _merged(terms)
     thresholds = np.geomspace(max(COARSEST * _largest(ties), finest_s), finest_s, ITERATIONS)
     for threshold, following in zip(thresholds, np.append(thresholds[1:], finest_s), strict=True):
         values = system.values([term.target for term in terms])
         for term, value in zip(terms, values, strict=True):
             term.follow(value, threshold, following)
-    return values[-1]
+    return values[-1].reshape(ties.shape)
+
+
+def _merged(terms: list[_Term]) -> list[_Term]:
+    """Neighbouring terms of the same weight as one, [runs, misfits]: fewer operations on small arrays."""
+    merged = []
+    for weight, alike in groupby(terms, key=lambda term: term.weight):
+        bounds = [(term.low.reshape(len(term.low), -1), term.high.reshape(len(term.high), -1)) for term in alike]
+        merged.append(_Term(weight, *(np.concatenate(bound, axis=1) for bound in zip(*bounds, strict=True))))
+    return merged
 
 
 def _bounds(values: Floats) -> tuple[Floats, Floats]:
@@ -174,23 +186,24 @@ class _System:
 
 
 class _Matrix:
-    """The same linear step as one matrix, faster than many operations on small arrays. `shapes`: of the terms."""
+    """The same linear step as one matrix, faster than many operations on small arrays, for `_merged` terms.
+
+    `shapes`: of the terms that are merged.
+    """
 
     def __init__(self, ties: Ties, shapes: list[tuple[int, ...]]) -> None:
-        self._shapes = shapes
-        ends = np.cumsum([int(np.prod(shape[1:])) for shape in shapes]).tolist()
-        self._parts = [slice(*pair) for pair in pairwise([0, *ends])]
+        ends = [0, *accumulate(int(np.prod(shape[1:])) for shape in shapes)]
         units = np.eye(ends[-1])  # one run per unit vector
         system = _System(ties, len(units), len(units), EXACT)
         values = system.values(
-            [units[:, part].reshape(-1, *shape[1:]) for part, shape in zip(self._parts, shapes, strict=True)]
+            [units[:, slice(*part)].reshape(-1, *shape[1:]) for part, shape in zip(pairwise(ends), shapes, strict=True)]
         )
         self._matrix = np.concatenate([value.reshape(len(units), -1) for value in values], axis=1)
 
     def values(self, targets: list[Floats]) -> list[Floats]:
         """Like `_System.values`."""
-        values = np.concatenate([target.reshape(len(target), -1) for target in targets], axis=1) @ self._matrix
-        return [values[:, part].reshape(shape) for part, shape in zip(self._parts, self._shapes, strict=True)]
+        values = np.concatenate(targets, axis=1) @ self._matrix
+        return [values[:, slice(*part)] for part in pairwise([0, *accumulate(target.shape[1] for target in targets)])]
 
 
 class _Members:
