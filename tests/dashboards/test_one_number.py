@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
@@ -146,7 +147,8 @@ def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> N
     trace = slow_trace((0,))
     found_out = Job(trace).whatif()
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
-    verdict = Verdict(LossKind.CONTRADICTION, 0.0, 0.0, 0.0, 0.0, 0.0, "S = 0.80 cannot be", None, ())
+    kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))
+    verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, ())
     odd = replace(found_out, attribution=faster, diagnosis=structs.replace(found_out.diagnosis, verdict=verdict))
     store = Store(tmp_path / "jobs.duckdb")
     store.add([Incoming(trace, "odd", "x", odd.findings())])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from tests.figures.test_worker_map import small
 from tracekit.dashboards.ui.sentences import (
