@@ -1,6 +1,7 @@
 """Cutting ops on an absolute clock into steps that start at 0 and are numbered within each kind.
 
-In: ops with absolute `start_ns` and `end_ns`; transfers also with `posted_ns` and `resumed_ns`, null for other ops.
+In: ops with absolute `start_ns` and `end_ns`; transfers also with `posted_ns` and `resumed_ns`, null for other ops, where
+the host's waits were recorded.
 Out: canonical columns, and when each step started.
 """
 
@@ -31,16 +32,20 @@ def cut_steps(ops: pl.DataFrame) -> CutOps:
     """
     firsts = ops.group_by("step", "rank").agg(first_ns=pl.col("start_ns").min())
     starts = firsts.group_by("step").agg(step_ns=pl.col("first_ns").max()).sort("step")
+    waits = {}
+    if "posted_ns" in ops.columns:
+        waits[POSTED] = pl.col("start_ns") - pl.col("posted_ns")
+    if "resumed_ns" in ops.columns:
+        waits[RESUMED] = pl.col("resumed_ns") - pl.col("start_ns")
     ordered = (
         ops.join(starts, on="step")
         .with_columns(
             start=(pl.col("start_ns") - pl.col("step_ns")) / 1e9,
             duration=(pl.col("end_ns") - pl.col("start_ns")) / 1e9,
-            **{POSTED: (pl.col("start_ns") - pl.col("posted_ns")).clip(0) / 1e9},
-            **{RESUMED: (pl.col("resumed_ns") - pl.col("start_ns")).clip(0) / 1e9},
+            **{name: lasted.clip(0) / 1e9 for name, lasted in waits.items()},
         )
         .sort("step", "rank", "kind", "start_ns", "end_ns")
         .with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
     )
-    waited = [name for name in (POSTED, RESUMED) if ordered[name].count()]
+    waited = [name for name in waits if ordered[name].count()]
     return CutOps(ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()})
