@@ -1,7 +1,7 @@
 """Cutting ops on an absolute clock into steps that start at 0 and are numbered within each kind.
 
-In: ops with absolute `start_ns` and `end_ns`; transfers also with `posted_ns` and `resumed_ns`, null for other ops, where
-the host's waits were recorded.
+In: ops with absolute `start_ns` and `end_ns`; transfers also with `posted_ns` and `resumed_ns`, null for other ops,
+where the host's waits were recorded.
 Out: canonical columns, and when each step started.
 """
 
